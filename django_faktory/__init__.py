@@ -1,0 +1,25 @@
+"""Durable, transactional background jobs for Django: a Faktory server, a worker and a Tasks backend on the ORM.
+
+Importable before Django's apps are ready; imports no model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import Discard, FaktoryError, Kill, Retry
+
+if TYPE_CHECKING:
+    from .tasks import task
+
+__all__ = ["Discard", "FaktoryError", "Kill", "Retry", "task"]
+__version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> Any:
+    # `task` needs Django's settings at the moment it decorates, and the Tasks API; not before.
+    if name == "task":
+        from .tasks import task
+
+        return task
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

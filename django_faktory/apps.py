@@ -1,0 +1,17 @@
+"""The app: where Django starts with us. Finds the project's tasks and registers the checks."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class FaktoryConfig(AppConfig):
+    """`django_faktory` in INSTALLED_APPS."""
+
+    name = "django_faktory"
+    verbose_name = "Faktory"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks. Tasks are found by the commands that run them (see `tasks.autodiscover`)."""
+        from . import checks  # noqa: F401  (registers by import, once the apps are loaded)

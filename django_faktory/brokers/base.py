@@ -1,0 +1,84 @@
+"""The port: one method for each verb of the protocol, all of them set-based.
+
+The FWP server, the worker and the producers speak to a Broker and to nothing below it. Two stand
+behind it: this Django database (`orm`) and a Faktory server elsewhere (`remote`). It knows neither.
+A single job is a set of one. Answers come in the order of what was asked.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import FaktoryError
+from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, WorkerIdentity
+
+
+class Broker(ABC):
+    """What every store of jobs can do. Safe to call from several threads at once.
+
+    Every verb raises BrokerUnavailable when the store cannot be reached: then nothing was changed,
+    or (a connection lost while it committed) what was sent may be sent again without harm.
+    """
+
+    transactional = False
+    """Whether push takes part in the caller's database transaction."""
+
+    blocking = False
+    """Whether fetch itself waits (up to 2 s) for a job; otherwise it answers at once and the caller
+    waits for a wake-up hint."""
+
+    keeps_results = False
+    """Whether Ack.result is stored."""
+
+    @abstractmethod
+    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+        """Store jobs. One answer a job: None, or why it was refused; the others are stored all the same.
+
+        A jid that is still stored and not finished is accepted and changes nothing, so that a sender may
+        repeat itself after a lost connection (W10). A finished one is replaced.
+        """
+
+    @abstractmethod
+    def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
+        """Reserve jobs: for each request up to `count`, in the order of its queues, then priority, then age (W13).
+
+        A request whose wid is quiet or terminating, and a paused queue, get none.
+        """
+
+    @abstractmethod
+    def ack(self, acks: Sequence[Ack]) -> list[bool]:
+        """End jobs well. False where it changed nothing: not stored, not working, or held by another (W16)."""
+
+    @abstractmethod
+    def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
+        """Report failures. True where it had effect, False for a stranger's, JobNotFound for an unknown jid (W17)."""
+
+    @abstractmethod
+    def release(self, reservations: Sequence[Reservation]) -> int:
+        """Give back jobs that nobody began, each to its old place in its queue; returns how many were (W14)."""
+
+    @abstractmethod
+    def hello(self, worker: WorkerIdentity) -> None:
+        """Register a worker process, or see it again; its state is not reset."""
+
+    @abstractmethod
+    def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
+        """Take signs of life. Answers "", or the state to enter ("quiet", "terminate"), or UnknownWorker."""
+
+    @abstractmethod
+    def bye(self, wids: Sequence[str]) -> None:
+        """Forget worker processes that ended well; what they still hold goes back to its old place."""
+
+    @abstractmethod
+    def lost(self, wids: Sequence[str]) -> int:
+        """Give up worker processes known to be dead: their jobs go back, or to dead at the third loss (W20)."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """The numbers of INFO, without the part about the server process (W22)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of this thread's connection; the broker stays usable."""

@@ -1,0 +1,1 @@
+"""System checks; filled in with the settings they check."""

@@ -1,0 +1,45 @@
+"""Django's Tasks API, wherever it is: in Django from 6.0 on, in the `django-tasks` backport before. The only switch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING or find_spec("django.tasks"):
+    from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskError
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+elif find_spec("django_tasks"):
+    from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks import exceptions as _exceptions
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task, TaskError
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+    # Released as InvalidTaskError in 0.12, InvalidTask after it.
+    InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+else:
+    raise ImproperlyConfigured(
+        "django_faktory: Django before 6.0 has no Tasks API; install its backport: pip install django-faktory[django52]"
+    )
+
+__all__ = [
+    "DEFAULT_TASK_BACKEND_ALIAS",
+    "BaseTaskBackend",
+    "InvalidTask",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

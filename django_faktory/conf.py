@@ -1,0 +1,106 @@
+"""`FAKTORY = {…}` in the project's settings: every key, its default and its meaning. Reads, never writes.
+
+Knows no model and no broker. Unknown keys and wrong values are reported by `checks`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+DEFAULTS: dict[str, Any] = {
+    # where jobs live
+    "BROKER": "orm",
+    "DATABASE": "default",
+    # server
+    "BIND": "127.0.0.1:7419",
+    "PASSWORD": "",
+    "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
+    "MAX_CONNECTIONS": 2000,
+    "HELLO_TIMEOUT": 5.0,
+    # worker
+    "PROCESSES": None,
+    "CONCURRENCY": 5,
+    "QUEUES": None,
+    "SHUTDOWN_TIMEOUT": 25.0,
+    "BEAT_INTERVAL": 15.0,
+    "POLL_INTERVAL": 1.0,
+    # jobs
+    "MAX_ATTEMPTS": 26,
+    "RESERVE_FOR": 1800,
+    "RESULT_TTL": 86_400,
+    # upkeep
+    "WORKER_TIMEOUT": 60,
+    "DEAD_TTL": 180 * 86_400,
+}
+
+DOCS: dict[str, str] = {
+    "BROKER": '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
+    "DATABASE": "Alias of the database that holds the jobs.",
+    "BIND": "HOST:PORT the server listens on.",
+    "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
+    "MAX_COMMAND_BYTES": "Longest command line, in bytes.",
+    "MAX_CONNECTIONS": "Most client connections at once.",
+    "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO.",
+    "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
+    "CONCURRENCY": "Threads in each worker process.",
+    "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",
+    "SHUTDOWN_TIMEOUT": "Seconds running jobs get to finish after SIGTERM.",
+    "BEAT_INTERVAL": "Seconds between a worker's signs of life.",
+    "POLL_INTERVAL": "Longest time in seconds between two looks for work, where no hint comes.",
+    "MAX_ATTEMPTS": "How often a task is tried at most, unless it says otherwise.",
+    "RESERVE_FOR": "Seconds a worker may hold a task's job, unless the task says otherwise.",
+    "RESULT_TTL": "Seconds the result of a task stays readable, unless the task says otherwise.",
+    "WORKER_TIMEOUT": "Seconds without a BEAT after which a worker counts as lost.",
+    "DEAD_TTL": "Seconds a dead job is kept.",
+}
+
+
+def get(name: str) -> Any:
+    """The value of `FAKTORY[name]`, or its default. Read at each call, so that override_settings works."""
+    return configured().get(name, DEFAULTS[name])
+
+
+def configured() -> Mapping[str, Any]:
+    """What the project set, as it is."""
+    found = getattr(settings, "FAKTORY", {})
+    if not isinstance(found, Mapping):
+        raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(found).__name__}")
+    return found
+
+
+def password() -> str:
+    """The server's password: `FAKTORY_PASSWORD`, else the setting; "" is none. A path is read, its line end cut."""
+    value = os.environ.get("FAKTORY_PASSWORD") or get("PASSWORD")
+    if not value.startswith("/"):
+        return str(value)
+    try:
+        with open(value, encoding="utf-8") as file:
+            return file.read().rstrip("\r\n")
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"FAKTORY_PASSWORD: expected a readable file at {value}, got {error.strerror}; "
+            "mend the path or give the password itself"
+        ) from error
+
+
+def url() -> str:
+    """The Faktory server clients talk to: by `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default."""
+    provider = os.environ.get("FAKTORY_PROVIDER")
+    if not provider:
+        return os.environ.get("FAKTORY_URL") or "tcp://localhost:7419"
+    if ":" in provider:
+        raise ImproperlyConfigured(
+            "FAKTORY_PROVIDER: expected the name of an environment variable that holds the URL, got a URL; "
+            "set FAKTORY_URL instead"
+        )
+    found = os.environ.get(provider)
+    if not found:
+        raise ImproperlyConfigured(
+            f"FAKTORY_PROVIDER: expected a Faktory URL in the environment variable {provider}, it is not set"
+        )
+    return found

@@ -1,0 +1,94 @@
+"""The one exception tree: what may go wrong, whose fault it is, and its code on the wire.
+
+Pure: no Django, no I/O. Every message is one line that says what was expected, what came
+and what to do. `code` is the RESP error code (`-CODE message`).
+"""
+
+from __future__ import annotations
+
+
+class FaktoryError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code = "ERR"
+
+
+class InvalidPayload(FaktoryError):
+    """A job, a command's argument or an answer does not have the shape the protocol asks for."""
+
+    def __init__(self, message: str, *, jid: str = "") -> None:
+        super().__init__(message)
+        self.jid = jid
+
+
+class ProtocolError(FaktoryError):
+    """The peer broke the protocol; after this the connection cannot be trusted and is closed."""
+
+
+class UnknownCommand(FaktoryError):
+    """A verb this server does not know; the connection stays usable (W5)."""
+
+
+class AuthenticationFailed(ProtocolError):
+    """Wrong or missing password."""
+
+
+class JobNotFound(FaktoryError):
+    """No stored job has this jid."""
+
+    def __init__(self, jid: str) -> None:
+        super().__init__(f"Job not found {jid}")
+        self.jid = jid
+
+
+class UnknownWorker(FaktoryError):
+    """No worker with this wid is registered: it never said HELLO, or it was given up as lost."""
+
+    def __init__(self, wid: str) -> None:
+        super().__init__(f"unknown worker {wid}")
+        self.wid = wid
+
+
+class BrokerUnavailable(FaktoryError):
+    """The database or the Faktory server cannot be reached just now; nothing was changed."""
+
+
+class CommandRefused(FaktoryError):
+    """The Faktory server answered `-CODE message` to a command."""
+
+    def __init__(self, message: str, *, code: str = "ERR") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class UnknownJobType(FaktoryError):
+    """No task is registered under this jobtype; nothing is ever imported because a job named it."""
+
+
+class InvalidTransition(FaktoryError):
+    """A job in this state cannot undergo this event (see `lifecycle.TRANSITIONS`)."""
+
+
+class TaskControl(FaktoryError):
+    """Raised by a task to say what becomes of its job; not a failure of the worker."""
+
+
+class Retry(TaskControl):
+    """Run this job again `in_s` seconds from now; it counts as a failed attempt.
+
+    `in_s=None` keeps the usual backoff. When no attempts are left the job goes to dead.
+    """
+
+    def __init__(self, reason: str = "the task asked for a retry", *, in_s: float | None = None) -> None:
+        if in_s is not None and in_s < 0:
+            raise ValueError(f"Retry: in_s must be 0 or more seconds, got {in_s!r}")
+        super().__init__(reason)
+        self.in_s = in_s
+
+
+class Discard(TaskControl):
+    """Drop this job without a retry: it failed, and nobody needs to look at it."""
+
+
+class Kill(TaskControl):
+    """Send this job to the dead set at once, whatever attempts are left."""

@@ -1,0 +1,179 @@
+"""JSON as text: split an object into its members without rewriting a byte of them.
+
+Pure. Clients get their numbers, escapes and key order back as they sent them (W11), so a job is
+kept as the text that came; this module only cuts it at the top level and checks it (W7).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, NoReturn
+
+import msgspec
+
+from .errors import InvalidPayload
+
+MAX_DEPTH = 128
+
+_raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_raw_items = msgspec.json.Decoder(list[msgspec.Raw])
+_whitespace = re.compile(r"[ \t\n\r]*")
+_strings = re.compile(r'"(?:[^"\\]|\\.)*"')
+_brackets = re.compile(r"[\[\]{}]")
+
+
+def members(text: str) -> dict[str, str]:
+    """Return key → verbatim JSON text of each member of the object in `text`, in order.
+
+    Raises InvalidPayload ("invalid JSON: …") for anything that is not one JSON object, for
+    NaN and Infinity, for a key twice at this level, and for nesting deeper than 128.
+    """
+    check_depth(text)
+    try:
+        raw = _raw_members.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return _members_by_scanner(text)
+    found = {key: str(value, "utf-8") for key, value in raw.items()}
+    # Compact JSON has exactly this length; a key given twice, or white space, makes it longer.
+    if len(text) == 1 + sum(len(key) + len(value) + 4 for key, value in found.items()):
+        return found
+    return _members_by_scanner(text)
+
+
+def items(text: str) -> list[str]:
+    """Return the verbatim JSON text of each element of the array in `text`.
+
+    Raises InvalidPayload ("invalid JSON: …") where `text` is not one JSON array. The elements'
+    own depth is not looked at here: `members` does, so that one bad element spoils only itself.
+    """
+    try:
+        return [str(value, "utf-8") for value in _raw_items.decode(text)]
+    except (msgspec.MsgspecError, RecursionError):
+        return list(_items_by_scanner(text))
+
+
+def check_depth(text: str) -> None:
+    """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return
+    depth = 0
+    for bracket in _brackets.findall(_strings.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MAX_DEPTH:
+            raise InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
+
+
+def decode(text: str) -> Any:
+    """Decode any JSON value; integers keep every digit, lone surrogates are allowed."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(f"invalid JSON: {error}") from error
+
+
+def encode(value: Any) -> str:
+    """Encode to compact JSON. Raises TypeError for what JSON cannot hold (NaN becomes null)."""
+    try:
+        return str(msgspec.json.encode(value), "utf-8")
+    except UnicodeEncodeError:  # a lone surrogate: JSON can hold it, as an escape only
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def join(parts: Iterable[tuple[str, str]]) -> str:
+    """Put members back together: the inverse of `members`, compact, values verbatim."""
+    return "{" + ",".join(f"{encode(key)}:{value}" for key, value in parts) + "}"
+
+
+def append(text: str, parts: Iterable[tuple[str, str]]) -> str:
+    """Add members at the end of the object in `text`, leaving what is there as it is."""
+    added = ",".join(f'"{key}":{value}' for key, value in parts)
+    if not added:
+        return text
+    head = text.rstrip(" \t\r\n")[:-1].rstrip(" \t\r\n")
+    return f"{head}{'' if head.endswith('{') else ','}{added}}}"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+# The values are skipped, not built: digits stay text, so no integer is too long and no float rounded.
+_skipper = json.JSONDecoder(parse_float=lambda _: None, parse_int=lambda _: None, parse_constant=_refuse_constant)
+
+
+def _members_by_scanner(text: str) -> dict[str, str]:
+    """The slow way, with the standard library's scanner: says what is wrong, and sees doubled keys."""
+    found: dict[str, str] = {}
+    at = _after_space(text, 0)
+    if text[at : at + 1] != "{":
+        raise InvalidPayload("invalid JSON: expected an object {…}")
+    at = _after_space(text, at + 1)
+    if text[at : at + 1] != "}":
+        while True:
+            if text[at : at + 1] != '"':
+                raise InvalidPayload(f"invalid JSON: expected a key in double quotes at character {at}")
+            key, at = _scan_key(text, at + 1)
+            if key in found:
+                raise InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
+            at = _after_space(text, at)
+            if text[at : at + 1] != ":":
+                raise InvalidPayload(f"invalid JSON: expected ':' at character {at}")
+            found[key], at = _scan_value(text, _after_space(text, at + 1))
+            at, more = _scan_comma(text, at, "}")
+            if not more:
+                break
+    _expect_end(text, at + 1)
+    return found
+
+
+def _items_by_scanner(text: str) -> Iterable[str]:
+    at = _after_space(text, 0)
+    if text[at : at + 1] != "[":
+        raise InvalidPayload("invalid JSON: expected an array […]")
+    at = _after_space(text, at + 1)
+    if text[at : at + 1] != "]":
+        while True:
+            value, at = _scan_value(text, at)
+            yield value
+            at, more = _scan_comma(text, at, "]")
+            if not more:
+                break
+    _expect_end(text, at + 1)
+
+
+def _scan_key(text: str, at: int) -> tuple[str, int]:
+    try:
+        key, end = scanstring(text, at, True)
+    except ValueError as error:
+        raise InvalidPayload(f"invalid JSON: {error}") from error
+    return str(key), int(end)
+
+
+def _scan_value(text: str, at: int) -> tuple[str, int]:
+    try:
+        _, end = _skipper.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(f"invalid JSON: {error}") from error
+    return text[at:end], end
+
+
+def _scan_comma(text: str, at: int, closing: str) -> tuple[int, bool]:
+    at = _after_space(text, at)
+    if text[at : at + 1] == ",":
+        return _after_space(text, at + 1), True
+    if text[at : at + 1] == closing:
+        return at, False
+    raise InvalidPayload(f"invalid JSON: expected ',' or '{closing}' at character {at}")
+
+
+def _expect_end(text: str, at: int) -> None:
+    if _after_space(text, at) != len(text):
+        raise InvalidPayload(f"invalid JSON: unexpected text after the end, at character {at}")
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _whitespace.match(text, at)
+    return match.end() if match else at

@@ -1,0 +1,127 @@
+"""What time does, on every node: due jobs, reservations, lost workers, purging. No leader: steps may run twice.
+
+One loop over a table of steps. Due jobs have a clock of their own: the loop sleeps until the next one is due,
+a second at most, so that a job is picked up when it should be. Knows no protocol and no worker's threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from django.db import connections
+
+from . import conf, wakeups
+from .errors import BrokerUnavailable
+from .store import failures, upkeep, workers
+
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SLEEP_S = 1.0
+"""Bounds how late a job is that another node scheduled for sooner than all that this one knew of."""
+
+
+FORGET_UNSEEN_S = 3600
+"""How long a worker process that never sent a BEAT is listed after it was last seen."""
+
+
+class Step(NamedTuple):
+    """Run `work` every `every_s` seconds, again at once as long as it says that more is left."""
+
+    name: str
+    every_s: float
+    work: Callable[[], bool]
+
+
+class Maintenance:
+    """The loop. `on_lost` hears the wids given up (a server closes their connections), `on_work` the queues
+    that got work (a server tries its waiting fetchers)."""
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        on_lost: Callable[[list[str]], None] | None = None,
+        on_work: Callable[[set[str]], None] | None = None,
+    ) -> None:
+        self.alias = alias
+        self._on_lost = on_lost or (lambda _: None)
+        self._on_work = on_work or (lambda _: None)
+        self._stopping = threading.Event()
+        self._steps = (
+            Step("reservations", 3.0, self._reap),
+            Step("workers", 3.0, self._lose),
+            Step("unseen workers", 60.0, self._forget),
+            Step("purge", 60.0, self._purge),
+        )
+
+    def run(self) -> None:
+        """Loop until `stop`; a database that is away is waited for, an error in one step stops no other."""
+        due_at = dict.fromkeys((step.name for step in self._steps), 0.0)
+        while not self._stopping.is_set():
+            sleep_s = self._guarded("due jobs", self._enqueue_due, LONGEST_SLEEP_S)
+            for step in self._steps:
+                if time.monotonic() >= due_at[step.name] and not self._stopping.is_set():
+                    more = self._guarded(step.name, step.work, False)
+                    due_at[step.name] = time.monotonic() + (0 if more else step.every_s)
+                    sleep_s = 0 if more else sleep_s
+            self._stopping.wait(sleep_s)
+        connections[self.alias].close()
+
+    def stop(self) -> None:
+        """Ask the loop to end after the step at hand; from any thread or a signal handler."""
+        self._stopping.set()
+
+    def run_once(self) -> None:
+        """Every step once, until nothing is left to do: for commands and tests."""
+        while self._enqueue_due() <= 0:
+            pass
+        for step in self._steps:
+            while step.work():
+                pass
+
+    def _guarded(self, name: str, work: Callable[[], R], otherwise: R) -> R:
+        try:
+            return work()
+        except BrokerUnavailable as error:
+            logger.warning("maintenance waits for the database step=%s error=%s", name, error)
+        except Exception:  # a loop: says what happened, and goes on
+            logger.exception("maintenance step failed step=%s", name)
+            connections[self.alias].close()
+        return otherwise
+
+    def _enqueue_due(self) -> float:
+        """Enqueue what is due; returns how long there is nothing to do, in seconds."""
+        wait_s = upkeep.next_due_in(using=self.alias)
+        if wait_s is None or wait_s > 0:
+            return LONGEST_SLEEP_S if wait_s is None else min(wait_s, LONGEST_SLEEP_S)
+        queues = upkeep.enqueue_due(using=self.alias)
+        if queues:
+            wakeups.announce(self.alias, queues)
+            self._on_work(queues)
+            return 0
+        return 0.05  # another node is at it: look again when it has committed
+
+    def _reap(self) -> bool:
+        return failures.reap(using=self.alias, dead_for_s=conf.get("DEAD_TTL")) == failures.CHUNK
+
+    def _lose(self) -> bool:
+        timeout_s = conf.get("WORKER_TIMEOUT")
+        wids = workers.silent(timeout_s, using=self.alias)
+        if wids:
+            jobs = failures.lose(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
+            logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
+            self._on_lost(wids)
+        return False
+
+    def _forget(self) -> bool:
+        workers.forget_unseen(FORGET_UNSEEN_S, using=self.alias)
+        return False
+
+    def _purge(self) -> bool:
+        return upkeep.purge(using=self.alias) == upkeep.CHUNK

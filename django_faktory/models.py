@@ -1,0 +1,198 @@
+"""What is stored, and the constraints that state the invariants. No verbs here: state changes live in `store`.
+
+Knows no broker, task or setting. Times are the database's, aware, UTC.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from .lifecycle import State
+
+if TYPE_CHECKING:
+    _CharField = models.CharField[Any, Any]
+else:  # Django's own class takes no type parameters at run time
+    _CharField = models.CharField
+
+
+class ExactCharField(_CharField):
+    """Text compared byte for byte, on every database: ids and names that differ in case or in a trailing
+    space are different. (MariaDB's default collation would take them for one; PostgreSQL's is slower.)"""
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
+        """Add the collation of the database at hand."""
+        found: dict[str, Any] = super().db_parameters(connection)
+        return {**found, "collation": {"postgresql": "C", "mysql": "utf8mb4_nopad_bin"}.get(connection.vendor)}
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Spell the type out on PostgreSQL: for "varchar" Django adds a second, LIKE index to each unique one,
+        which a column in collation C does not need and every PUSH would pay for."""
+        found = super().db_type(connection)
+        return found and found.replace("varchar", "character varying") if connection.vendor == "postgresql" else found
+
+
+class HotIndex(models.Index):
+    """An index over the rows in some states only; where the database has no partial indexes, one led by the state.
+
+    Django leaves the condition out on MariaDB, and the plain index would make FETCH walk over finished rows.
+    """
+
+    def create_sql(
+        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
+    ) -> Any:
+        """Build the statement for the database at hand."""
+        if schema_editor.connection.features.supports_partial_indexes:
+            return super().create_sql(model, schema_editor, using, **kwargs)
+        led_by_state = models.Index(fields=["state", *self.fields], name=self.name)
+        return led_by_state.create_sql(model, schema_editor, using, **kwargs)
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    """Jobs by the words of the domain."""
+
+    def in_state(self, *states: State) -> Self:
+        """Jobs in any of these states."""
+        return self.filter(state__in=[str(state) for state in states])
+
+
+class Job(models.Model):
+    """One unit of work, from PUSH to its end. Changed by `store` only, by guarded updates."""
+
+    jid = ExactCharField(max_length=255, unique=True)
+    jobtype = ExactCharField(max_length=255)
+    queue = ExactCharField(max_length=255)
+    state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
+    weight = models.SmallIntegerField(
+        default=0, help_text="Minus the priority: ascending, so that one plain index serves FETCH on every database."
+    )
+    payload = models.TextField(help_text="The job's JSON as its client sent it.")
+    retry = models.IntegerField(default=25)
+    reserve_for = models.IntegerField(default=1800)
+    backtrace = models.SmallIntegerField(default=0)
+    result_ttl = models.IntegerField(null=True)
+
+    created_at = models.DateTimeField(db_default=Now())
+    run_at = models.DateTimeField(null=True, help_text="When a scheduled or retrying job becomes due.")
+    enqueued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    reserved_until = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    purge_at = models.DateTimeField(null=True)
+
+    wid = ExactCharField(max_length=255, default="", db_default="", help_text="Who holds it, or held it last.")
+    attempt = models.IntegerField(
+        default=0, db_default=0, help_text="How often it was handed out; fences late reports."
+    )
+    failures = models.IntegerField(default=0, db_default=0)
+    losses = models.SmallIntegerField(default=0, db_default=0, help_text="How often its worker was lost.")
+    errtype = ExactCharField(max_length=100, default="", db_default="")
+    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH gives it.")
+    history = models.TextField(default="", db_default="", help_text="JSON array: every failed attempt.")
+    result = models.TextField(null=True, help_text="JSON of what the task returned.")
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        indexes: ClassVar = [
+            HotIndex(
+                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_ready", condition=Q(state="enqueued")
+            ),
+            HotIndex(fields=["run_at"], name="faktory_due", condition=Q(state__in=["scheduled", "retries"])),
+            HotIndex(fields=["reserved_until"], name="faktory_reserved", condition=Q(state="working")),
+            HotIndex(
+                fields=["purge_at"],
+                name="faktory_purge",
+                condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
+            ),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(name="faktory_job_state", condition=Q(state__in=[str(state) for state in State])),
+            models.CheckConstraint(name="faktory_job_weight", condition=Q(weight__gte=-100, weight__lte=100)),
+            models.CheckConstraint(
+                name="faktory_job_waiting_has_time",
+                condition=~Q(state__in=["scheduled", "retries"]) | Q(run_at__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="faktory_job_enqueued_has_place", condition=~Q(state="enqueued") | Q(enqueued_at__isnull=False)
+            ),
+            models.CheckConstraint(
+                name="faktory_job_working_is_reserved",
+                condition=~Q(state="working") | Q(reserved_until__isnull=False, attempt__gte=1),
+            ),
+            models.CheckConstraint(
+                name="faktory_job_finished_has_end",
+                condition=~Q(state__in=["dead", "succeeded", "discarded", "expired"])
+                | Q(finished_at__isnull=False, purge_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.jobtype} {self.jid}"
+
+    @property
+    def priority(self) -> int:
+        """Django's priority, -100 to 100, larger first."""
+        return -self.weight
+
+
+class Queue(models.Model):
+    """A queue somebody used, and whether it is paused. Its jobs know it by name only."""
+
+    name = ExactCharField(max_length=255, primary_key=True)
+    paused_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+class WorkerProcess(models.Model):
+    """A process that said HELLO with a wid, in whatever language."""
+
+    class State(models.TextChoices):
+        """One way: running, quiet, terminate."""
+
+        RUNNING = "running"
+        QUIET = "quiet"
+        TERMINATE = "terminate"
+
+    wid = ExactCharField(max_length=255, primary_key=True)
+    hostname = models.CharField(max_length=255, default="")
+    pid = models.BigIntegerField(default=0)
+    labels = models.JSONField(default=list)
+    state = ExactCharField(max_length=10, choices=State.choices, default=State.RUNNING)
+    rss_kb = models.BigIntegerField(default=0)
+    started_at = models.DateTimeField(db_default=Now())
+    seen_at = models.DateTimeField(db_default=Now(), help_text="Latest HELLO, BEAT or sight of a connection.")
+    beat_at = models.DateTimeField(
+        null=True, help_text="Latest BEAT; a wid that never sent one is left to its reservations."
+    )
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="faktory_worker_state", condition=Q(state__in=["running", "quiet", "terminate"])
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.hostname}:{self.pid} {self.wid}"
+
+
+class Counter(models.Model):
+    """How many jobs ended, by day. Split into slots, so that processes do not wait for each other's row."""
+
+    pk = models.CompositePrimaryKey("day", "slot")
+    day = models.DateField()
+    slot = models.SmallIntegerField()
+    processed = models.BigIntegerField(default=0, help_text="Ends, good and bad.")
+    failed = models.BigIntegerField(default=0)
+    late = models.BigIntegerField(default=0, help_text="Reports that came too late to change anything.")
+
+    def __str__(self) -> str:
+        return f"{self.day} #{self.slot}"

@@ -1,0 +1,438 @@
+"""What crosses a seam: jobs, reservations, and the reports of their end. Checked here, once.
+
+Pure: no Django, I/O, clock or chance. Rules: `docs/protocol.md`, W9 to W11, W17.
+A job is kept as the JSON text its client sent; the attributes beside it are what we must query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from . import jsontext
+from .errors import InvalidPayload
+
+DEFAULT_QUEUE = "default"
+DEFAULT_RETRY = 25
+DEFAULT_RESERVE_FOR = 1800
+MIN_RESERVE_FOR, MAX_RESERVE_FOR = 60, 86_400
+MIN_JID, MAX_NAME = 8, 255
+MAX_ERRTYPE_BYTES, MAX_MESSAGE_BYTES, MAX_BACKTRACE_LINES = 100, 1000, 200
+DEFAULT_BACKTRACE_LINES = 30
+MAX_BACKTRACE_LINE_BYTES = 1000
+
+_MAX_COLUMN = 2**31 - 1
+_queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
+_epoch = datetime(1970, 1, 1, tzinfo=UTC)
+_ours = ("enqueued_at", "failure")
+_absent = "null"
+
+
+class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job on its way in: `text` as it will be stored, and beside it what the store queries.
+
+    `priority` is Django's, -100 to 100, larger first; `at` is aware; `retry` is how many times a
+    failed job runs again, negative means never and keep it as dead, 0 means never and drop it.
+    """
+
+    jid: str
+    jobtype: str
+    text: str
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    retry: int = DEFAULT_RETRY
+    reserve_for: int = DEFAULT_RESERVE_FOR
+    backtrace: int = 0
+    at: datetime | None = None
+    result_ttl: int | None = None
+    """Seconds a row is kept after its end; None: it goes at once, as the protocol says."""
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job handed to one worker. `attempt` fences it: an older attempt's report changes nothing."""
+
+    jid: str
+    queue: str
+    text: str
+    """The job's JSON as its client sent it."""
+    wid: str
+    attempt: int
+    created_at: datetime | None = None
+    enqueued_at: datetime | None = None
+    started_at: datetime | None = None
+    failure: str = ""
+    """JSON of the latest failure; empty if it never failed."""
+    history: str = ""
+    """JSON array of the failed attempts, for results; empty if none."""
+    reserve_for: int = DEFAULT_RESERVE_FOR
+    result_ttl: int | None = None
+
+    def wire(self) -> str:
+        """The job as FETCH gives it: the stored text, with what the server knows at the end."""
+        added: list[tuple[str, str]] = []
+        if self.created_at is not None and not _has_member(self.text, "created_at"):
+            added.append(("created_at", f'"{rfc3339(self.created_at)}"'))
+        if self.enqueued_at is not None:
+            added.append(("enqueued_at", f'"{rfc3339(self.enqueued_at)}"'))
+        if self.failure:
+            added.append(("failure", self.failure))
+        return jsontext.append(self.text, added)
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """This job is done. `wid` "" and `attempt` None mean: the sender cannot say (W16)."""
+
+    jid: str
+    wid: str = ""
+    attempt: int | None = None
+    result: str | None = None
+    """JSON of what the task returned, kept where the job has a `result_ttl`."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """This job failed; fenced like an Ack. Texts are cut to their limits when it is built by `failure`."""
+
+    jid: str
+    wid: str = ""
+    attempt: int | None = None
+    errtype: str = "unknown"
+    message: str = "unknown"
+    backtrace: tuple[str, ...] = ()
+    retry_in_s: float | None = None
+    """The task's own wish; None: the protocol's backoff."""
+    verdict: str = ""
+    """"" as the retry count says; "kill" to dead at once; "discard" gone at once."""
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Who said HELLO: a worker process, or a producer (wid "")."""
+
+    wid: str = ""
+    hostname: str = ""
+    pid: int = 0
+    labels: tuple[str, ...] = ()
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A sign of life. `current_state` is what the worker says of itself, "" if nothing."""
+
+    wid: str
+    current_state: str = ""
+    rss_kb: int = 0
+
+
+class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection)."""
+
+    queues: tuple[str, ...]
+    wid: str = ""
+    count: int = 1
+
+
+def parse_job(text: str) -> JobPayload:
+    """Check a job a client sent and return it ready to store. Raises InvalidPayload naming the field (W9)."""
+    found = jsontext.members(text)
+    jid = _jid(found.get("jid", _absent))
+    try:
+        return _checked_job(jid, found, text)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=jid) from None
+
+
+def _checked_job(jid: str, found: dict[str, str], text: str) -> JobPayload:
+    jobtype = _jobtype(found.get("jobtype", _absent))
+    if not found.get("args", "").startswith("["):
+        raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
+    reserve_for = _reserve_for(found)
+    at = _at(found)
+    _instant(found, "created_at")
+    queue = _queue(found)
+    custom = _custom(found)
+    return JobPayload(
+        jid=jid,
+        jobtype=jobtype,
+        queue=queue,
+        priority=priority_from_wire(_integer(found, "priority", default=5, low=1, high=9)),
+        retry=_clamp(_integer(found, "retry", default=DEFAULT_RETRY)),
+        reserve_for=reserve_for,
+        backtrace=max(-1, min(_integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
+        at=at,
+        result_ttl=_result_ttl(custom),
+        text=_stored_text(found, text, queue),
+    )
+
+
+def new_job(
+    *,
+    jid: str,
+    jobtype: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str = DEFAULT_QUEUE,
+    priority: int = 0,
+    retry: int = DEFAULT_RETRY,
+    reserve_for: int = DEFAULT_RESERVE_FOR,
+    backtrace: int = 0,
+    at: datetime | None = None,
+    result_ttl: int | None = None,
+    custom: Mapping[str, Any] | None = None,
+) -> JobPayload:
+    """Build a job from Python values of known good shape (tasks validate before). Args must be JSON types."""
+    extra: dict[str, Any] = dict(custom or ())
+    if kwargs:
+        extra["kwargs"] = kwargs
+    if result_ttl is not None:
+        extra["result_ttl"] = result_ttl
+    job: dict[str, Any] = {"jid": jid, "jobtype": jobtype, "queue": queue, "args": args, "retry": retry}
+    if priority:
+        job["priority"] = priority_to_wire(priority)
+    if reserve_for != DEFAULT_RESERVE_FOR:
+        job["reserve_for"] = reserve_for
+    if backtrace:
+        job["backtrace"] = backtrace
+    if at is not None:
+        job["at"] = rfc3339(at)
+    if extra:
+        job["custom"] = extra
+    return JobPayload(
+        jid=jid,
+        jobtype=jobtype,
+        queue=queue,
+        priority=priority,
+        retry=retry,
+        reserve_for=reserve_for,
+        backtrace=backtrace,
+        at=at,
+        result_ttl=result_ttl,
+        text=jsontext.encode(job),
+    )
+
+
+def failure(
+    *,
+    jid: str,
+    wid: str = "",
+    attempt: int | None = None,
+    errtype: str = "",
+    message: str = "",
+    backtrace: Sequence[str] = (),
+    retry_in_s: float | None = None,
+    verdict: str = "",
+) -> Failure:
+    """Build a Failure whose texts are within the protocol's limits (W17)."""
+    return Failure(
+        jid=jid,
+        wid=wid,
+        attempt=attempt,
+        errtype=cut(errtype, MAX_ERRTYPE_BYTES) or "unknown",
+        message=cut(message, MAX_MESSAGE_BYTES) or "unknown",
+        backtrace=tuple(cut(line, MAX_BACKTRACE_LINE_BYTES) for line in backtrace[:MAX_BACKTRACE_LINES]),
+        retry_in_s=retry_in_s,
+        verdict=verdict,
+    )
+
+
+def kept_lines(backtrace: Sequence[str], wanted: int) -> Sequence[str]:
+    """The lines a job keeps: as many as it asks for, none where negative, 30 where it does not say (W17)."""
+    if wanted < 0:
+        return ()
+    return backtrace[: min(wanted, MAX_BACKTRACE_LINES) or DEFAULT_BACKTRACE_LINES]
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """Shorten to at most `max_bytes` of UTF-8 on a character boundary; lone surrogates become '?'."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= max_bytes:
+        return raw.decode() if not text.isascii() else text
+    return raw[:max_bytes].decode("utf-8", "ignore")
+
+
+def priority_from_wire(wire: int) -> int:
+    """1..9 → -100..100 in steps of 25; 5 is 0."""
+    return (wire - 5) * 25
+
+
+def priority_to_wire(priority: int) -> int:
+    """-100..100 → the nearest of 1..9; halves go away from 5."""
+    steps = int(abs(priority) / 25 + 0.5)
+    return 5 + (steps if priority > 0 else -steps)
+
+
+def rfc3339(moment: datetime) -> str:
+    """UTC with microseconds and a Z, trailing zeros trimmed as the original server does."""
+    text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".")
+    return f"{text:0>19}Z"
+
+
+def parse_instant(field: str, value: str) -> datetime:
+    """Parse RFC 3339 with an offset; fractions finer than a microsecond are cut. Raises InvalidPayload."""
+    if _rfc3339.fullmatch(value):
+        try:
+            return max(datetime.fromisoformat(value.upper()).astimezone(UTC), _epoch)
+        except (ValueError, OverflowError):
+            pass
+    raise InvalidPayload(
+        f"invalid timestamp for '{field}': {_quoted(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
+    )
+
+
+def queue_name(value: str) -> str:
+    """Check a queue's name and return it; "" is `default`. Raises InvalidPayload."""
+    if not value:
+        return DEFAULT_QUEUE
+    if not _queue_name.fullmatch(value):
+        raise InvalidPayload(
+            rf"cannot get {_quoted(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
+            " and have at most 255 characters"
+        )
+    return value
+
+
+def _jid(raw: str) -> str:
+    jid = _string(raw)
+    if jid is None or not MIN_JID <= len(jid) <= MAX_NAME or "\x00" in jid or not _is_storable(jid):
+        raise InvalidPayload(
+            f"jobs must have a reasonable jid parameter: jid: expected a string of {MIN_JID} to {MAX_NAME}"
+            f" characters without NUL, got {_shown(raw)}",
+            jid=jid if jid and _is_storable(jid) else "",
+        )
+    return jid
+
+
+def _jobtype(raw: str) -> str:
+    jobtype = _string(raw)
+    if not jobtype or len(jobtype) > MAX_NAME or "\x00" in jobtype or not _is_storable(jobtype):
+        raise InvalidPayload(
+            f"jobs must have a jobtype parameter: jobtype: expected a string of 1 to {MAX_NAME}"
+            f" characters without NUL, got {_shown(raw)}"
+        )
+    return jobtype
+
+
+def _reserve_for(found: dict[str, str]) -> int:
+    seconds = _integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
+    if seconds > MAX_RESERVE_FOR:
+        raise InvalidPayload(
+            f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
+            f" seconds, got {_seen(found, 'reserve_for')}"
+        )
+    return max(seconds, MIN_RESERVE_FOR)
+
+
+def _at(found: dict[str, str]) -> datetime | None:
+    return None if found.get("at") == '""' else _instant(found, "at")
+
+
+def _instant(found: dict[str, str], field: str) -> datetime | None:
+    raw = found.get(field, _absent)
+    if raw == _absent or (field == "created_at" and raw == '""'):
+        return None
+    value = _string(raw)
+    if value is None:
+        raise InvalidPayload(f"invalid timestamp for '{field}': expected an RFC 3339 string, got {_shown(raw)}")
+    return parse_instant(field, value)
+
+
+def _queue(found: dict[str, str]) -> str:
+    raw = found.get("queue", _absent)
+    if raw == _absent:
+        return DEFAULT_QUEUE
+    value = _string(raw)
+    if value is None:
+        raise InvalidPayload(f"queue: expected a string, got {_shown(raw)}")
+    return queue_name(value)
+
+
+def _custom(found: dict[str, str]) -> dict[str, str]:
+    raw = found.get("custom", _absent)
+    if raw == _absent:
+        return {}
+    if not raw.startswith("{"):
+        raise InvalidPayload(f"custom: expected an object or null, got {_shown(raw)}")
+    try:
+        return jsontext.members(raw)
+    except InvalidPayload:  # a key twice is refused at the job's top level only (W7)
+        return {key: jsontext.encode(value) for key, value in jsontext.decode(raw).items()}
+
+
+def _result_ttl(custom: dict[str, str]) -> int | None:
+    if custom.get("result_ttl", _absent) == _absent:
+        return None
+    return _integer(custom, "result_ttl", default=0, low=0, high=_MAX_COLUMN, within="custom.")
+
+
+def _integer(
+    found: dict[str, str],
+    field: str,
+    *,
+    default: int,
+    low: int | None = None,
+    high: int | None = None,
+    within: str = "",
+) -> int:
+    raw = found.get(field, _absent)
+    if raw == _absent:
+        return default
+    if re.fullmatch(r"-?\d{1,4000}", raw, re.ASCII):
+        number = int(raw)
+        if (low is None or number >= low) and (high is None or number <= high):
+            return number
+    span = f" from {low} to {high}" if low is not None else ""
+    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {_shown(raw)}")
+
+
+def _clamp(number: int) -> int:
+    return max(-1, min(number, _MAX_COLUMN))
+
+
+def _string(raw: str) -> str | None:
+    if not raw.startswith('"'):
+        return None
+    value = jsontext.decode(raw)
+    return value if isinstance(value, str) else None
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
+    """The client's text with queue and retry filled in; rewritten only where a member must go or change."""
+    missing = [
+        (key, value)
+        for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
+        if found.get(key, _absent) in (_absent, '""')
+    ]
+    if any(key in found for key, _ in missing) or any(key in found for key in _ours) or found.get("created_at") == '""':
+        gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
+        return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
+    return jsontext.append(text, missing) if missing else text.strip(" \t\r\n")
+
+
+def _has_member(text: str, key: str) -> bool:
+    """Whether the stored object has this member; the cheap look answers nearly always."""
+    return f'"{key}"' in text and key in jsontext.members(text)
+
+
+def _seen(found: dict[str, str], field: str) -> str:
+    return _shown(found[field]) if field in found else "nothing"
+
+
+def _shown(raw: str) -> str:
+    """What came, short enough for one line of an error."""
+    if raw == _absent:
+        return "null or nothing"
+    return ascii(raw)[1:-1] if len(raw) <= 60 else f"{ascii(raw[:57])[1:-1]}…"
+
+
+def _quoted(value: str) -> str:
+    return f'"{_shown(value)}"'

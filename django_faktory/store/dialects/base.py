@@ -1,0 +1,252 @@
+"""What a dialect must do, and the shapes the three share."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from ...lifecycle import FINISHED, State
+from ...payloads import Ack, JobPayload, Reservation
+
+JOB = "django_faktory_job"
+QUEUE = "django_faktory_queue"
+WORKER = "django_faktory_workerprocess"
+COUNTER = "django_faktory_counter"
+FINISHED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED))
+
+SLOTS = 16
+
+
+def counter_slot() -> int:
+    """The counter row of this process: two processes seldom wait for the same one."""
+    return os.getpid() % SLOTS
+
+
+class Slot(msgspec.Struct, frozen=True, gc=False):
+    """So many jobs of this queue for this worker: one line of a plan of what to claim."""
+
+    queue: str
+    wid: str
+    count: int
+
+
+class Tally(msgspec.Struct, frozen=True, gc=False):
+    """What is added to the counters of the day."""
+
+    processed: int = 0
+    failed: int = 0
+    late: int = 0
+
+
+class Dialect(ABC):
+    """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
+
+    one_statement = False
+    """Whether claim and end are a single statement, so that no transaction need be opened around them."""
+
+    @abstractmethod
+    def now(self, cursor: CursorWrapper) -> datetime:
+        """The database's clock."""
+
+    @abstractmethod
+    def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
+        """Store jobs with different jids; leave those alone whose jid lives, replace the finished ones."""
+
+    @abstractmethod
+    def claim(
+        self, connection: BaseDatabaseWrapper, plan: Sequence[Slot], limit: int, now: datetime | None
+    ) -> list[Reservation]:
+        """Reserve up to `limit` jobs, at most as many of each queue as the plan says, in the plan's order.
+
+        With several wids in the plan, the jobs of a queue go to them in the plan's order. Quiet workers and
+        paused queues get nothing.
+        """
+
+    @abstractmethod
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> set[str]:
+        """End well what these acks hold; return the jids it was done to. Counts the rest as late."""
+
+    @abstractmethod
+    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+        """Add to the counters of that day."""
+
+
+class PortableDialect(Dialect):
+    """The way of SQLite and MariaDB: lock and read rows, decide here, write the set."""
+
+    lock = ""
+    upsert_tail = ""
+    count_tail = ""
+
+    _columns = (
+        "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at,"
+        " created_at"
+    )
+    _replaced = (
+        "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
+        "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
+        "started_at", "reserved_until", "finished_at", "purge_at", "state",
+    )  # fmt: skip
+
+    def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
+        """See Dialect."""
+        with connection.cursor() as cursor:
+            clock = now or self.now(cursor)
+            cursor.executemany(
+                f"INSERT INTO {JOB} ({self._columns}) VALUES ({marks(range(13))}) {self.upsert_tail}",
+                [self._row(connection, job, clock) for job in jobs],
+            )
+
+    def _row(self, connection: BaseDatabaseWrapper, job: JobPayload, now: datetime) -> tuple[Any, ...]:
+        adapt = connection.ops.adapt_datetimefield_value
+        waits = job.at is not None and job.at > now
+        return (
+            job.jid, job.jobtype, job.queue, State.SCHEDULED if waits else State.ENQUEUED, -job.priority, job.text,
+            job.retry, job.reserve_for, job.backtrace, job.result_ttl,
+            adapt(job.at) if waits else None, None if waits else adapt(now), adapt(now),
+        )  # fmt: skip
+
+    def claim(
+        self, connection: BaseDatabaseWrapper, plan: Sequence[Slot], limit: int, now: datetime | None
+    ) -> list[Reservation]:
+        """See Dialect."""
+        with connection.cursor() as cursor:
+            paused, muted = withheld(connection, {slot.wid for slot in plan if slot.wid})
+            clock = now or self.now(cursor)
+            found: list[Reservation] = []
+            taken: list[tuple[Any, ...]] = []
+            for slot in plan:
+                room = min(slot.count, limit - len(found))
+                if room > 0 and slot.queue not in paused and slot.wid not in muted:
+                    rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken])
+                    taken += rows
+                    found += [self._reserved(row, slot.wid, clock) for row in rows]
+            for wid in {reservation.wid for reservation in found}:
+                ids = [row[0] for row, held in zip(taken, found, strict=True) if held.wid == wid]
+                self._mark_working(connection, cursor, ids, wid, clock)
+        return found
+
+    def _lock_first(self, cursor: CursorWrapper, queue: str, room: int, taken: list[int]) -> list[tuple[Any, ...]]:
+        # Rows this transaction has locked are not skipped by its own SKIP LOCKED: leave them out by hand.
+        but = f" AND id NOT IN ({marks(taken)})" if taken else ""
+        cursor.execute(
+            "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
+            f" result_ttl FROM {JOB} WHERE state = 'enqueued' AND queue = %s{but}"
+            f" ORDER BY weight, enqueued_at, id LIMIT %s{self.lock}",
+            [queue, *taken, room],
+        )
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime) -> Reservation:
+        _, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl = row
+        return Reservation(
+            jid=jid,
+            queue=queue,
+            text=payload,
+            wid=wid,
+            attempt=attempt + 1,
+            created_at=utc(created_at),
+            enqueued_at=utc(enqueued_at),
+            started_at=now,
+            failure=failure,
+            history=history,
+            reserve_for=reserve_for,
+            result_ttl=result_ttl,
+        )
+
+    def _mark_working(
+        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, ids: list[int], wid: str, now: datetime
+    ) -> None:
+        adapt = connection.ops.adapt_datetimefield_value
+        cursor.execute(
+            f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
+            f" reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
+            [wid, adapt(now), adapt(now), *ids],
+        )
+
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> set[str]:
+        """See Dialect."""
+        by_jid = {ack.jid: ack for ack in reversed(acks)}
+        with connection.cursor() as cursor:
+            clock = now or self.now(cursor)
+            cursor.execute(
+                f"SELECT id, jid, wid, attempt, result_ttl FROM {JOB} WHERE state = 'working'"
+                f" AND jid IN ({marks(by_jid)}){self.plain_lock}",
+                [*by_jid],
+            )
+            held = [
+                (row_id, by_jid[jid], result_ttl)
+                for row_id, jid, wid, attempt, result_ttl in cursor.fetchall()
+                if holds(by_jid[jid].wid, by_jid[jid].attempt, wid, attempt)
+            ]
+            self._delete(cursor, [row_id for row_id, _, ttl in held if ttl is None])
+            self._keep(connection, cursor, [entry for entry in held if entry[2] is not None], clock)
+            self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held)))
+        return {ack.jid for _, ack, _ in held}
+
+    def _delete(self, cursor: CursorWrapper, ids: list[int]) -> None:
+        if ids:
+            cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
+
+    def _keep(
+        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, held: list[tuple[int, Ack, int]], now: datetime
+    ) -> None:
+        if not held:
+            return
+        adapt = connection.ops.adapt_datetimefield_value
+        cases = " ".join(["WHEN %s THEN %s"] * len(held))
+        pairs = [value for row_id, ack, _ in held for value in (row_id, ack.result)]
+        cursor.execute(
+            f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
+            f" reserved_until = NULL, purge_at = {self.after('%s', 'result_ttl')}"
+            f" WHERE id IN ({marks(held)})",
+            [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
+        )
+
+    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+        """See Dialect."""
+        if tally != Tally():
+            cursor.execute(
+                f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)"
+                f" {self.count_tail}",
+                [day.date(), counter_slot(), tally.processed, tally.failed, tally.late],
+            )
+
+    plain_lock = ""
+
+    @abstractmethod
+    def after(self, moment: str, seconds: str) -> str:
+        """SQL: the moment that many seconds after `moment`."""
+
+
+def withheld(connection: BaseDatabaseWrapper, wids: Collection[str]) -> tuple[set[str], set[str]]:
+    """The queues that are paused, and those of `wids` that are quiet or terminating: neither gets a job."""
+    muted = f" UNION ALL SELECT 'worker', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT 'queue', name FROM {QUEUE} WHERE paused_at IS NOT NULL{muted if wids else ''}", [*wids])
+        rows = cursor.fetchall()
+    return {name for kind, name in rows if kind == "queue"}, {name for kind, name in rows if kind == "worker"}
+
+
+def marks(values: Collection[Any]) -> str:
+    """A parameter's place for each value."""
+    return ", ".join(["%s"] * len(values))
+
+
+def holds(claimed_wid: str, claimed_attempt: int | None, wid: str, attempt: int) -> bool:
+    """Whether a report comes from who holds the job: the same wid, or one has none; and attempt (W16)."""
+    same_worker = not claimed_wid or not wid or claimed_wid == wid
+    return same_worker and claimed_attempt in (None, attempt)
+
+
+def utc(naive: datetime) -> datetime:
+    """Mark a stored time for what it is: both drivers give it without its zone."""
+    return naive.replace(tzinfo=UTC)

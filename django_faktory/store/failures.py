@@ -1,0 +1,232 @@
+"""How jobs fail: by report, by a reservation that ran out, by a worker that is gone. Rules: W17 to W20."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.functions import Now
+
+from .. import jsontext
+from ..errors import FaktoryError, JobNotFound
+from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
+from ..models import Job, WorkerProcess
+from ..payloads import Failure, kept_lines, rfc3339
+from .dialects import dialect_of
+from .dialects.base import Tally, holds
+from .jobs import is_storable
+from .transactions import run
+
+CHUNK = 200
+HISTORY_LIMIT = 50
+"""Failed attempts a row remembers; the oldest go first, so that no row grows without end."""
+
+_chance = Random()
+_CHANGED = (
+    "state", "run_at", "enqueued_at", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "failures",
+    "losses", "errtype", "failure", "history",
+)  # fmt: skip
+
+
+def fail(
+    failures: Sequence[Failure], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
+    rng: Random = _chance,
+) -> list[FaktoryError | bool]:  # fmt: skip
+    """Report failures. True where it had effect; False for a stranger's; JobNotFound for an unknown jid (W17)."""
+    answers: list[FaktoryError | bool] = []
+    for start in range(0, len(failures), CHUNK):
+        chunk = failures[start : start + CHUNK]
+        answers += run(using, _Failing(using, now, dead_for_s, rng).reports(chunk))
+    return answers
+
+
+def reap(
+    *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance
+) -> int:
+    """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19)."""
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        failing = _Failing(using, now, dead_for_s, rng)
+        clock = now or Now()
+        overdue = (
+            Job.objects.using(using).filter(state=State.WORKING, reserved_until__lt=clock).order_by("reserved_until")
+        )
+        rows = failing.locked(overdue, skip=True)[:limit]
+        return failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows])
+
+    return run(using, verb)
+
+
+def _reservation_expired(job: Job) -> Failure:
+    return Failure(
+        jid=job.jid,
+        errtype="ReservationExpired",
+        message=f"worker {job.wid or 'without a wid'} did not finish within {job.reserve_for} seconds",
+    )
+
+
+def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S) -> int:
+    """Give up workers: their jobs go back to their old places, no retry used, or to dead at the third loss (W20).
+
+    Returns how many jobs there were. Their rows go last, so that a crash in between is mended by the next call.
+    """
+    lost = 0
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        failing = _Failing(using, now, dead_for_s, _chance)
+        held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
+        return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]))
+
+    while count := run(using, verb):
+        lost += count
+    WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
+    return lost
+
+
+class _Failing:
+    """One transaction's worth of failing: the moment it happens, and what is written."""
+
+    def __init__(self, using: str, now: datetime | None, dead_for_s: int, rng: Random) -> None:
+        self.using, self.now, self.dead_for_s, self.rng = using, now, dead_for_s, rng
+
+    def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
+        """The verb that carries out reports, each fenced by who sent it."""
+
+        def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
+            jids = {failure.jid for failure in failures if is_storable(failure.jid)}
+            rows = {
+                job.jid: job for job in self.locked(Job.objects.using(self.using).filter(jid__in=jids).order_by("id"))
+            }
+            answers: list[FaktoryError | bool] = []
+            failed: list[tuple[Job, Failure]] = []
+            for failure in failures:
+                job = rows.get(failure.jid)
+                has_effect = job is not None and _is_holder(failure, job)
+                if job and has_effect:
+                    failed.append((job, failure))
+                    rows[failure.jid] = Job(jid=job.jid, state=State.RETRIES)  # a second report finds it failed
+                answers.append(has_effect if job else JobNotFound(failure.jid))
+            late = sum(answer is False for answer in answers)
+            self.fail_rows(connection, failed, late=late)
+            return answers
+
+        return verb
+
+    def locked(self, jobs: Any, *, skip: bool = False) -> Any:
+        """These rows, locked where the database can; `skip` leaves out those another node is busy with."""
+        features = connections[self.using].features
+        if not features.has_select_for_update:
+            return jobs
+        return jobs.select_for_update(skip_locked=skip and features.has_select_for_update_skip_locked)
+
+    def fail_rows(
+        self, connection: BaseDatabaseWrapper, failed: Sequence[tuple[Job, Failure]], *, late: int = 0
+    ) -> int:
+        """Let locked rows fail; returns how many."""
+        if not failed and not late:
+            return 0
+        dialect = dialect_of(connection)
+        with connection.cursor() as cursor:
+            clock = self.now or dialect.now(cursor)
+            gone: list[Job] = []
+            kept: list[Job] = []
+            for job, failure in failed:
+                (gone if self._failed(job, failure, clock) is GONE else kept).append(job)
+            Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
+            Job.objects.using(self.using).bulk_update(kept, _CHANGED)
+            dialect.count(cursor, clock, Tally(processed=len(failed), failed=len(failed), late=late))
+        return len(failed)
+
+    def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> int:
+        """Take locked rows from their lost workers."""
+        if not jobs:
+            return 0
+        dialect = dialect_of(connection)
+        with connection.cursor() as cursor:
+            clock = self.now or dialect.now(cursor)
+            for job in jobs:
+                self._lost(job, clock)
+            Job.objects.using(self.using).bulk_update(jobs, _CHANGED)
+            dead = sum(job.state == State.DEAD for job in jobs)
+            dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
+        return len(jobs)
+
+    def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
+        keep = job.result_ttl is not None
+        outcome = outcome_of_failure(
+            retry=job.retry,
+            failures=job.failures,
+            keep=keep,
+            verdict=failure.verdict,
+            wish_s=failure.retry_in_s,
+            rng=self.rng,
+        )
+        if outcome.state is GONE:
+            return GONE
+        self._note(job, failure, outcome, now)
+        job.failures += 1
+        self._end(job, outcome, now)
+        return outcome.state
+
+    def _lost(self, job: Job, now: datetime) -> None:
+        job.losses += 1
+        state = outcome_of_loss(job.losses)
+        failure = Failure(
+            jid=job.jid,
+            errtype="WorkerLost",
+            message=f"worker {job.wid} was lost while it ran this job ({job.losses} of 3)",
+        )
+        if state is State.DEAD:
+            self._note(job, failure, Outcome(state), now)
+            self._end(job, Outcome(state), now)
+        else:
+            job.history = _longer(job, failure, (), now)
+            job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
+
+    def _note(self, job: Job, failure: Failure, outcome: Outcome, now: datetime) -> None:
+        """Write down the failure as FETCH and results will tell it."""
+        lines = kept_lines(failure.backtrace, job.backtrace)
+        earlier = jsontext.decode(job.failure) if job.failure else {}
+        told = {
+            "retry_count": job.failures,
+            "remaining": max(job.retry - job.failures, 0) if job.retry >= 0 else job.retry,
+            "failed_at": earlier.get("failed_at") or rfc3339(now),
+        }
+        if outcome.retry_in_s is not None:
+            told["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
+        told |= {"message": failure.message, "errtype": failure.errtype, "backtrace": lines}
+        job.failure = jsontext.encode(told)
+        job.errtype = failure.errtype.replace("\x00", "\ufffd")
+        job.history = _longer(job, failure, lines, now)
+
+    def _end(self, job: Job, outcome: Outcome, now: datetime) -> None:
+        job.state = str(outcome.state)
+        job.reserved_until = None
+        if outcome.state is State.RETRIES:
+            job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
+            return
+        job.finished_at = now
+        keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
+        job.purge_at = now + timedelta(seconds=keep_s)
+
+
+def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
+    """The job's history with this failed attempt at its end."""
+    attempts = jsontext.items(job.history)[1 - HISTORY_LIMIT :] if job.history else []
+    attempt = {
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "failed_at": rfc3339(now),
+        "errtype": failure.errtype,
+        "message": failure.message,
+        "backtrace": lines,
+    }
+    return f"[{','.join([*attempts, jsontext.encode(attempt)])}]"
+
+
+def _is_holder(failure: Failure, job: Job) -> bool:
+    return job.state == State.WORKING and holds(failure.wid, failure.attempt, job.wid, job.attempt)

@@ -1,0 +1,185 @@
+"""A job's straight way: push, fetch, ack, release. Rules: W10, W13, W14, W16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+
+from ..lifecycle import State
+from ..models import Job
+from ..payloads import Ack, FetchRequest, JobPayload, Reservation
+from .dialects import dialect_of
+from .dialects.base import Dialect, Slot, withheld
+from .transactions import run
+
+CHUNK = 500
+"""Rows a statement: large enough to make a statement's own cost vanish, small enough to hold no lock for long."""
+
+MAX_ROUNDS = 8
+
+
+def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None) -> None:
+    """Store jobs, in one transaction, or in the caller's. The first of two with one jid counts (W10).
+
+    A jid that lives stays as it is; one that is finished is replaced.
+    """
+    if not jobs:
+        return
+    distinct = list({job.jid: job for job in reversed(jobs)}.values())[::-1]
+
+    def insert(connection: BaseDatabaseWrapper) -> None:
+        dialect = dialect_of(connection)
+        for start in range(0, len(distinct), CHUNK):
+            dialect.insert(connection, distinct[start : start + CHUNK], now)
+
+    one_statement = len(distinct) <= CHUNK and not _needs_atomic(using, distinct)
+    run(using, insert, atomic=not one_statement)
+
+
+def _needs_atomic(using: str, jobs: Sequence[JobPayload]) -> bool:
+    # executemany is one statement a row where the driver has no set: SQLite. One row commits alone anywhere.
+    return len(jobs) > 1 and not _dialect(using).one_statement
+
+
+def fetch(requests: Sequence[FetchRequest], *, using: str, now: datetime | None = None) -> list[list[Reservation]]:
+    """Reserve jobs for each request, in its order of queues, then priority, then age (W13).
+
+    Requests that name the same queues for the same worker are claimed for together; the rest are first
+    planned by what waits in each queue, so that no row is locked that is not handed out.
+    """
+    found: list[list[Reservation]] = [[] for _ in requests]
+    alike = {(request.queues, request.wid) for request in requests}
+    if len(alike) == 1:
+        queues, wid = next(iter(alike))
+        total = sum(request.count for request in requests)
+        plan = [Slot(queue, wid, total) for queue in dict.fromkeys(queues)]
+        _deal(found, requests, _claim(plan, total, using=using, now=now))
+        return found
+    for _ in range(MAX_ROUNDS):
+        plan = _plan(requests, found, using=using)
+        if not plan:
+            break
+        claimed = _claim(plan, sum(slot.count for slot in plan), using=using, now=now)
+        if not claimed:
+            break
+        _deal(found, requests, claimed)
+    return found
+
+
+def _claim(plan: Sequence[Slot], limit: int, *, using: str, now: datetime | None) -> list[Reservation]:
+    if not plan or limit < 1:
+        return []
+    one_statement = _dialect(using).one_statement and len({slot.wid for slot in plan}) == 1
+    return run(
+        using,
+        lambda connection: dialect_of(connection).claim(connection, plan, limit, now),
+        atomic=not one_statement,
+    )
+
+
+def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation]], *, using: str) -> list[Slot]:
+    """Who takes from which queue, by how many wait in each: every request in turn, its queues in order."""
+    wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
+    queues = dict.fromkeys(queue for request in requests for queue in request.queues)
+    wids = {request.wid for request in requests if request.wid}
+    paused, muted = run(using, lambda connection: withheld(connection, wids), atomic=False)
+    waiting = _waiting([queue for queue in queues if queue not in paused], sum(wanted), using=using)
+    slots: dict[tuple[str, str], int] = {}
+    for request, need in zip(requests, wanted, strict=True):
+        missing = 0 if request.wid in muted else need
+        for queue in request.queues:
+            take = min(missing, waiting.get(queue, 0))
+            if take:
+                waiting[queue] -= take
+                missing -= take
+                slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
+    return [Slot(queue, wid, count) for (queue, wid), count in slots.items()]
+
+
+def _waiting(queues: Sequence[str], most: int, *, using: str) -> dict[str, int]:
+    """How many jobs wait in each queue, counted no further than `most`."""
+    if not queues or most < 1:
+        return {}
+
+    def count(connection: BaseDatabaseWrapper) -> dict[str, int]:
+        one = (
+            "SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM django_faktory_job WHERE state = 'enqueued'"
+            " AND queue = %s LIMIT %s) AS ready) AS waiting"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(
+                " UNION ALL ".join([one] * len(queues)),
+                [value for queue in queues for value in (queue, queue, most)],
+            )
+            return dict(cursor.fetchall())
+
+    return run(using, count, atomic=False)
+
+
+def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]) -> None:
+    """Hand what was claimed to the requests: each takes the best of its own queues first."""
+    rest = list(claimed)
+    for request, got in zip(requests, found, strict=True):
+        order = {queue: place for place, queue in reversed(list(enumerate(request.queues)))}
+        mine = sorted(
+            (job for job in rest if job.wid == request.wid and job.queue in order), key=lambda job: order[job.queue]
+        )[: request.count - len(got)]
+        got.extend(mine)
+        taken = {job.jid for job in mine}
+        rest = [job for job in rest if job.jid not in taken]
+
+
+def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None) -> list[bool]:
+    """End jobs well: the row goes, or stays as succeeded for its `result_ttl`. False: nothing was changed (W16)."""
+    ended: set[str] = set()
+    one_statement = _dialect(using).one_statement
+    for start in range(0, len(acks), CHUNK):
+        chunk = [ack for ack in acks[start : start + CHUNK] if is_storable(ack.jid)]
+        if chunk:
+            ended |= run(
+                using,
+                lambda connection, chunk=chunk: dialect_of(connection).end(connection, chunk, now),  # type: ignore[misc]
+                atomic=not one_statement,
+            )
+    return [_take(ended, ack.jid) for ack in acks]
+
+
+def _take(jids: set[str], jid: str) -> bool:
+    if jid in jids:
+        jids.remove(jid)
+        return True
+    return False
+
+
+def release(reservations: Sequence[Reservation], *, using: str) -> int:
+    """Give back jobs nobody began: enqueued again with the age they had, so at their old place (W14)."""
+    chunks = [reservations[start : start + CHUNK] for start in range(0, len(reservations), CHUNK)]
+    return sum(_release(chunk, using=using) for chunk in chunks)
+
+
+def _release(reservations: Sequence[Reservation], *, using: str) -> int:
+    held = Q()
+    for job in reservations:
+        held |= Q(jid=job.jid, wid=job.wid, attempt=job.attempt)
+
+    def give_back(_: BaseDatabaseWrapper) -> int:
+        working = Job.objects.using(using).filter(held, state=State.WORKING)
+        return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None)
+
+    return run(using, give_back, atomic=False)
+
+
+def is_storable(text: str) -> bool:
+    """Whether a database can hold, and so could know, this text: no NUL, no lone surrogate."""
+    try:
+        return b"\x00" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def _dialect(using: str) -> Dialect:
+    return dialect_of(connections[using])

@@ -1,0 +1,51 @@
+"""One snapshot of the numbers: INFO, metrics and the admin show the same. True on every node: the database counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Count, Sum
+
+from ..lifecycle import State
+from ..models import Counter, Job, Queue
+from .transactions import run
+
+_SETS = (State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKING)
+
+
+def snapshot(*, using: str) -> dict[str, Any]:
+    """The sizes of queues and sets, and the totals; taken in one transaction.
+
+    Sizes are counted over the partial indexes of the live states, so the cost grows with the backlog: callers
+    that show them often keep one for a second.
+    """
+
+    def verb(_: BaseDatabaseWrapper) -> dict[str, Any]:
+        queues = dict.fromkeys(Queue.objects.using(using).values_list("name", flat=True), 0)
+        jobs = Job.objects.using(using)
+        ready = jobs.in_state(State.ENQUEUED).order_by().values_list("queue").annotate(Count("pk"))
+        queues.update(ready)
+        sets = {str(state): 0 for state in _SETS}
+        sets.update(jobs.in_state(*_SETS).order_by().values_list("state").annotate(Count("pk")))
+        totals = Counter.objects.using(using).aggregate(
+            processed=Sum("processed"), failed=Sum("failed"), late=Sum("late")
+        )
+        return {
+            "queues": dict(sorted(queues.items())),
+            "sets": sets,
+            "total_processed": totals["processed"] or 0,
+            "total_failures": totals["failed"] or 0,
+            "total_late": totals["late"] or 0,
+            "total_enqueued": sum(queues.values()),
+            "total_queues": len(queues),
+        }
+
+    return run(using, verb)
+
+
+def add_queues(names: set[str], *, using: str) -> None:
+    """Remember these queues, so that they are shown while they are empty."""
+    if names:
+        rows = [Queue(name=name) for name in sorted(names)]
+        run(using, lambda _: Queue.objects.using(using).bulk_create(rows, ignore_conflicts=True), atomic=False)

@@ -1,0 +1,65 @@
+"""Run a verb: one transaction, tried again where two of them collided, foreign errors translated once.
+
+What is retried: deadlocks, serialization failures, lock time-outs, a busy SQLite (reliability class D8).
+What is translated: a database that cannot be reached or cannot be written is BrokerUnavailable (W30).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..errors import BrokerUnavailable
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 6
+_COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
+
+T = TypeVar("T")
+
+
+def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = True) -> T:
+    """Run `verb(connection)` in a transaction of its own and return what it returns.
+
+    With `atomic=False` it is one statement and commits by itself. Inside a transaction of the caller's the
+    verb joins it, once, and database errors reach the caller as they are: only he can roll back.
+    Raises BrokerUnavailable where the database cannot be used just now.
+    """
+    connection = connections[alias]
+    if connection.in_atomic_block:
+        return verb(connection)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            if not atomic:
+                return verb(connection)
+            with transaction.atomic(using=alias):
+                return verb(connection)
+        except (OperationalError, InterfaceError) as error:
+            if attempt == ATTEMPTS or not is_collision(error):
+                connection.close()
+                raise BrokerUnavailable(f"database unavailable: {first_line(error)}") from error
+            logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
+        time.sleep(random.uniform(0, 0.005 * 2**attempt))
+    raise AssertionError("unreachable")
+
+
+def is_collision(error: Exception) -> bool:
+    """Whether the same transaction may well pass when it is tried again."""
+    cause = error.__cause__
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else None)
+    if code in _COLLISIONS:
+        return True
+    return isinstance(code, str) and ("database is locked" in code or "database table is locked" in code)
+
+
+def first_line(error: BaseException) -> str:
+    """The error's first line: drivers like to add a paragraph."""
+    text = str(error.args[-1] if error.args else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,65 @@
+"""What time does to jobs: due ones are enqueued, old ones are purged. Each safe to run twice at once, no leader."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Min
+from django.db.models.functions import Now
+
+from ..lifecycle import FINISHED, State
+from ..models import Job
+from .dialects import dialect_of
+from .transactions import run
+
+CHUNK = 500
+WAITING = (State.SCHEDULED, State.RETRIES)
+
+
+def next_due_in(*, using: str, now: datetime | None = None) -> float | None:
+    """Seconds until the next scheduled or retrying job is due, 0 or less if one is; None where none waits."""
+
+    def verb(_: BaseDatabaseWrapper) -> float | None:
+        first = Job.objects.using(using).in_state(*WAITING).aggregate(first=Min("run_at"), now=Min(Now()))
+        return None if first["first"] is None else float((first["first"] - (now or first["now"])).total_seconds())
+
+    return run(using, verb, atomic=False)
+
+
+def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> set[str]:
+    """Enqueue jobs whose time has come, at most `limit`; returns their queues, empty when none was due."""
+
+    def verb(connection: BaseDatabaseWrapper) -> set[str]:
+        jobs = Job.objects.using(using)
+        due = jobs.in_state(*WAITING).filter(run_at__lte=now or Now()).order_by("run_at")
+        rows = list(skip_locked(due).values_list("pk", "queue")[:limit])
+        if rows:
+            with connection.cursor() as cursor:
+                clock = now or dialect_of(connection).now(cursor)
+            jobs.filter(pk__in=[pk for pk, _ in rows]).in_state(*WAITING).update(
+                state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
+            )
+        return {queue for _, queue in rows}
+
+    return run(using, verb)
+
+
+def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+    """Delete finished jobs that were kept long enough, at most `limit`; returns how many."""
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        jobs = Job.objects.using(using).in_state(*FINISHED)
+        old = skip_locked(jobs.filter(purge_at__lt=now or Now()).order_by("purge_at"))
+        ids = list(old.values_list("pk", flat=True)[:limit])
+        return jobs.filter(pk__in=ids).delete()[0] if ids else 0
+
+    return run(using, verb)
+
+
+def skip_locked(jobs: Any) -> Any:
+    """Lock these rows and leave out those another node is busy with, where the database can."""
+    features = connections[jobs.db].features
+    return jobs.select_for_update(skip_locked=True) if features.has_select_for_update_skip_locked else jobs

@@ -1,0 +1,124 @@
+"""Worker processes: who said HELLO, who still lives, who was told to be quiet. Rules: W15, W20, W21."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import BigIntegerField, Case, F, Q, Value, When
+from django.db.models.functions import Now
+
+from ..errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..lifecycle import State
+from ..models import Job, WorkerProcess
+from ..payloads import Beat, WorkerIdentity
+from .jobs import is_storable
+from .transactions import run
+
+_ORDER = {"running": 0, "quiet": 1, "terminate": 2}
+
+
+def hello(worker: WorkerIdentity, *, using: str) -> None:
+    """Register this worker process, or see it again: its state stays."""
+    if not is_storable(worker.wid) or len(worker.wid) > 255:
+        raise InvalidPayload("wid: expected at most 255 characters without NUL; choose another wid")
+
+    def verb(_: BaseDatabaseWrapper) -> None:
+        known = WorkerProcess.objects.using(using)
+        if not known.filter(wid=worker.wid).update(seen_at=Now()):
+            known.bulk_create([_row(worker)], ignore_conflicts=True)
+
+    run(using, verb)
+
+
+def _row(worker: WorkerIdentity) -> WorkerProcess:
+    return WorkerProcess(
+        wid=worker.wid,
+        hostname=_clean(worker.hostname)[:255],
+        pid=max(-(2**63), min(worker.pid, 2**63 - 1)),
+        labels=[_clean(label) for label in worker.labels],
+    )
+
+
+def beat(beats: Sequence[Beat], *, using: str) -> list[FaktoryError | str]:
+    """Take signs of life; answer each with "" or the state it must enter, which only ever goes forward."""
+
+    def verb(_: BaseDatabaseWrapper) -> list[FaktoryError | str]:
+        workers = WorkerProcess.objects.using(using)
+        latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
+        known = dict(workers.filter(wid__in=latest).values_list("wid", "state"))
+        states = {wid: max(state, latest[wid].current_state, key=_rank) for wid, state in known.items()}
+        if known:
+            workers.filter(wid__in=known).update(
+                beat_at=Now(),
+                seen_at=Now(),
+                rss_kb=Case(
+                    *(When(wid=wid, then=Value(_kb(latest[wid].rss_kb))) for wid in known),
+                    default=F("rss_kb"),
+                    output_field=BigIntegerField(),
+                ),
+            )
+        for state in ("quiet", "terminate"):
+            moved = [wid for wid in known if states[wid] == state and known[wid] != state]
+            if moved:
+                advance(moved, state, using=using)
+        return [_answer(beat.wid, states) for beat in beats]
+
+    return run(using, verb)
+
+
+def advance(wids: Sequence[str], state: str, *, using: str) -> int:
+    """Move workers on to quiet or terminate; those further on stay where they are. Returns how many moved."""
+    earlier = [name for name, rank in _ORDER.items() if rank < _ORDER[state]]
+    return run(
+        using,
+        lambda _: WorkerProcess.objects.using(using).filter(wid__in=wids, state__in=earlier).update(state=state),
+        atomic=False,
+    )
+
+
+def bye(wids: Sequence[str], *, using: str) -> None:
+    """Forget workers that ended well; what they still hold goes back to its old place."""
+
+    def verb(_: BaseDatabaseWrapper) -> None:
+        held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
+        held.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None)
+        WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
+
+    run(using, verb)
+
+
+def silent(timeout_s: float, *, using: str) -> list[str]:
+    """Workers that have sent a BEAT, and then none for `timeout_s`: their jobs are to be given back (W20)."""
+    limit = Now() - timedelta(seconds=timeout_s)
+    return run(
+        using,
+        lambda _: list(WorkerProcess.objects.using(using).filter(beat_at__lt=limit).values_list("wid", flat=True)),
+        atomic=False,
+    )
+
+
+def forget_unseen(timeout_s: float, *, using: str) -> int:
+    """Forget workers that never sent a BEAT and were not seen for `timeout_s`; their jobs are left to reservations."""
+    limit = Now() - timedelta(seconds=timeout_s)
+    unseen = Q(beat_at=None, seen_at__lt=limit)
+    return run(using, lambda _: WorkerProcess.objects.using(using).filter(unseen).delete()[0])
+
+
+def _rank(state: str) -> int:
+    return _ORDER.get(state, -1)
+
+
+def _answer(wid: str, states: dict[str, str]) -> FaktoryError | str:
+    if wid not in states:
+        return UnknownWorker(wid)
+    return "" if states[wid] == "running" else states[wid]
+
+
+def _kb(kb: int) -> int:
+    return max(0, min(kb, 2**63 - 1))
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")

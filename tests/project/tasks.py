@@ -1,0 +1,182 @@
+"""Tasks of the test project: one for each way a task can end. A task must sit at module level; tests of several rooms use these."""
+
+import asyncio
+import contextvars
+
+from django.db import connection, transaction
+
+from django_faktory import Discard, Kill, Retry, task
+from tests.project.models import Mark
+
+
+@task
+def noop():
+    pass
+
+
+@task
+def add(a, b):
+    return a + b
+
+
+@task
+def echo(*args, **kwargs):
+    return {"args": args, "kwargs": kwargs}
+
+
+@task
+async def async_add(a, b):
+    await asyncio.sleep(0)
+    return a + b
+
+
+@task
+async def async_fails(text="no luck"):
+    await asyncio.sleep(0)
+    raise ValueError(text)
+
+
+@task(takes_context=True)
+async def async_takes_context(context, value):
+    return {"attempt": context.attempt, "id": context.task_result.id, "value": value}
+
+
+@task
+def fails(text="no luck"):
+    raise ValueError(text)
+
+
+@task(max_attempts=1)
+def fails_for_good(text="no luck"):
+    raise ValueError(text)
+
+
+@task(takes_context=True, max_attempts=5)
+def flaky(context, failures):
+    """Fails `failures` times, each with a retry at once, then succeeds."""
+    if context.attempt <= failures:
+        raise Retry(f"attempt {context.attempt} of {failures} fails", in_s=0)
+    return context.attempt
+
+
+@task(takes_context=True)
+def takes_context(context, value):
+    return {"attempt": context.attempt, "id": context.task_result.id, "value": value}
+
+
+@task
+def returns_unserializable():
+    return object()
+
+
+@task
+def returns(value):
+    return value
+
+
+@task
+def writes_mark(text):
+    Mark.objects.create(text=text)
+
+
+@task(max_attempts=1)
+def writes_mark_and_fails(text):
+    Mark.objects.create(text=text)
+    raise ValueError(text)
+
+
+@task
+def leaves_transaction_open(text):
+    """Breaks the rules: begins a transaction by hand and never ends it."""
+    transaction.set_autocommit(False)
+    Mark.objects.create(text=text)
+
+
+@task(max_attempts=1)
+def breaks_the_connection():
+    """The database's own error, with the connection left marked as broken."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT * FROM no_such_table")
+
+
+@task(queue_name="mail", priority=10, max_attempts=5)
+def send_invoice(invoice_id):
+    return f"invoice {invoice_id}"
+
+
+@task(name="billing.charge", max_attempts=3, reserve_for=120, result_ttl=60, backtrace=5)
+def charge(amount):
+    return amount
+
+
+@task
+def asks_for_retry(in_s=None):
+    raise Retry("not yet", in_s=in_s)
+
+
+@task
+def asks_for_discard():
+    raise Discard("nobody needs it")
+
+
+@task
+def asks_for_kill():
+    raise Kill("somebody must look")
+
+
+def linear_backoff(exception, task_result):
+    return 7 * task_result.attempts
+
+
+def broken_backoff(exception, task_result):
+    raise RuntimeError("the backoff itself fails")
+
+
+@task(backoff=linear_backoff, max_attempts=3)
+def fails_with_backoff(text="no luck"):
+    raise ValueError(text)
+
+
+@task(backoff=broken_backoff)
+def fails_with_broken_backoff():
+    raise ValueError("no luck")
+
+
+@task(retry_on=[ConnectionError])
+def retries_only_connection_errors(kind):
+    raise {"connection": ConnectionResetError, "value": ValueError}[kind](kind)
+
+
+@task(discard_on=[Mark.DoesNotExist])
+def discards_what_is_gone():
+    Mark.objects.get(text="never written")
+
+
+@task
+def exits():
+    raise SystemExit(3)
+
+
+@task
+def interrupts():
+    raise KeyboardInterrupt
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("even this fails")
+
+
+@task
+def fails_unprintably():
+    raise UnprintableError
+
+
+current_tenant = contextvars.ContextVar("current_tenant", default="none")
+
+
+@task
+def sets_context_variable():
+    seen = current_tenant.get()
+    current_tenant.set("somebody")
+    return seen

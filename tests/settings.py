@@ -1,0 +1,87 @@
+"""Settings of the test project. `FAKTORY_TEST_DB` picks the database: sqlite (default), postgresql, mariadb.
+
+`FAKTORY_TEST_TAG` keeps two runs on one machine apart.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+TAG = os.environ.get("FAKTORY_TEST_TAG", "main")
+KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
+SCRATCH = Path(tempfile.gettempdir()) / f"django_faktory_{TAG}"
+SCRATCH.mkdir(mode=0o700, exist_ok=True)
+
+DATABASES = {
+    "sqlite": {
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(SCRATCH / "project.sqlite3"),
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20,
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            },
+            "TEST": {"NAME": str(SCRATCH / "test.sqlite3")},
+        }
+    },
+    "postgresql": {
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "postgres",
+            "HOST": os.environ.get("PGHOST", "127.0.0.1"),
+            "PORT": os.environ.get("PGPORT", "5432"),
+            "USER": os.environ.get("PGUSER", "postgres"),
+            "PASSWORD": os.environ.get("PGPASSWORD", ""),
+            "TEST": {"NAME": f"test_faktory_{TAG}"},
+        }
+    },
+    "mariadb": {
+        "default": {
+            "ENGINE": "django.db.backends.mysql",
+            "NAME": "test",
+            "HOST": os.environ.get("MYSQL_HOST", "127.0.0.1"),
+            "PORT": os.environ.get("MYSQL_PORT", "3306"),
+            "USER": os.environ.get("MYSQL_USER", "root"),
+            "PASSWORD": os.environ.get("MYSQL_PASSWORD", ""),
+            "OPTIONS": {"charset": "utf8mb4", "isolation_level": "read committed"},
+            "TEST": {"NAME": f"test_faktory_{TAG}", "CHARSET": "utf8mb4"},
+        }
+    },
+}[KIND]
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django_faktory",
+    "tests.project",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+ROOT_URLCONF = "tests.project.urls"
+SECRET_KEY = "tests only"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+STATIC_URL = "/static/"
+TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
+FAKTORY: dict[str, object] = {}
