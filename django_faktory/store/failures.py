@@ -49,13 +49,13 @@ def reap(
 ) -> int:
     """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19)."""
 
+    overdue = Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__lt=now or Now())
+    if not run(using, lambda _: overdue.exists(), atomic=False):  # nearly always: one statement, no transaction
+        return 0
+
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
-        clock = now or Now()
-        overdue = (
-            Job.objects.using(using).filter(state=State.WORKING, reserved_until__lt=clock).order_by("reserved_until")
-        )
-        rows = failing.locked(overdue, skip=True)[:limit]
+        rows = failing.locked(overdue.order_by("reserved_until"), skip=True)[:limit]
         return failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows])
 
     return run(using, verb)

@@ -13,7 +13,7 @@ from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from .dialects import dialect_of
-from .dialects.base import Dialect, Slot, withheld
+from .dialects.base import Dialect, Ended, Slot, holds, withheld
 from .transactions import run
 
 CHUNK = 500
@@ -135,7 +135,7 @@ def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], clai
 
 def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None) -> list[bool]:
     """End jobs well: the row goes, or stays as succeeded for its `result_ttl`. False: nothing was changed (W16)."""
-    ended: set[str] = set()
+    ended: Ended = {}
     one_statement = _dialect(using).one_statement
     for start in range(0, len(acks), CHUNK):
         chunk = [ack for ack in acks[start : start + CHUNK] if is_storable(ack.jid)]
@@ -145,14 +145,14 @@ def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None) -> list
                 lambda connection, chunk=chunk: dialect_of(connection).end(connection, chunk, now),  # type: ignore[misc]
                 atomic=not one_statement,
             )
-    return [_take(ended, ack.jid) for ack in acks]
+    return [_was_holder(ack, ended) for ack in acks]
 
 
-def _take(jids: set[str], jid: str) -> bool:
-    if jid in jids:
-        jids.remove(jid)
-        return True
-    return False
+def _was_holder(ack: Ack, ended: Ended) -> bool:
+    if ack.jid not in ended or not holds(ack.wid, ack.attempt, *ended[ack.jid]):
+        return False
+    del ended[ack.jid]  # a second ack of the same job finds it ended
+    return True
 
 
 def release(reservations: Sequence[Reservation], *, using: str) -> int:

@@ -45,6 +45,10 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     late: int = 0
 
 
+Ended = dict[str, tuple[str, int]]
+"""jid → the wid and attempt that held it, of the jobs that were ended."""
+
+
 class Dialect(ABC):
     """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
 
@@ -70,8 +74,11 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> set[str]:
-        """End well what these acks hold; return the jids it was done to. Counts the rest as late."""
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
+        """End well what these acks hold; return the jids it was done to, and who held them. Counts the rest as late.
+
+        Several acks may name one jid: that of the holder is the one that counts.
+        """
 
     @abstractmethod
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
@@ -172,25 +179,28 @@ class PortableDialect(Dialect):
             [wid, adapt(now), adapt(now), *ids],
         )
 
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> set[str]:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""
-        by_jid = {ack.jid: ack for ack in reversed(acks)}
+        jids = {ack.jid for ack in acks}
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             cursor.execute(
                 f"SELECT id, jid, wid, attempt, result_ttl FROM {JOB} WHERE state = 'working'"
-                f" AND jid IN ({marks(by_jid)}){self.plain_lock}",
-                [*by_jid],
+                f" AND jid IN ({marks(jids)}){self.plain_lock}",
+                [*jids],
             )
-            held = [
-                (row_id, by_jid[jid], result_ttl)
-                for row_id, jid, wid, attempt, result_ttl in cursor.fetchall()
-                if holds(by_jid[jid].wid, by_jid[jid].attempt, wid, attempt)
-            ]
-            self._delete(cursor, [row_id for row_id, _, ttl in held if ttl is None])
-            self._keep(connection, cursor, [entry for entry in held if entry[2] is not None], clock)
+            rows = {jid: (row_id, wid, attempt, ttl) for row_id, jid, wid, attempt, ttl in cursor.fetchall()}
+            held: dict[str, tuple[int, Ack, int | None]] = {}
+            for ack in acks:
+                row_id, wid, attempt, ttl = rows.get(ack.jid, (0, "", 0, None))
+                if row_id and ack.jid not in held and holds(ack.wid, ack.attempt, wid, attempt):
+                    held[ack.jid] = row_id, ack, ttl
+            self._delete(cursor, [row_id for row_id, _, ttl in held.values() if ttl is None])
+            self._keep(
+                connection, cursor, [(row_id, ack, ttl) for row_id, ack, ttl in held.values() if ttl is not None], clock
+            )
             self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held)))
-        return {ack.jid for _, ack, _ in held}
+        return {jid: rows[jid][1:3] for jid in held}
 
     def _delete(self, cursor: CursorWrapper, ids: list[int]) -> None:
         if ids:

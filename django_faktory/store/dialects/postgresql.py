@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
-from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Slot, Tally, counter_slot
+from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Slot, Tally, counter_slot
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
@@ -73,28 +73,28 @@ RETURNING picked.place, j.weight, j.id, {_RETURNED}"""
 
 END = f"""
 WITH report AS MATERIALIZED (
-  SELECT DISTINCT ON (jid) * FROM json_to_recordset(%s::json)
+  SELECT * FROM json_to_recordset(%s::json)
     AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
 clock AS (SELECT COALESCE(%s::timestamptz, STATEMENT_TIMESTAMP()) AS now),
 gone AS (
   DELETE FROM {JOB} AS j USING report AS r
   WHERE j.jid = r.jid AND j.state = 'working' AND j.result_ttl IS NULL
     AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid) AND (r.attempt IS NULL OR r.attempt = j.attempt)
-  RETURNING j.jid),
+  RETURNING j.jid, j.wid, j.attempt),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = now, reserved_until = NULL,
     purge_at = now + make_interval(secs => j.result_ttl)
   FROM report AS r, clock
   WHERE j.jid = r.jid AND j.state = 'working' AND j.result_ttl IS NOT NULL
     AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid) AND (r.attempt IS NULL OR r.attempt = j.attempt)
-  RETURNING j.jid),
-ended AS (SELECT jid FROM gone UNION ALL SELECT jid FROM kept),
+  RETURNING j.jid, j.wid, j.attempt),
+ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
   SELECT (now AT TIME ZONE 'UTC')::date, %s, (SELECT COUNT(*) FROM ended), 0, %s - (SELECT COUNT(*) FROM ended)
   FROM clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
-SELECT jid FROM ended"""
+SELECT jid, wid, attempt FROM ended"""
 
 COUNT = f"""
 INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)
@@ -143,11 +143,11 @@ class PostgresqlDialect(Dialect):
                     found += [_reserved(row) for row in sorted(cursor.fetchall(), key=_place)]
         return found
 
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> set[str]:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""
         with connection.cursor() as cursor:
             cursor.execute(END, [str(_json.encode(acks), "utf-8"), now, counter_slot(), len(acks)])
-            return {row[0] for row in cursor.fetchall()}
+            return {jid: (wid, attempt) for jid, wid, attempt in cursor.fetchall()}
 
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """See Dialect."""

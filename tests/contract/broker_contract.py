@@ -1,0 +1,236 @@
+"""What every Broker promises, as tests. A subclass gives the `broker` fixture; nothing here knows which one it is.
+
+Rows are looked at only to see what the verbs have done, and changed only to let time pass.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_faktory.errors import JobNotFound, UnknownWorker
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.payloads import Ack, Beat, FetchRequest, WorkerIdentity, failure
+from tests.factories import QueueFactory, payload
+
+ME = WorkerIdentity(wid="wid-me", hostname="localhost", pid=1, labels=("python",))
+LATER = timedelta(hours=1)
+
+
+@pytest.mark.django_db(transaction=True)
+class BrokerContract:
+    """Subclass it, give `broker`, and name the class Test…"""
+
+    blocking = False
+
+    @pytest.fixture
+    def me(self, broker):
+        broker.hello(ME)
+        return ME.wid
+
+    @staticmethod
+    def fetch(broker, *queues, wid="wid-me", count=1):
+        [found] = broker.fetch([FetchRequest(queues=queues or ("default",), wid=wid, count=count)])
+        return found
+
+    @classmethod
+    def fetch_all(cls, broker, *queues, wid="wid-me", count):
+        found = []
+        while len(found) < count:
+            found += cls.fetch(broker, *queues, wid=wid, count=count - len(found))
+        return found
+
+    def test_a_pushed_job_is_fetched_with_its_arguments(self, broker, me):
+        job = payload(args=[1, "two", None])
+        assert broker.push([job]) == [None]
+        [got] = self.fetch(broker)
+        assert (got.jid, got.queue, got.wid) == (job.jid, "default", me)
+        assert '"args":[1,"two",null]' in got.text
+
+    def test_an_empty_set_is_no_work(self, broker, me):
+        assert broker.push([]) == []
+        assert broker.fetch([]) == []
+        assert broker.ack([]) == []
+        assert broker.fail([]) == []
+
+    def test_a_queue_is_first_in_first_out(self, broker, me):
+        jobs = [payload() for _ in range(5)]
+        broker.push(jobs[:3])
+        broker.push(jobs[3:])
+        assert [got.jid for got in self.fetch_all(broker, count=5)] == [job.jid for job in jobs]
+
+    def test_higher_priority_comes_first(self, broker, me):
+        low, high, middle = payload(priority=-50), payload(priority=100), payload()
+        broker.push([low, high, middle])
+        assert [got.jid for got in self.fetch_all(broker, count=3)] == [high.jid, middle.jid, low.jid]
+
+    def test_queues_are_tried_in_the_order_given(self, broker, me):
+        """W13."""
+        first, second, third = payload(queue="a"), payload(queue="b", priority=100), payload(queue="c")
+        broker.push([first, second, third])
+        assert [got.queue for got in self.fetch_all(broker, "c", "a", "b", count=3)] == ["c", "a", "b"]
+
+    def test_a_queue_not_asked_for_is_left_alone(self, broker, me):
+        broker.push([payload(queue="other")])
+        assert self.fetch(broker, "default") == []
+
+    def test_several_requests_are_answered_in_order_each_from_its_own_queues(self, broker, me):
+        a, b, c = payload(queue="a"), payload(queue="b"), payload(queue="c")
+        broker.push([a, b, c])
+        found = broker.fetch(
+            [
+                FetchRequest(queues=("b", "a"), wid=me),
+                FetchRequest(queues=("c",), wid=me),
+                FetchRequest(queues=("a", "c"), wid=me),
+            ]
+        )
+        assert [[got.jid for got in one] for one in found] == [[b.jid], [c.jid], [a.jid]]
+
+    def test_a_paused_queue_gives_nothing_and_holds_up_no_other(self, broker, me):
+        QueueFactory(name="paused", paused_at=datetime(2026, 1, 1, tzinfo=UTC))
+        broker.push([payload(queue="paused"), payload(queue="open")])
+        assert [got.queue for got in self.fetch(broker, "paused", "open", count=1)] == ["open"]
+        assert self.fetch(broker, "paused") == []
+
+    def test_a_scheduled_job_is_not_fetched_before_its_time(self, broker, me):
+        job = payload(at=datetime.now(UTC) + LATER)
+        broker.push([job])
+        assert self.fetch(broker) == []
+        assert Job.objects.get(jid=job.jid).state == "scheduled"
+
+    def test_a_time_in_the_past_means_now(self, broker, me):
+        job = payload(at=datetime.now(UTC) - LATER)
+        broker.push([job])
+        assert [got.jid for got in self.fetch(broker)] == [job.jid]
+
+    def test_pushing_a_living_jid_again_changes_nothing(self, broker, me):
+        """W10."""
+        job = payload("again", args=[1])
+        broker.push([job])
+        assert broker.push([payload("again", args=[2])]) == [None]
+        [got] = self.fetch(broker)
+        assert '"args":[1]' in got.text
+        assert broker.push([payload("again", args=[3])]) == [None]
+        assert Job.objects.count() == 1
+        assert self.fetch(broker) == []
+
+    def test_the_same_jid_twice_in_one_set_is_one_job(self, broker, me):
+        broker.push([payload("twin", args=[1]), payload("twin", args=[2])])
+        assert '"args":[1]' in Job.objects.get().payload
+
+    def test_an_acknowledged_job_is_gone(self, broker, me):
+        broker.push([payload()])
+        [got] = self.fetch(broker)
+        assert broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt)]) == [True]
+        assert not Job.objects.exists()
+
+    def test_a_job_with_a_result_ttl_stays_as_succeeded(self, broker, me):
+        broker.push([payload(result_ttl=60)])
+        [got] = self.fetch(broker)
+        broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt, result='{"a":1}')])
+        job = Job.objects.get()
+        assert job.state == "succeeded"
+        assert (job.purge_at - job.finished_at).total_seconds() == pytest.approx(60, abs=0.01)
+        assert job.result == ('{"a":1}' if broker.keeps_results else None)
+
+    def test_a_failed_job_waits_for_its_retry_with_the_failure_noted(self, broker, me):
+        broker.push([payload(retry=3)])
+        [got] = self.fetch(broker)
+        report = failure(jid=got.jid, wid=me, attempt=got.attempt, errtype="KeyError", message="no", backtrace=["l1"])
+        assert broker.fail([report]) == [True]
+        job = Job.objects.get()
+        assert (job.state, job.errtype, job.failures) == ("retries", "KeyError", 1)
+        assert 15 <= (job.run_at - datetime.now(UTC)).total_seconds() + 2 <= 48
+        assert '"message":"no"' in job.failure
+
+    def test_a_job_whose_retries_are_used_up_is_dead(self, broker, me):
+        broker.push([payload(retry=1)])
+        for state in ("retries", "dead"):
+            Job.objects.filter(state="retries").update(state="enqueued", enqueued_at=datetime.now(UTC), run_at=None)
+            [got] = self.fetch(broker)
+            broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt, errtype="E")])
+            assert Job.objects.get().state == state
+
+    @pytest.mark.parametrize(("retry", "ttl", "state"), [(0, None, None), (0, 60, "dead"), (-1, None, "dead")])
+    def test_a_job_without_retries_ends_at_its_first_failure(self, broker, me, retry, ttl, state):
+        """W18."""
+        broker.push([payload(retry=retry, result_ttl=ttl)])
+        [got] = self.fetch(broker)
+        broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt)])
+        assert [job.state for job in Job.objects.all()] == ([state] if state else [])
+
+    def test_failing_an_unknown_jid_says_so(self, broker, me):
+        """W17."""
+        [answer] = broker.fail([failure(jid="nobody-knows", wid=me)])
+        assert isinstance(answer, JobNotFound)
+        assert str(answer) == "Job not found nobody-knows"
+
+    def test_acknowledging_an_unknown_jid_changes_nothing(self, broker, me):
+        broker.push([payload()])
+        broker.ack([Ack(jid="nobody-knows", wid=me)])
+        assert Job.objects.count() == 1
+
+    def test_a_late_report_leaves_the_new_holder_alone(self, broker, me):
+        """W16, W17: the job was given to another worker meanwhile."""
+        broker.push([payload()])
+        [got] = self.fetch(broker)
+        Job.objects.update(wid="wid-other", attempt=2)
+        broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt)])
+        broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt)])
+        job = Job.objects.get()
+        assert (job.state, job.wid, job.attempt, job.failures) == ("working", "wid-other", 2, 0)
+
+    def test_a_quiet_worker_gets_no_job_and_others_do(self, broker, me):
+        """W15."""
+        WorkerProcess.objects.filter(wid=me).update(state="quiet")
+        broker.push([payload()])
+        assert self.fetch(broker) == []
+        assert Job.objects.get().state == "enqueued"
+
+    def test_a_beat_tells_the_worker_what_it_was_asked(self, broker, me):
+        """W21."""
+        assert broker.beat([Beat(wid=me, rss_kb=1234)]) == [""]
+        assert WorkerProcess.objects.get(wid=me).rss_kb == 1234
+        WorkerProcess.objects.filter(wid=me).update(state="terminate")
+        assert broker.beat([Beat(wid=me)]) == ["terminate"]
+
+    def test_the_beat_that_says_quiet_is_answered_with_quiet_and_there_is_no_way_back(self, broker, me):
+        """W21."""
+        assert broker.beat([Beat(wid=me, current_state="quiet")]) == ["quiet"]
+        assert broker.beat([Beat(wid=me, current_state="running")]) == ["quiet"]
+        assert broker.beat([Beat(wid=me, current_state="terminate")]) == ["terminate"]
+        assert broker.beat([Beat(wid=me, current_state="quiet")]) == ["terminate"]
+
+    def test_a_beat_of_an_unknown_worker_says_so(self, broker, me):
+        [answer] = broker.beat([Beat(wid="wid-nobody")])
+        assert isinstance(answer, UnknownWorker)
+        assert str(answer) == "unknown worker wid-nobody"
+
+    def test_info_counts_what_is_there_and_what_was_done(self, broker, me):
+        """W22."""
+        broker.push([payload(queue="a"), payload(queue="a"), payload(queue="b"), payload(retry=0)])
+        broker.push([payload(at=datetime.now(UTC) + LATER)])
+        [first] = self.fetch(broker)
+        broker.fail([failure(jid=first.jid, wid=me, attempt=first.attempt)])
+        [second] = self.fetch(broker, "b")
+        broker.ack([Ack(jid=second.jid, wid=me, attempt=second.attempt)])
+        [_] = self.fetch(broker, "a")
+        info = broker.info()
+        assert {name: info["queues"].get(name) for name in ("a", "b", "default")} == {"a": 1, "b": 0, "default": 0}
+        assert info["sets"] == {"dead": 0, "retries": 0, "scheduled": 1, "working": 1}
+        assert (info["total_processed"], info["total_failures"]) == (2, 1)
+        assert info["total_enqueued"] == 1
+
+    @pytest.mark.parametrize(
+        "value", [2**63, -(2**70), 1.0, 1e22, "\u0000", "é😀", {"b": 1, "a": [None, True]}, [[[]]], ""]
+    )
+    def test_arguments_come_back_as_they_were(self, broker, me, value):
+        """W11."""
+        job = payload(args=[value])
+        broker.push([job])
+        [got] = self.fetch(broker)
+        assert got.text.startswith(job.text[:-1])
+
+    def test_a_large_set_is_pushed_whole(self, broker, me):
+        jobs = [payload() for _ in range(1234)]
+        assert broker.push(jobs) == [None] * 1234
+        assert Job.objects.count() == 1234

@@ -1,0 +1,65 @@
+"""The contract, on this database."""
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job
+from django_faktory.payloads import Ack
+from tests.contract.broker_contract import BrokerContract
+from tests.factories import payload
+
+
+class TestOrmBroker(BrokerContract):
+    @pytest.fixture
+    def broker(self):
+        return OrmBroker("default")
+
+    def test_what_was_given_back_is_fetched_again_from_its_old_place(self, broker, me):
+        """W14."""
+        jobs = [payload(), payload(), payload()]
+        broker.push(jobs)
+        first, second = self.fetch(broker, count=2)
+        assert broker.release([second, first]) == 2
+        assert [got.jid for got in self.fetch(broker, count=3)] == [job.jid for job in jobs]
+
+    def test_giving_back_twice_or_by_a_stranger_changes_nothing(self, broker, me):
+        broker.push([payload()])
+        [got] = self.fetch(broker)
+        assert broker.release([got]) == 1
+        [again] = self.fetch(broker, wid="")
+        assert broker.release([got]) == 0
+        assert Job.objects.get().attempt == again.attempt
+
+    def test_one_fetch_takes_as_many_as_it_asks_for(self, broker, me):
+        broker.push([payload() for _ in range(5)])
+        assert len(self.fetch(broker, count=3)) == 3
+        assert len(self.fetch(broker, count=3)) == 2
+
+    def test_a_worker_that_says_goodbye_leaves_its_jobs_to_others(self, broker, me):
+        broker.push([payload()])
+        self.fetch(broker)
+        broker.bye([me])
+        job = Job.objects.get()
+        assert (job.state, job.wid, job.failures) == ("enqueued", "", 0)
+
+    def test_a_lost_worker_costs_its_jobs_no_retry_until_the_third_time(self, broker):
+        """W20."""
+        broker.push([payload(result_ttl=60)])
+        for loss in (1, 2, 3):
+            self.fetch(broker, wid="wid-lost")
+            assert broker.lost(["wid-lost"]) == 1
+            job = Job.objects.get()
+            assert (job.losses, job.failures) == (loss, 0)
+        assert (job.state, job.errtype) == ("dead", "WorkerLost")
+
+    def test_answers_of_ack_tell_what_had_effect(self, broker, me):
+        broker.push([payload(), payload()])
+        first, second = self.fetch(broker, count=2)
+        acks = [
+            Ack(jid=first.jid, wid=me, attempt=first.attempt),
+            Ack(jid=first.jid, wid=me, attempt=first.attempt),
+            Ack(jid=second.jid, wid="wid-stranger"),
+            Ack(jid="not\x00storable"),
+            Ack(jid=second.jid),
+        ]
+        assert broker.ack(acks) == [True, False, False, False, True]

@@ -1,0 +1,74 @@
+"""Rows and payloads for tests. Traits name the state; a row made here is as the store would have made it."""
+
+from datetime import UTC, datetime, timedelta
+
+import factory
+from factory.django import DjangoModelFactory
+
+from django_faktory import payloads
+from django_faktory.models import Job, Queue, WorkerProcess
+
+T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+"""A fixed moment for tests that pass `now`."""
+
+
+def payload(jid=None, jobtype="noop", args=(), **fields):
+    """A job as a producer makes it; the jid is of good length whatever short name is given."""
+    payload.made += 1
+    return payloads.new_job(jid=f"job-{jid or payload.made}".ljust(8, "."), jobtype=jobtype, args=list(args), **fields)
+
+
+payload.made = 0
+
+
+class JobFactory(DjangoModelFactory):
+    class Meta:
+        model = Job
+
+    class Params:
+        scheduled = factory.Trait(state="scheduled", run_at=T0 + timedelta(hours=1), enqueued_at=None)
+        working = factory.Trait(
+            state="working", wid="w1", attempt=1, started_at=T0, reserved_until=T0 + timedelta(seconds=1800)
+        )
+        retries = factory.Trait(state="retries", run_at=T0 + timedelta(hours=1), failures=1, attempt=1, wid="w1")
+        dead = factory.Trait(
+            state="dead", finished_at=T0, purge_at=T0 + timedelta(days=180), failures=26, attempt=26, wid="w1"
+        )
+        succeeded = factory.Trait(
+            state="succeeded", finished_at=T0, purge_at=T0 + timedelta(days=1), attempt=1, wid="w1", result_ttl=86_400
+        )
+        discarded = factory.Trait(
+            state="discarded", finished_at=T0, purge_at=T0 + timedelta(days=1), attempt=1, wid="w1", result_ttl=86_400
+        )
+        expired = factory.Trait(
+            state="expired", finished_at=T0, purge_at=T0 + timedelta(days=1), attempt=1, wid="w1", result_ttl=86_400
+        )
+
+    jid = factory.Sequence(lambda n: f"row-{n:08d}")
+    jobtype = "noop"
+    queue = "default"
+    state = "enqueued"
+    enqueued_at = T0
+    created_at = T0
+    payload = factory.LazyAttribute(
+        lambda job: (
+            f'{{"jid":"{job.jid}","jobtype":"{job.jobtype}","queue":"{job.queue}","args":[],"retry":{job.retry}}}'
+        )
+    )
+    retry = 25
+
+
+class QueueFactory(DjangoModelFactory):
+    class Meta:
+        model = Queue
+
+    name = factory.Sequence(lambda n: f"queue{n}")
+
+
+class WorkerFactory(DjangoModelFactory):
+    class Meta:
+        model = WorkerProcess
+
+    wid = factory.Sequence(lambda n: f"wid-{n}")
+    hostname = "localhost"
+    pid = 1
