@@ -1,4 +1,4 @@
-"""Every pair (state, event), on the database at hand: what the table allows happens, what it does not changes nothing."""
+"""Every pair (state, event), on the database at hand: the table's legal ones happen, the others change nothing."""
 
 from datetime import timedelta
 
@@ -51,7 +51,7 @@ def state_of(job):
     return State(row.state) if (row := Job.objects.filter(jid=job.jid).first()) else GONE
 
 
-@pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("state", "event"), PAIRS, ids=str)
 @pytest.mark.parametrize("kept", [False, True], ids=["plain", "kept"])
 def test_an_event_leads_where_the_table_says_and_nowhere_else(state, event, kept):
     job = JobFactory(**{str(state): True} if state is not State.ENQUEUED else {})

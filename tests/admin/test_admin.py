@@ -1,0 +1,132 @@
+"""The admin, through Django's own client: every page opens, every action does what it says, nobody acts unasked."""
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.urls import reverse
+
+from django_faktory.admin import CappedPaginator
+from django_faktory.models import Job, WorkerProcess
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+STATES = ("scheduled", "enqueued", "working", "retries", "dead", "succeeded", "discarded", "expired")
+JOBS = "admin:django_faktory_job_changelist"
+WORKERS = "admin:django_faktory_workerprocess_changelist"
+
+
+def job_in(state, **fields):
+    return JobFactory(**({state: True} if state != "enqueued" else {}), **fields)
+
+
+def staff(*permissions):
+    user = User.objects.create_user("on-call", password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    return user
+
+
+def act(client, page, action, *objects):
+    return client.post(reverse(page), {"action": action, "_selected_action": [o.pk for o in objects]}, follow=True)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_job_in_any_state_is_listed_and_opens(admin_client, state):
+    job = job_in(state, failure='{"errtype":"E"}', history='[{"attempt":1}]')
+    page = admin_client.get(reverse(JOBS), {"state": state}).content.decode()
+    assert job.jid in page
+    detail = admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk]))
+    assert detail.status_code == 200
+    assert "&quot;errtype&quot;: &quot;E&quot;" in detail.content.decode()
+
+
+def test_filters_narrow_the_list_by_state_and_queue(admin_client):
+    QueueFactory(name="mail")
+    mail, other, dead = job_in("enqueued", queue="mail"), job_in("enqueued"), job_in("dead", queue="mail")
+    page = admin_client.get(reverse(JOBS), {"state": "enqueued", "queue": "mail"}).content.decode()
+    assert mail.jid in page
+    assert other.jid not in page
+    assert dead.jid not in page
+
+
+@pytest.mark.parametrize("query", ["row-of-mine", "shop.tasks.send", "ConnectionError"])
+def test_a_job_is_found_by_jid_jobtype_or_error(admin_client, query):
+    mine = job_in("dead", jid="row-of-mine", jobtype="shop.tasks.send_invoice", errtype="ConnectionError")
+    other = job_in("dead")
+    page = admin_client.get(reverse(JOBS), {"q": query}).content.decode()
+    assert mine.jid in page
+    assert other.jid not in page
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "becomes"),
+    [
+        ("retry", "dead", "enqueued"),
+        ("retry", "scheduled", "enqueued"),
+        ("retry", "succeeded", "succeeded"),
+        ("kill", "retries", "dead"),
+        ("kill", "working", "working"),
+        ("discard", "dead", None),
+        ("discard", "working", "working"),
+    ],
+)
+def test_an_action_changes_the_jobs_it_may_and_says_how_many(admin_client, action, state, becomes):
+    job = job_in(state)
+    page = act(admin_client, JOBS, action, job).content.decode()
+    row = Job.objects.filter(pk=job.pk).first()
+    assert (row.state if row else None) == becomes
+    assert f"{0 if state == becomes else 1} jobs." in page
+    assert LogEntry.objects.get().object_repr == str(job)
+
+
+@pytest.mark.parametrize(("action", "state"), [("quiet", "quiet"), ("terminate", "terminate")])
+def test_workers_are_quieted_and_terminated(admin_client, action, state):
+    worker = WorkerFactory()
+    act(admin_client, WORKERS, action, worker)
+    assert WorkerProcess.objects.get().state == state
+
+
+def test_who_may_only_look_is_offered_no_action(client):
+    client.force_login(staff("view_job"))
+    job = job_in("dead")
+    page = client.get(reverse(JOBS)).content.decode()
+    assert job.jid in page
+    assert 'value="retry"' not in page
+    act(client, JOBS, "retry", job)
+    assert Job.objects.get().state == "dead"
+
+
+def test_who_may_change_jobs_may_act_but_neither_add_nor_delete(client):
+    client.force_login(staff("view_job", "change_job", "add_job", "delete_job"))
+    job = job_in("dead")
+    assert client.get(reverse("admin:django_faktory_job_add")).status_code == 403
+    assert client.get(reverse("admin:django_faktory_job_delete", args=[job.pk])).status_code == 403
+    act(client, JOBS, "retry", job)
+    assert Job.objects.get().state == "enqueued"
+
+
+def test_hostile_texts_stay_texts(admin_client):
+    hostile = "<script>alert(1)</script>"
+    job = job_in("dead", jobtype=hostile, errtype=hostile, payload=f'{{"args":["{hostile}"]}}')
+    for page in (reverse(JOBS), reverse("admin:django_faktory_job_change", args=[job.pk])):
+        assert hostile not in admin_client.get(page).content.decode()
+
+
+def test_a_list_costs_the_same_few_queries_however_many_jobs_there_are(admin_client, django_assert_max_num_queries):
+    JobFactory.create_batch(60)
+    with django_assert_max_num_queries(8):
+        admin_client.get(reverse(JOBS))
+
+
+def test_no_list_is_counted_beyond_the_cap(monkeypatch):
+    JobFactory.create_batch(5)
+    monkeypatch.setattr(CappedPaginator, "cap", 3)
+    assert CappedPaginator(Job.objects.order_by("pk"), 2).count == 3
+    assert CappedPaginator([1, 2], 2).count == 2
+
+
+def test_queues_and_workers_are_listed(admin_client):
+    QueueFactory(name="mail")
+    WorkerFactory(wid="wid-of-mine")
+    assert "mail" in admin_client.get(reverse("admin:django_faktory_queue_changelist")).content.decode()
+    assert "wid-of-mine" in admin_client.get(reverse(WORKERS)).content.decode()
