@@ -65,6 +65,14 @@ class UnknownJobType(FaktoryError):
     """No task is registered under this jobtype; nothing is ever imported because a job named it."""
 
 
+class ReservationExpired(FaktoryError):
+    """How results tell, by this name, that a job was held longer than its `reserve_for` (W19). Never raised."""
+
+
+class WorkerLost(FaktoryError):
+    """How results tell, by this name, that a job's worker process was lost (W20). Never raised."""
+
+
 class InvalidTransition(FaktoryError):
     """A job in this state cannot undergo this event (see `lifecycle.TRANSITIONS`)."""
 

@@ -179,6 +179,7 @@ def new_job(
     reserve_for: int = DEFAULT_RESERVE_FOR,
     backtrace: int = 0,
     at: datetime | None = None,
+    created_at: datetime | None = None,
     result_ttl: int | None = None,
     custom: Mapping[str, Any] | None = None,
 ) -> JobPayload:
@@ -197,6 +198,8 @@ def new_job(
         job["backtrace"] = backtrace
     if at is not None:
         job["at"] = rfc3339(at)
+    if created_at is not None:
+        job["created_at"] = rfc3339(created_at)
     if extra:
         job["custom"] = extra
     return JobPayload(

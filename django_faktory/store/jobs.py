@@ -13,7 +13,7 @@ from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Slot, holds, withheld
+from .dialects.base import Dialect, Ended, Slot, holds
 from .transactions import run
 
 CHUNK = 500
@@ -86,8 +86,11 @@ def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation
     wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
     wids = {request.wid for request in requests if request.wid}
-    paused, muted = run(using, lambda connection: withheld(connection, wids), atomic=False)
-    waiting = _waiting([queue for queue in queues if queue not in paused], sum(wanted), using=using)
+    waiting, muted = run(
+        using,
+        lambda connection: dialect_of(connection).waiting(connection, list(queues), max(sum(wanted), 0), wids),
+        atomic=False,
+    )
     slots: dict[tuple[str, str], int] = {}
     for request, need in zip(requests, wanted, strict=True):
         missing = 0 if request.wid in muted else need
@@ -98,26 +101,6 @@ def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation
                 missing -= take
                 slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
     return [Slot(queue, wid, count) for (queue, wid), count in slots.items()]
-
-
-def _waiting(queues: Sequence[str], most: int, *, using: str) -> dict[str, int]:
-    """How many jobs wait in each queue, counted no further than `most`."""
-    if not queues or most < 1:
-        return {}
-
-    def count(connection: BaseDatabaseWrapper) -> dict[str, int]:
-        one = (
-            "SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM django_faktory_job WHERE state = 'enqueued'"
-            " AND queue = %s LIMIT %s) AS ready) AS waiting"
-        )
-        with connection.cursor() as cursor:
-            cursor.execute(
-                " UNION ALL ".join([one] * len(queues)),
-                [value for queue in queues for value in (queue, queue, most)],
-            )
-            return dict(cursor.fetchall())
-
-    return run(using, count, atomic=False)
 
 
 def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]) -> None:

@@ -74,6 +74,13 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def waiting(
+        self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
+    ) -> tuple[dict[str, int], set[str]]:
+        """How many jobs wait in each queue that is not paused, counted no further than `most`; and those of `wids`
+        that are quiet or terminating."""
+
+    @abstractmethod
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """End well what these acks hold; return the jids it was done to, and who held them. Counts the rest as late.
 
@@ -178,6 +185,26 @@ class PortableDialect(Dialect):
             f" reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
             [wid, adapt(now), adapt(now), *ids],
         )
+
+    def waiting(
+        self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
+    ) -> tuple[dict[str, int], set[str]]:
+        """See Dialect."""
+        paused, muted = withheld(connection, wids)
+        running = [queue for queue in queues if queue not in paused]
+        if not running:
+            return {}, muted
+        with connection.cursor() as cursor:
+            cursor.execute(
+                " UNION ALL ".join([self._waiting] * len(running)),
+                [value for queue in running for value in (queue, queue, most)],
+            )
+            return dict(cursor.fetchall()), muted
+
+    _waiting = (
+        f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
+        " LIMIT %s) AS ready) AS waiting"
+    )
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""

@@ -5,7 +5,7 @@ A set travels as one JSON parameter, so that the statement's text does not grow 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
 from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Slot, Tally, counter_slot
+from .prepared import Statement
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
@@ -35,18 +36,29 @@ ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for c
 WHERE old.state IN ({FINISHED_SQL})
 """
 
-_CLOCK = "(SELECT COALESCE(%s::timestamptz, STATEMENT_TIMESTAMP()) AS now) AS clock"
+
+def _clock(place: int) -> str:
+    return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
+
 
 # A lone job goes as plain values: building and reading JSON would cost more than they do.
-PUSH_ONE = f"""{_INTO}
-FROM (VALUES (%s, %s, %s, %s::smallint, %s, %s::int, %s::int, %s::smallint, %s::int, %s::timestamptz))
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {_CLOCK}{_UPSERT}"""
+PUSH_ONE = Statement(
+    "push_one",
+    ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
+    f"""{_INTO}
+FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {_clock(11)}{_UPSERT}""",
+)
 
-PUSH_MANY = f"""{_INTO}
-FROM ROWS FROM (json_to_recordset(%s::json) AS (jid text, jobtype text, queue text, priority smallint, text text,
+PUSH_MANY = Statement(
+    "push_many",
+    ["json", "timestamptz"],
+    f"""{_INTO}
+FROM ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
   retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {_CLOCK}
-ORDER BY j.place{_UPSERT}"""
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {_clock(2)}
+ORDER BY j.place{_UPSERT}""",
+)
 
 _RETURNED = (
     "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
@@ -58,43 +70,70 @@ _READY = f"""
   ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
 # The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
-# locked. MATERIALIZED: the claim must run once.
-CLAIM = f"""
+# locked. MATERIALIZED: the claim must run once. It commits without waiting for the disk: a claim that a crash of the
+# database takes back is a job that runs again, and whatever is acknowledged later takes the claim to disk with it.
+CLAIM = Statement(
+    "claim",
+    ["text[]", "int[]", "text", "int", "timestamptz"],
+    f"""
 WITH picked AS MATERIALIZED (
-  SELECT ready.id, q.place FROM unnest(%s::text[], %s::int[]) WITH ORDINALITY AS q (name, room, place)
+  SELECT ready.id, q.place FROM unnest($1, $2) WITH ORDINALITY AS q (name, room, place)
   CROSS JOIN LATERAL ({_READY}) AS ready
   WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
-    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = %s AND state <> 'running')
-  LIMIT %s)
-UPDATE {JOB} AS j SET state = 'working', wid = %s, attempt = attempt + 1, started_at = now, run_at = NULL,
+    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
+    AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL
+  LIMIT $4)
+UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => reserve_for)
-FROM picked, {_CLOCK} WHERE j.id = picked.id
-RETURNING picked.place, j.weight, j.id, {_RETURNED}"""
+FROM picked, {_clock(5)} WHERE j.id = picked.id
+RETURNING picked.place, j.weight, j.id, {_RETURNED}""",
+)
 
-END = f"""
-WITH report AS MATERIALIZED (
-  SELECT * FROM json_to_recordset(%s::json)
-    AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
-clock AS (SELECT COALESCE(%s::timestamptz, STATEMENT_TIMESTAMP()) AS now),
+WAITING = Statement(
+    "waiting",
+    ["text[]", "int", "text[]"],
+    f"""
+SELECT q.name, (SELECT COUNT(*) FROM (
+    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name LIMIT $2) AS ready), FALSE
+  FROM unnest($1) AS q (name)
+  WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
+UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
+)
+
+# Rows are found by jid alone, inside the LATERAL, and judged outside of it: told the state there, the planner takes
+# the partial index of working jobs, whose dead entries it does not count, and walks over every job of the last minute.
+END = Statement(
+    "done",
+    ["timestamptz", "json", "smallint", "int"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+held AS MATERIALIZED (
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result
+  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
+  CROSS JOIN LATERAL (
+    SELECT id, jid, wid, attempt, result_ttl, state FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
+    AND (r.attempt IS NULL OR r.attempt = j.attempt)),
 gone AS (
-  DELETE FROM {JOB} AS j USING report AS r
-  WHERE j.jid = r.jid AND j.state = 'working' AND j.result_ttl IS NULL
-    AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid) AND (r.attempt IS NULL OR r.attempt = j.attempt)
+  DELETE FROM {JOB} AS j USING held
+  WHERE j.id = held.id AND held.result_ttl IS NULL
+    AND j.state = 'working' AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt),
 kept AS (
-  UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = now, reserved_until = NULL,
+  UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     purge_at = now + make_interval(secs => j.result_ttl)
-  FROM report AS r, clock
-  WHERE j.jid = r.jid AND j.state = 'working' AND j.result_ttl IS NOT NULL
-    AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid) AND (r.attempt IS NULL OR r.attempt = j.attempt)
+  FROM held, clock
+  WHERE j.id = held.id AND held.result_ttl IS NOT NULL
+    AND j.state = 'working' AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt),
 ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, %s, (SELECT COUNT(*) FROM ended), 0, %s - (SELECT COUNT(*) FROM ended)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0, $4 - (SELECT COUNT(*) FROM ended)
   FROM clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
-SELECT jid, wid, attempt FROM ended"""
+SELECT jid, wid, attempt FROM ended""",
+)
 
 COUNT = f"""
 INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)
@@ -119,11 +158,11 @@ class PostgresqlDialect(Dialect):
         """See Dialect."""
         with connection.cursor() as cursor:
             if len(jobs) > 1:
-                cursor.execute(PUSH_MANY, [str(_json.encode(jobs), "utf-8"), now])
+                PUSH_MANY.execute(cursor, [str(_json.encode(jobs), "utf-8"), now])
                 return
             job = jobs[0]
-            cursor.execute(
-                PUSH_ONE,
+            PUSH_ONE.execute(
+                cursor,
                 [job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace,
                  job.result_ttl, job.at, now],
             )  # fmt: skip
@@ -139,14 +178,23 @@ class PostgresqlDialect(Dialect):
                 queues, rooms = [slot.queue for slot in slots], [slot.count for slot in slots]
                 room = limit - len(found)
                 if room > 0:
-                    cursor.execute(CLAIM, [queues, rooms, wid, room, wid, now])
+                    CLAIM.execute(cursor, [queues, rooms, wid, room, now])
                     found += [_reserved(row) for row in sorted(cursor.fetchall(), key=_place)]
         return found
+
+    def waiting(
+        self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
+    ) -> tuple[dict[str, int], set[str]]:
+        """See Dialect."""
+        with connection.cursor() as cursor:
+            WAITING.execute(cursor, [list(queues), most, list(wids)])
+            rows = cursor.fetchall()
+        return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""
         with connection.cursor() as cursor:
-            cursor.execute(END, [str(_json.encode(acks), "utf-8"), now, counter_slot(), len(acks)])
+            END.execute(cursor, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)])
             return {jid: (wid, attempt) for jid, wid, attempt in cursor.fetchall()}
 
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
