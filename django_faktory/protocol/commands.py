@@ -1,0 +1,253 @@
+"""Commands: a line of text and what it means, both ways. One entry in `VERBS` for each verb.
+
+`parse` checks shape only; what a command does is the server's affair. Wording follows the original server where
+it has one. Rules: W5, W9, W12, W16, W17, W21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from .. import jsontext
+from ..errors import InvalidPayload, UnknownCommand
+from ..payloads import DEFAULT_QUEUE, MAX_NAME, Beat, JobPayload, WorkerIdentity, parse_job
+
+VERSION = 2
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """The client says who it is."""
+
+    identity: WorkerIdentity = WorkerIdentity()
+    pwdhash: str = ""
+    v: int = VERSION
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        who = self.identity
+        told: dict[str, Any] = {"v": self.v}
+        if who.wid:
+            told |= {"wid": who.wid, "hostname": who.hostname, "pid": who.pid, "labels": who.labels}
+        if self.pwdhash:
+            told["pwdhash"] = self.pwdhash
+        return _line("HELLO", jsontext.encode(told))
+
+
+class End(msgspec.Struct, frozen=True):
+    """The client goes."""
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return b"END\r\n"
+
+
+class Info(msgspec.Struct, frozen=True):
+    """The client asks for the numbers."""
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return b"INFO\r\n"
+
+
+class Push(msgspec.Struct, frozen=True):
+    """A job to store."""
+
+    job: JobPayload
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _line("PUSH", self.job.text)
+
+
+class PushBulk(msgspec.Struct, frozen=True):
+    """Jobs to store, and those that were refused already (W12)."""
+
+    jobs: Sequence[JobPayload | InvalidPayload]
+
+    def line(self) -> bytes:
+        """As a client sends it; refused ones have no text any more."""
+        return _line("PUSHB", f"[{','.join(job.text for job in self.jobs if isinstance(job, JobPayload))}]")
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """A worker wants a job of these queues, in this order."""
+
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _line("FETCH", " ".join(self.queues))
+
+
+class AckJob(msgspec.Struct, frozen=True):
+    """A job is done."""
+
+    jid: str
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _line("ACK", jsontext.encode({"jid": self.jid}))
+
+
+class FailJob(msgspec.Struct, frozen=True):
+    """A job failed; texts as they came, not cut yet."""
+
+    jid: str
+    errtype: str = ""
+    message: str = ""
+    backtrace: tuple[str, ...] = ()
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _line("FAIL", jsontext.encode(msgspec.structs.asdict(self)))
+
+
+class BeatWorker(msgspec.Struct, frozen=True):
+    """A worker lives."""
+
+    beat: Beat
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        told = {key: value for key, value in msgspec.structs.asdict(self.beat).items() if value}
+        return _line("BEAT", jsontext.encode(told))
+
+
+Command = Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker
+
+
+def parse(line: str) -> Command:
+    """Read one line, without its end. Raises UnknownCommand or InvalidPayload; both leave the connection open."""
+    verb, _, rest = line.partition(" ")
+    reader = VERBS.get(verb)
+    if reader is None:
+        raise UnknownCommand(f"unknown command {verb[:100]}")
+    return reader(rest)
+
+
+def parse_hello(text: str) -> Hello:
+    """Read what follows HELLO. Raises InvalidPayload; the caller closes (W2)."""
+    found = _object("HELLO", text)
+    version = found.get("v", VERSION)  # a client in use sends none
+    if version != VERSION or isinstance(version, bool):
+        raise InvalidPayload(f"invalid HELLO: v: expected {VERSION}, the protocol's version, got {ascii(version)[:40]}")
+    labels = _field("HELLO", found, "labels", list, [])
+    if not all(isinstance(label, str) for label in labels):
+        raise InvalidPayload("invalid HELLO: labels: expected an array of strings")
+    identity = WorkerIdentity(
+        wid=_wid("HELLO", found),
+        hostname=_field("HELLO", found, "hostname", str, ""),
+        pid=_field("HELLO", found, "pid", int, 0),
+        labels=tuple(labels),
+    )
+    return Hello(identity=identity, pwdhash=_field("HELLO", found, "pwdhash", str, ""))
+
+
+def _parse_push(text: str) -> Push:
+    return Push(parse_job(text))
+
+
+def _parse_push_bulk(text: str) -> PushBulk:
+    return PushBulk([_job_or_refusal(item) for item in ([] if text.strip() == "null" else jsontext.items(text))])
+
+
+def _job_or_refusal(text: str) -> JobPayload | InvalidPayload:
+    try:
+        return parse_job(text)
+    except InvalidPayload as refusal:
+        return refusal
+
+
+def _parse_fetch(text: str) -> Fetch:
+    return Fetch(tuple(dict.fromkeys(text.split())) or (DEFAULT_QUEUE,))
+
+
+def _parse_ack(text: str) -> AckJob:
+    jid = _object("ACK", text).get("jid")
+    if not isinstance(jid, str):
+        raise InvalidPayload(f"invalid ACK {text[:200]}: jid: expected a string")
+    return AckJob(jid)
+
+
+def _parse_fail(text: str) -> FailJob:
+    found = _object("FAIL", text)
+    jid = _field("FAIL", found, "jid", str, "")
+    if not jid:
+        raise InvalidPayload("missing JID: expected the jid of the job that failed")
+    lines = _field("FAIL", found, "backtrace", list, [])
+    if not all(isinstance(line, str) for line in lines):
+        raise InvalidPayload("invalid FAIL: backtrace: expected an array of strings")
+    return FailJob(
+        jid=jid,
+        errtype=_field("FAIL", found, "errtype", str, "").strip(),
+        message=_field("FAIL", found, "message", str, "").strip(),
+        backtrace=tuple(lines),
+    )
+
+
+def _parse_beat(text: str) -> BeatWorker:
+    found = _object("BEAT", text)
+    wid = _wid("BEAT", found)
+    if not wid:
+        raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that said HELLO")
+    return BeatWorker(
+        Beat(
+            wid=wid,
+            current_state=_field("BEAT", found, "current_state", str, ""),
+            rss_kb=_field("BEAT", found, "rss_kb", int, 0),
+        )
+    )
+
+
+def _parse_second_hello(_: str) -> Command:
+    raise UnknownCommand("unknown command HELLO")  # it is the first line or none (as the original says it)
+
+
+VERBS: dict[str, Callable[[str], Command]] = {
+    "HELLO": _parse_second_hello,
+    "END": lambda _: End(),
+    "INFO": lambda _: Info(),
+    "PUSH": _parse_push,
+    "PUSHB": _parse_push_bulk,
+    "FETCH": _parse_fetch,
+    "ACK": _parse_ack,
+    "FAIL": _parse_fail,
+    "BEAT": _parse_beat,
+}
+
+
+def _line(verb: str, rest: str) -> bytes:
+    return f"{verb} {rest}\r\n".encode()
+
+
+def _object(verb: str, text: str) -> dict[str, Any]:
+    jsontext.check_depth(text)
+    try:
+        found = jsontext.decode(text)
+    except InvalidPayload as error:
+        raise InvalidPayload(f"invalid {verb} {text[:200]}: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidPayload(f"invalid {verb} {text[:200]}: expected an object {{…}}")
+    return found
+
+
+def _field(verb: str, found: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    value = found.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidPayload(f"invalid {verb}: {name}: expected {_KINDS[kind]}, got {ascii(value)[:60]}")
+    return value
+
+
+_KINDS: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an array"}
+
+
+def _wid(verb: str, found: dict[str, Any]) -> str:
+    wid: str = _field(verb, found, "wid", str, "")
+    if len(wid) > MAX_NAME or "\x00" in wid or not wid.isprintable():
+        raise InvalidPayload(f"invalid {verb}: wid: expected at most {MAX_NAME} printable characters")
+    return wid

@@ -1,0 +1,129 @@
+"""Replies: RESP2 as the protocol uses it (simple strings, errors, bulk strings), written and read.
+
+What comes from outside never breaks a reply in two: control characters are escaped in every one-line reply.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ..errors import ProtocolError
+
+OK = b"+OK\r\n"
+NULL = b"$-1\r\n"
+MAX_LINE = 500
+"""Characters of text in a one-line reply: enough to say what is wrong."""
+
+MAX_REPLY_BYTES = 512 * 1024 * 1024
+MAX_REPLY_LINE_BYTES = 1024 * 1024
+_MAX_BULK_HEAD_BYTES = 16
+_unsafe = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class Simple(msgspec.Struct, frozen=True):
+    """`+text`."""
+
+    text: str
+
+
+class Error(msgspec.Struct, frozen=True):
+    """`-CODE message`."""
+
+    code: str
+    message: str
+
+
+class Bulk(msgspec.Struct, frozen=True):
+    """`$length` and that many bytes of text; None is the null reply."""
+
+    text: str | None
+
+
+Reply = Simple | Error | Bulk
+
+
+def simple(text: str) -> bytes:
+    """`+text`, on one line whatever the text."""
+    return b"+%b\r\n" % _one_line(text).encode()
+
+
+def error(message: str, *, code: str = "ERR") -> bytes:
+    """`-CODE message`, on one line whatever the message."""
+    return b"-%b %b\r\n" % (code.encode(), _one_line(message).encode())
+
+
+def bulk(text: str | None) -> bytes:
+    """A text of any length and content; None is the null reply."""
+    if text is None:
+        return NULL
+    raw = text.encode("utf-8", "replace")
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
+
+
+def _one_line(text: str) -> str:
+    shown = _unsafe.sub(lambda match: ascii(match[0])[1:-1], text[: MAX_LINE + 1])
+    return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 1]}…"
+
+
+class ReplyReader:
+    """Replies out of bytes that come in any pieces. Raises ProtocolError for what is no reply."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take what came."""
+        self._buffer += data
+
+    def next(self) -> Reply | None:
+        """The next whole reply; None where more bytes are needed."""
+        if self._buffer and self._buffer[0] not in b"+-$":  # seen at once: what is no server may never end its line
+            raise ProtocolError(f"expected a reply that begins with +, - or $, got {bytes(self._buffer[:20])!a}")
+        end = self._buffer.find(b"\r\n", self._searched)
+        limit = _MAX_BULK_HEAD_BYTES if self._buffer.startswith(b"$") else MAX_REPLY_LINE_BYTES
+        if (len(self._buffer) if end < 0 else end) > limit:
+            raise ProtocolError(f"expected a line end within {limit} bytes of a reply")
+        if end < 0:
+            self._searched = max(len(self._buffer) - 1, 0)
+            return None
+        line = bytes(self._buffer[1:end])
+        if self._buffer[0] == ord("$"):
+            return self._bulk(line, end + 2)
+        text = _text(line)
+        if self._buffer[0] == ord("+"):
+            reply: Reply = Simple(text)
+        else:
+            code, _, message = text.partition(" ")
+            reply = Error(code, message)
+        self._drop(end + 2)
+        return reply
+
+    def _bulk(self, line: bytes, start: int) -> Reply | None:
+        if line == b"-1":
+            self._drop(start)
+            return Bulk(None)
+        if not line.isdigit() or int(line) > MAX_REPLY_BYTES:
+            raise ProtocolError(f"expected the length of a bulk reply, got {line[:40]!a}")
+        end = start + int(line)
+        if len(self._buffer) < end + 2:
+            self._searched = 0  # the head is found again at once; the body is not searched
+            return None
+        if self._buffer[end : end + 2] != b"\r\n":
+            raise ProtocolError("expected CRLF after a bulk reply")
+        text = _text(bytes(self._buffer[start:end]))
+        self._drop(end + 2)
+        return Bulk(text)
+
+    def _drop(self, count: int) -> None:
+        del self._buffer[:count]
+        self._searched = 0
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"expected a reply in UTF-8: {error}") from error

@@ -1,0 +1,8 @@
+"""Every way a stream of bytes may arrive: whole, byte by byte, and in two pieces cut at each place."""
+
+
+def every_split(stream):
+    yield [stream]
+    yield [stream[at : at + 1] for at in range(len(stream))]
+    for at in range(1, len(stream)):
+        yield [stream[:at], stream[at:]]

@@ -1,0 +1,39 @@
+"""The exceptions people meet: one line each, and the code that goes over the wire."""
+
+import pytest
+
+from django_faktory import errors
+
+pytestmark = pytest.mark.core
+
+
+def every(cls):
+    return [cls, *(found for child in cls.__subclasses__() for found in every(child))]
+
+
+@pytest.mark.parametrize("cls", every(errors.FaktoryError), ids=lambda cls: cls.__name__)
+def test_every_error_is_of_one_tree_with_a_docstring_and_a_code(cls):
+    assert cls.__doc__
+    assert cls.code == "ERR"
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "attributes"),
+    [
+        (errors.JobNotFound("12345678"), "Job not found 12345678", {"jid": "12345678"}),
+        (errors.UnknownWorker("w1"), "unknown worker w1", {"wid": "w1"}),
+        (errors.InvalidPayload("no"), "no", {"jid": ""}),
+        (errors.InvalidPayload("no", jid="12345678"), "no", {"jid": "12345678"}),
+        (errors.CommandRefused("Job not unique", code="NOTUNIQUE"), "Job not unique", {"code": "NOTUNIQUE"}),
+        (errors.Retry(), "the task asked for a retry", {"in_s": None}),
+        (errors.Retry("later", in_s=0), "later", {"in_s": 0}),
+    ],
+)
+def test_errors_say_what_they_are_about(error, text, attributes):
+    assert str(error) == text
+    assert {name: getattr(error, name) for name in attributes} == attributes
+
+
+def test_a_retry_cannot_be_in_the_past():
+    with pytest.raises(ValueError, match="in_s must be 0 or more seconds, got -1"):
+        errors.Retry(in_s=-1)

@@ -1,0 +1,188 @@
+"""The one table of a job's life: every (state, event) pair, every outcome of a failure, the bounds of the backoff."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory.errors import InvalidTransition
+from django_faktory.lifecycle import (
+    FINISHED,
+    GONE,
+    LIVE,
+    TRANSITIONS,
+    WAITING,
+    Event,
+    Outcome,
+    State,
+    backoff,
+    outcome_of_failure,
+    outcome_of_loss,
+    sources,
+    targets,
+)
+
+pytestmark = pytest.mark.core
+
+FAILED = {State.RETRIES, State.DEAD, State.DISCARDED, GONE}
+BORN = {State.SCHEDULED, State.ENQUEUED}
+DROPPED = {State.DISCARDED, GONE}
+
+# Written out a second time, by hand: a change of the table must be meant twice.
+LEGAL = {
+    (GONE, "push"): BORN,
+    ("scheduled", "due"): {"enqueued"},
+    ("scheduled", "requeue"): {"enqueued"},
+    ("scheduled", "kill"): {"dead"},
+    ("scheduled", "discard"): DROPPED,
+    ("enqueued", "fetch"): {"working"},
+    ("enqueued", "kill"): {"dead"},
+    ("enqueued", "discard"): DROPPED,
+    ("working", "ack"): {"succeeded", GONE},
+    ("working", "fail"): FAILED,
+    ("working", "reap"): FAILED,
+    ("working", "lose"): {"enqueued", "dead"},
+    ("working", "release"): {"enqueued"},
+    ("retries", "due"): {"enqueued"},
+    ("retries", "requeue"): {"enqueued"},
+    ("retries", "kill"): {"dead"},
+    ("retries", "discard"): DROPPED,
+    ("dead", "push"): BORN,
+    ("dead", "requeue"): {"enqueued"},
+    ("dead", "kill"): {"dead"},
+    ("dead", "discard"): DROPPED,
+    ("dead", "purge"): {GONE},
+    ("succeeded", "push"): BORN,
+    ("succeeded", "purge"): {GONE},
+    ("discarded", "push"): BORN,
+    ("discarded", "purge"): {GONE},
+    ("expired", "push"): BORN,
+    ("expired", "purge"): {GONE},
+}
+
+
+@pytest.mark.parametrize("event", Event, ids=str)
+@pytest.mark.parametrize("state", [GONE, *State], ids=str)
+def test_every_pair_of_state_and_event(state, event):
+    if (state, event) in LEGAL:
+        assert targets(state, event) == LEGAL[state, event]
+        assert state is GONE or state in sources(event)
+    else:
+        assert state not in sources(event)
+        with pytest.raises(InvalidTransition, match=f"a job that is {state or 'not stored'} cannot {event}"):
+            targets(state, event)
+
+
+def test_states_are_spelled_as_the_protocol_does():
+    assert [str(state) for state in State] == [
+        "scheduled", "enqueued", "working", "retries", "dead", "succeeded", "discarded", "expired",
+    ]  # fmt: skip
+
+
+def test_every_state_is_live_or_finished_and_waiting_ones_are_live():
+    assert set(State) == LIVE | FINISHED
+    assert not LIVE & FINISHED
+    assert WAITING <= LIVE
+
+
+def test_every_state_can_be_reached_and_left():
+    reached = {target for events in TRANSITIONS.values() for found in events.values() for target in found}
+    assert reached | {State.EXPIRED} == {GONE, *State}  # a job expires inside FETCH, which is no event of its own
+    assert set(TRANSITIONS) == {GONE, *State}
+    assert all(TRANSITIONS.values())
+
+
+def test_a_live_job_is_never_pushed_over():
+    """W10."""
+    assert sources(Event.PUSH) == FINISHED
+
+
+@pytest.mark.parametrize(
+    ("retry", "failures", "keep", "verdict", "state"),
+    [
+        # verdict of the task: stronger than any count
+        (25, 0, False, "kill", State.DEAD),
+        (0, 0, False, "kill", State.DEAD),
+        (25, 0, False, "discard", GONE),
+        (25, 0, True, "discard", State.DISCARDED),
+        (-1, 0, True, "discard", State.DISCARDED),
+        # 0: dropped, or kept where its end must stay readable
+        (0, 0, False, "", GONE),
+        (0, 0, True, "", State.DEAD),
+        # negative: dead at once
+        (-1, 0, False, "", State.DEAD),
+        (-9, 0, True, "", State.DEAD),
+        # counted: one failure more than retries
+        (1, 0, False, "", State.RETRIES),
+        (1, 1, False, "", State.DEAD),
+        (1, 2, False, "", State.DEAD),
+        (25, 24, True, "", State.RETRIES),
+        (25, 25, True, "", State.DEAD),
+    ],
+)
+def test_a_failure_leads_here(retry, failures, keep, verdict, state):
+    """W18."""
+    outcome = outcome_of_failure(retry=retry, failures=failures, keep=keep, verdict=verdict, rng=Random(1))
+    assert outcome.state == state
+    assert (outcome.retry_in_s is not None) is (state is State.RETRIES)
+    assert state in targets(State.WORKING, Event.FAIL)
+
+
+@pytest.mark.parametrize("retry", [1, 25, 2**31 - 1])
+def test_a_job_runs_once_more_than_its_retries(retry):
+    counts = range(retry) if retry < 100 else (0, 1, 1000)
+    for failures in counts:
+        assert outcome_of_failure(retry=retry, failures=failures, keep=False, rng=Random(1)).state is State.RETRIES
+    assert outcome_of_failure(retry=retry, failures=retry, keep=False, rng=Random(1)) == Outcome(State.DEAD)
+
+
+@pytest.mark.parametrize("wish_s", [0.0, 0.25, 86_400.0])
+def test_a_task_may_choose_the_delay_but_not_a_retry_more(wish_s):
+    assert outcome_of_failure(retry=1, failures=0, keep=True, wish_s=wish_s, rng=Random(1)) == (State.RETRIES, wish_s)
+    assert outcome_of_failure(retry=1, failures=1, keep=True, wish_s=wish_s, rng=Random(1)) == (State.DEAD, None)
+
+
+class Chance(Random):
+    """Chance that always draws the same end of the range."""
+
+    def __init__(self, *, is_high):
+        super().__init__()
+        self.is_high = is_high
+
+    def randrange(self, stop):
+        return stop - 1 if self.is_high else 0
+
+
+@pytest.mark.parametrize(
+    ("failures", "soonest", "latest"),
+    [
+        (0, 15, 15 + 29),
+        (1, 16, 16 + 29 * 2),
+        (2, 31, 31 + 29 * 3),
+        (5, 640, 640 + 29 * 6),
+        (10, 10_015, 10_015 + 29 * 11),
+        (24, 331_791, 331_791 + 29 * 25),
+    ],
+)
+def test_the_backoff_is_the_originals(failures, soonest, latest):
+    """W18: bounds as measured on the original server."""
+    assert backoff(failures, Chance(is_high=False)) == soonest
+    assert backoff(failures, Chance(is_high=True)) == latest
+    drawn = {backoff(failures, Random(seed)) for seed in range(1000)}
+    assert (min(drawn), max(drawn), len(drawn)) == (soonest, latest, 30)
+
+
+@given(st.integers(0, 10_000))
+def test_the_backoff_never_shrinks_and_is_capped_at_30_days(failures):
+    now = backoff(failures, Chance(is_high=False))
+    assert now <= backoff(failures + 1, Chance(is_high=False)) <= 30 * 86_400
+    assert backoff(failures, Chance(is_high=True)) <= 30 * 86_400
+    assert (now == 30 * 86_400) is (failures >= 41)
+
+
+@pytest.mark.parametrize(("losses", "state"), [(1, "enqueued"), (2, "enqueued"), (3, "dead"), (4, "dead")])
+def test_the_third_loss_is_a_poison_pill(losses, state):
+    """W20."""
+    assert outcome_of_loss(losses) == state
+    assert state in targets(State.WORKING, Event.LOSE)

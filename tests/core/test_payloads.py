@@ -1,0 +1,388 @@
+"""Jobs and reports as they cross a seam: what is checked at PUSH, what is kept verbatim, what is cut."""
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory import payloads
+from django_faktory.errors import InvalidPayload
+from django_faktory.payloads import JobPayload, Reservation, parse_job
+
+pytestmark = pytest.mark.core
+
+JOB = {"jid": "12345678", "jobtype": "mail", "args": []}
+T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+
+
+def text_of(**fields):
+    return json.dumps(JOB | fields, separators=(",", ":"))
+
+
+def job_of(**fields):
+    return parse_job(text_of(**fields))
+
+
+def held(text, **fields):
+    return Reservation(**({"jid": "12345678", "queue": "default", "text": text, "wid": "w", "attempt": 1} | fields))
+
+
+# --- what PUSH checks: W9 ---
+
+
+def test_what_is_left_out_has_the_defaults_of_the_protocol():
+    assert job_of() == JobPayload(
+        jid="12345678",
+        jobtype="mail",
+        queue="default",
+        priority=0,
+        retry=25,
+        reserve_for=1800,
+        backtrace=0,
+        at=None,
+        result_ttl=None,
+        text='{"jid":"12345678","jobtype":"mail","args":[],"queue":"default","retry":25}',
+    )
+
+
+def test_null_counts_as_left_out():
+    names = ("queue", "priority", "retry", "reserve_for", "backtrace", "at", "created_at", "custom")
+    job, plain = job_of(**dict.fromkeys(names)), job_of()
+    for attribute in ("queue", "priority", "retry", "reserve_for", "backtrace", "at", "result_ttl"):
+        assert getattr(job, attribute) == getattr(plain, attribute)
+    assert json.loads(job.text) == JOB | dict.fromkeys(names) | {"queue": "default", "retry": 25}
+
+
+@pytest.mark.parametrize(
+    ("fields", "attribute", "value"),
+    [
+        ({"jid": "j" * 8}, "jid", "j" * 8),
+        ({"jid": "é" * 255}, "jid", "é" * 255),
+        ({"jobtype": "t" * 255}, "jobtype", "t" * 255),
+        ({"queue": ""}, "queue", "default"),
+        ({"queue": "A-z._9"}, "queue", "A-z._9"),
+        ({"queue": "q" * 255}, "queue", "q" * 255),
+        ({"priority": 1}, "priority", -100),
+        ({"priority": 5}, "priority", 0),
+        ({"priority": 6}, "priority", 25),
+        ({"priority": 9}, "priority", 100),
+        ({"retry": 0}, "retry", 0),
+        ({"retry": -7}, "retry", -1),
+        ({"retry": 10**30}, "retry", 2**31 - 1),
+        ({"reserve_for": 86_400}, "reserve_for", 86_400),
+        ({"reserve_for": 59}, "reserve_for", 60),
+        ({"reserve_for": -1}, "reserve_for", 60),
+        ({"backtrace": 12}, "backtrace", 12),
+        ({"backtrace": 10**9}, "backtrace", 200),
+        ({"backtrace": -5}, "backtrace", -1),
+        ({"at": ""}, "at", None),
+        ({"at": "2026-05-01T12:00:00Z"}, "at", T0),
+        ({"custom": {"result_ttl": 60}}, "result_ttl", 60),
+        ({"custom": {"result_ttl": None}}, "result_ttl", None),
+        ({"custom": {}}, "result_ttl", None),
+    ],
+)
+def test_these_values_are_accepted(fields, attribute, value):
+    """W9."""
+    assert getattr(job_of(**fields), attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "start", "names"),
+    [
+        ({"jid": "1234567"}, "jobs must have a reasonable jid parameter", "8 to 255"),
+        ({"jid": "j" * 256}, "jobs must have a reasonable jid parameter", "8 to 255"),
+        ({"jid": 12345678}, "jobs must have a reasonable jid parameter", "got 12345678"),
+        ({"jid": None}, "jobs must have a reasonable jid parameter", "null or nothing"),
+        ({"jid": "1234567\x00"}, "jobs must have a reasonable jid parameter", "without NUL"),
+        ({"jid": "1234567\ud800"}, "jobs must have a reasonable jid parameter", "jid"),
+        ({"jobtype": ""}, "jobs must have a jobtype parameter", "1 to 255"),
+        ({"jobtype": None}, "jobs must have a jobtype parameter", "null or nothing"),
+        ({"jobtype": ["t"]}, "jobs must have a jobtype parameter", "string"),
+        ({"jobtype": "t" * 256}, "jobs must have a jobtype parameter", "1 to 255"),
+        ({"jobtype": "t\x00"}, "jobs must have a jobtype parameter", "without NUL"),
+        ({"jobtype": "\udfff"}, "jobs must have a jobtype parameter", "jobtype"),
+        ({"args": None}, "jobs must have an args parameter", "array"),
+        ({"args": {}}, "jobs must have an args parameter", "array"),
+        ({"args": "[]"}, "jobs must have an args parameter", "array"),
+        ({"reserve_for": 86_401}, "jobs cannot be reserved for more than one day", "86400"),
+        ({"reserve_for": 60.5}, "reserve_for: expected an integer", "60.5"),
+        ({"reserve_for": "60"}, "reserve_for: expected an integer", "60"),
+        ({"at": 5}, "invalid timestamp for 'at'", "RFC 3339"),
+        ({"at": "tomorrow"}, "invalid timestamp for 'at'", "tomorrow"),
+        ({"at": "2026-05-01 12:00:00Z"}, "invalid timestamp for 'at'", "RFC 3339"),
+        ({"at": "2026-05-01T12:00:00"}, "invalid timestamp for 'at'", "RFC 3339"),
+        ({"at": "2026-02-30T12:00:00Z"}, "invalid timestamp for 'at'", "RFC 3339"),
+        ({"at": "2026-05-01T24:00:00Z"}, "invalid timestamp for 'at'", "RFC 3339"),
+        ({"at": "9999-12-31T23:59:59-23:59"}, "invalid timestamp for 'at'", "RFC 3339"),
+        ({"created_at": "now"}, "invalid timestamp for 'created_at'", "RFC 3339"),
+        ({"created_at": {}}, "invalid timestamp for 'created_at'", "RFC 3339"),
+        ({"queue": "bad queue"}, 'cannot get "bad queue" queue', r"\A[a-zA-Z0-9._-]+\z"),
+        ({"queue": "q" * 256}, "cannot get ", "255"),
+        ({"queue": "q\n"}, "cannot get ", "queue names must match"),
+        ({"queue": "*"}, "cannot get ", "queue names must match"),
+        ({"queue": 7}, "queue: expected a string", "7"),
+        ({"priority": 0}, "priority: expected an integer from 1 to 9", "0"),
+        ({"priority": 10}, "priority: expected an integer from 1 to 9", "10"),
+        ({"priority": 5.0}, "priority: expected an integer from 1 to 9", "5.0"),
+        ({"retry": "5"}, "retry: expected an integer", "5"),
+        ({"retry": 1.5}, "retry: expected an integer", "1.5"),
+        ({"retry": True}, "retry: expected an integer", "true"),
+        ({"backtrace": "all"}, "backtrace: expected an integer", "all"),
+        ({"custom": []}, "custom: expected an object or null", "[]"),
+        ({"custom": {"result_ttl": -1}}, "custom.result_ttl: expected an integer", "-1"),
+        ({"custom": {"result_ttl": "1"}}, "custom.result_ttl: expected an integer", "1"),
+        ({"custom": {"result_ttl": 2**31}}, "custom.result_ttl: expected an integer", str(2**31)),
+    ],
+)
+def test_these_values_are_refused_in_one_short_line_that_names_the_field(fields, start, names):
+    """W9: begins as the original server's text does, where it has one."""
+    with pytest.raises(InvalidPayload) as told:
+        job_of(**fields)
+    message = str(told.value)
+    assert message.startswith(start)
+    assert names in message
+    assert message.isprintable()
+    assert len(message) < 300
+
+
+def test_a_job_far_in_the_future_is_checked_like_any_other():
+    """W9: the original accepts it and throws it away when it falls due."""
+    with pytest.raises(InvalidPayload, match="queue names must match"):
+        job_of(at="2999-01-01T00:00:00Z", queue="no such name")
+
+
+@pytest.mark.parametrize(
+    ("text", "jid"),
+    [
+        (text_of(jobtype=""), "12345678"),
+        (text_of(jid="short"), "short"),
+        (text_of(jid=""), ""),
+        (text_of(jid=7), ""),
+        (text_of(jid="\ud800"), ""),
+        ("nonsense", ""),
+    ],
+)
+def test_a_refusal_knows_the_jid_where_there_is_one(text, jid):
+    """W12."""
+    with pytest.raises(InvalidPayload) as told:
+        parse_job(text)
+    assert told.value.jid == jid
+
+
+def test_a_key_twice_is_refused_at_the_top_and_left_alone_below():
+    """W7."""
+    with pytest.raises(InvalidPayload, match="given twice"):
+        parse_job('{"jid":"12345678","jobtype":"t","args":[],"jid":"87654321"}')
+    text = (
+        '{"jid":"12345678","jobtype":"t","queue":"q","retry":1,"args":[{"a":1,"a":2}],'
+        '"custom":{"result_ttl":1,"result_ttl":2}}'
+    )
+    job = parse_job(text)
+    assert job.text == text
+    assert job.result_ttl == 2
+
+
+# --- what is stored: W11 ---
+
+VERBATIM = [
+    '{"zz":1.0,"jid":"12345678","args":[9007199254740993,1.0,1e400,"\\u0000","<&>"],"jobtype":"t","queue":"q","retry":1}',
+    '{ "jid" : "12345678" ,\t"jobtype":"t","args":[ ],"queue":"q","retry" : 25,"custom":{"b":2, "a":1.0} }',
+    '{"jid":"12345678","jobtype":"t","args":[],"queue":"q","retry":-3,"created_at":"2020-01-01T00:00:00.123456789+02:00"}',
+    '{"j\\u0069d":"12345678","jobtype":"t","args":["\\ud800"],"queue":"q","retry":1,"priority":9,"at":""}',
+]
+
+
+@pytest.mark.parametrize("text", VERBATIM)
+def test_a_complete_job_is_stored_as_it_was_sent(text):
+    """W11."""
+    assert parse_job(text).text == text
+    assert parse_job(f" {text}\t").text == text
+
+
+def test_what_is_missing_is_added_at_the_end():
+    assert parse_job('{"jid":"12345678","jobtype":"t","args":[1.0] }').text == (
+        '{"jid":"12345678","jobtype":"t","args":[1.0],"queue":"default","retry":25}'
+    )
+
+
+@pytest.mark.parametrize("field", ["enqueued_at", "failure"])
+def test_a_client_cannot_preset_what_is_the_servers_to_say(field):
+    """W11."""
+    assert field not in json.loads(job_of(**{field: {"retry_count": 9}}).text)
+
+
+def test_empty_members_are_filled_in():
+    job = job_of(queue="", retry=None, created_at="")
+    assert job.text == '{"jid":"12345678","jobtype":"mail","args":[],"queue":"default","retry":25}'
+
+
+@given(
+    st.lists(
+        st.one_of(st.integers(), st.text(), st.none(), st.floats(allow_nan=False, allow_infinity=False)), max_size=5
+    ),
+    st.dictionaries(st.text(min_size=1).filter(lambda key: key not in {"enqueued_at", "failure"}), st.text()),
+)
+def test_every_member_of_a_job_comes_back_out_of_its_text(args, others):
+    """W11."""
+    sent = others | JOB | {"args": args, "queue": "q", "retry": 3}
+    for name in ("at", "created_at", "custom", "priority", "reserve_for", "backtrace"):
+        sent.pop(name, None)
+    job = parse_job(json.dumps(sent))
+    assert list(json.loads(job.text).items()) == list(sent.items())
+
+
+# --- what FETCH gives ---
+
+
+def test_a_fetched_job_is_the_stored_text_with_the_servers_part_at_the_end():
+    text = '{"jid":"12345678","jobtype":"t","args":[1.0]}'
+    failed = '{"retry_count":0}'
+    got = held(text, created_at=T0, enqueued_at=T0 + timedelta(milliseconds=1500), failure=failed).wire()
+    assert got == (
+        text[:-1] + ',"created_at":"2026-05-01T12:00:00Z","enqueued_at":"2026-05-01T12:00:01.5Z","failure":'
+        '{"retry_count":0}}'
+    )
+    assert held(text).wire() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "is_added"),
+    [
+        ('{"created_at":"2020-01-01T00:00:00Z","args":[]}', False),
+        ('{"args":["\\"created_at\\"","created_at"]}', True),
+        ('{"args":[{"created_at":1}]}', True),
+    ],
+)
+def test_a_clients_own_created_at_is_kept(text, is_added):
+    """W11."""
+    wire = held(text, created_at=T0).wire()
+    assert wire.startswith(text[:-1])
+    assert (json.loads(wire)["created_at"] == "2026-05-01T12:00:00Z") is is_added
+
+
+# --- jobs of our own ---
+
+
+def test_a_new_job_is_what_parsing_its_text_gives():
+    job = payloads.new_job(
+        jid="12345678",
+        jobtype="mail.send",
+        args=[1, "é", None, {"a": [1.5]}],
+        kwargs={"to": "x"},
+        queue="mail",
+        priority=50,
+        retry=4,
+        reserve_for=60,
+        backtrace=3,
+        at=T0,
+        created_at=T0,
+        result_ttl=60,
+        custom={"track": 1},
+    )
+    assert parse_job(job.text) == job
+    assert json.loads(job.text)["created_at"] == "2026-05-01T12:00:00Z"
+    assert json.loads(job.text)["custom"] == {"track": 1, "kwargs": {"to": "x"}, "result_ttl": 60}
+
+
+def test_a_plain_new_job_says_no_more_than_it_must():
+    job = payloads.new_job(jid="12345678", jobtype="t", args=[])
+    assert job.text == '{"jid":"12345678","jobtype":"t","queue":"default","args":[],"retry":25}'
+    assert parse_job(job.text) == job
+
+
+# --- reports of failure: W17 ---
+
+
+def test_a_failures_texts_are_cut_to_the_limits():
+    """W17: in bytes, on a character's boundary."""
+    report = payloads.failure(jid="12345678", errtype="é" * 80, message="😀" * 300, backtrace=["é" * 600] * 250)
+    assert report.errtype == "é" * 50
+    assert report.message == "😀" * 250
+    assert report.backtrace == ("é" * 500,) * 200
+
+
+def test_a_failure_that_says_nothing_is_unknown():
+    report = payloads.failure(jid="12345678")
+    assert (report.errtype, report.message, report.backtrace) == ("unknown", "unknown", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "shorter"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "abc"),
+        ("aé", 2, "a"),
+        ("é", 2, "é"),
+        ("😀", 3, ""),
+        ("a\ud800b", 9, "a?b"),
+        ("", 0, ""),
+    ],
+)
+def test_texts_are_cut_like_this(text, size, shorter):
+    assert payloads.cut(text, size) == shorter
+
+
+@given(st.text(alphabet=st.characters(codec=None, categories=None)), st.integers(0, 50))
+def test_a_cut_text_always_fits(text, size):
+    assert len(payloads.cut(text, size).encode()) <= size
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [(-1, 0), (0, 30), (1, 1), (12, 12), (200, 200), (201, 200)])
+def test_a_job_keeps_as_many_lines_as_it_asks_for(wanted, kept):
+    """W17."""
+    lines = [f"line {number}" for number in range(300)]
+    assert list(payloads.kept_lines(lines, wanted)) == lines[:kept]
+
+
+# --- priorities and times ---
+
+
+@pytest.mark.parametrize(
+    ("priority", "wire"),
+    [(-100, 1), (-88, 1), (-87, 2), (-13, 4), (-12, 5), (0, 5), (12, 5), (13, 6), (87, 8), (88, 9), (100, 9)],
+)
+def test_a_priority_goes_out_as_the_nearest_of_nine(priority, wire):
+    assert payloads.priority_to_wire(priority) == wire
+
+
+def test_every_priority_of_the_wire_survives_both_ways():
+    for wire in range(1, 10):
+        assert payloads.priority_to_wire(payloads.priority_from_wire(wire)) == wire
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (T0, "2026-05-01T12:00:00Z"),
+        (T0.replace(microsecond=120_000), "2026-05-01T12:00:00.12Z"),
+        (T0.replace(microsecond=1), "2026-05-01T12:00:00.000001Z"),
+        (T0.astimezone(timezone(timedelta(hours=5, minutes=30))), "2026-05-01T12:00:00Z"),
+    ],
+)
+def test_times_are_written_in_utc_without_idle_zeros(moment, text):
+    assert payloads.rfc3339(moment) == text
+    assert payloads.parse_instant("at", text) == moment
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-05-01t12:00:00z", T0),
+        ("2026-05-01T14:00:00+02:00", T0),
+        ("2026-05-01T12:00:00-00:00", T0),
+        ("2026-05-01T12:00:00.5Z", T0.replace(microsecond=500_000)),
+        ("2026-05-01T12:00:00.123456789Z", T0.replace(microsecond=123_456)),
+        ("0001-01-01T00:00:00Z", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("1969-12-31T23:59:59Z", datetime(1970, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_times_are_read_in_every_spelling_of_the_standard(text, moment):
+    assert payloads.parse_instant("at", text) == moment
+
+
+@given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001  (the zone is given beside it)
+def test_every_time_survives_both_ways(moment):
+    assert payloads.parse_instant("at", payloads.rfc3339(moment)) == moment
