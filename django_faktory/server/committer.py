@@ -1,0 +1,102 @@
+"""Group commit: commands that come while a transaction runs wait together for the next one.
+
+A lane is one thread that carries out one kind of verb, a set at a time. Nobody waits on a timer: an idle lane
+takes a lone command at once. Answers go back to the event loop after the broker has committed (W29).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from ..errors import BrokerUnavailable, FaktoryError
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH = 500
+"""Commands a transaction: so many that its own cost vanishes, so few that it stays short."""
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Lane(Generic[Item, Answer]):
+    """One kind of verb. `carry_out` takes a list of items and returns an answer to each, in a thread of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        carry_out: Callable[[list[Item]], Sequence[Answer | FaktoryError]],
+        *,
+        reset: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._carry_out, self._reset, self._loop = carry_out, reset, loop
+        self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
+        self._is_busy = False
+        self._batches: SimpleQueue[list[tuple[Item, Callable[[Answer | FaktoryError], object]]] | None] = SimpleQueue()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._work, name=f"faktory-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, item: Item, answer: Callable[[Answer | FaktoryError], object]) -> None:
+        """Have this carried out with the next set; `answer` is called on the event loop."""
+        self._pending.append((item, answer))
+        if not self._is_busy:
+            self._next()
+
+    async def drained(self) -> None:
+        """Wait until everything submitted is answered."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """End the thread when it has done what was given to it."""
+        self._batches.put(None)
+        self._thread.join(10)
+
+    def _next(self) -> None:
+        pending = self._pending
+        batch = [pending.popleft() for _ in range(min(len(pending), MAX_BATCH))]
+        self._is_busy = bool(batch)
+        if batch:
+            self._idle.clear()
+            self._batches.put(batch)
+        else:
+            self._idle.set()
+
+    def _done(
+        self,
+        batch: list[tuple[Item, Callable[[Answer | FaktoryError], object]]],
+        answers: Sequence[Answer | FaktoryError],
+    ) -> None:
+        self._next()  # before the answers: the thread works while they are written
+        for (_, answer), told in zip(batch, answers, strict=True):
+            answer(told)
+
+    def _work(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            answers = self._answers([item for item, _ in batch])
+            self._loop.call_soon_threadsafe(self._done, batch, answers)
+        self._reset()
+
+    def _answers(self, items: list[Item]) -> Sequence[Answer | FaktoryError]:
+        try:
+            return self._carry_out(items)
+        except BrokerUnavailable as error:
+            logger.warning("database unavailable commands=%d error=%s", len(items), error)
+            self._reset()
+            return [FaktoryError("database unavailable")] * len(items)
+        except Exception as error:  # one poisoned command must not fail its neighbours, nor end the lane
+            self._reset()
+            if len(items) > 1:
+                return [answer for item in items for answer in self._answers([item])]
+            if isinstance(error, FaktoryError):
+                return [error]
+            logger.exception("command failed item=%.200r", items[0])
+            return [FaktoryError("internal error")]

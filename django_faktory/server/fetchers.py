@@ -1,0 +1,135 @@
+"""Fetchers that wait: in memory, not in the database. One claim serves all that may get something from it.
+
+A fetcher is tried when it comes, when a hint names one of its queues, and at each poll; between, it costs nothing.
+Rules: W13 to W15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from ..errors import FaktoryError
+from ..payloads import FetchRequest, Reservation
+from .committer import MAX_BATCH, Lane
+
+WAIT_S = 2.0
+
+FetchLane = Lane[list[FetchRequest], "list[list[Reservation]]"]
+
+
+class Fetcher:
+    """One FETCH: answered exactly once, with a job, with none, or with an error."""
+
+    __slots__ = ("answer", "in_claim", "is_gone", "is_over", "request", "timer", "untried")
+
+    def __init__(self, request: FetchRequest, answer: Callable[[Reservation | FaktoryError | None], None]) -> None:
+        self.request = request
+        self.answer = answer
+        self.timer: asyncio.TimerHandle | None = None
+        self.untried = True
+        self.in_claim = False
+        self.is_over = False  # its two seconds have passed while a claim for it ran
+        self.is_gone = False  # its client went away
+
+
+class Fetchers:
+    """All that wait, in the order they came."""
+
+    def __init__(
+        self,
+        lane: FetchLane,
+        *,
+        release: Callable[[list[Reservation]], None],
+        poll_s: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._lane, self._loop, self._release, self._poll_s = lane, loop, release, poll_s
+        self._waiting: dict[Fetcher, None] = {}
+        self._is_claiming = False
+        self._poll: asyncio.TimerHandle | None = None
+        self._is_stopping = False
+
+    def add(self, fetcher: Fetcher) -> None:
+        """Let it try, and wait up to two seconds."""
+        self._waiting[fetcher] = None
+        self._claim()
+
+    def leave(self, fetcher: Fetcher) -> None:
+        """Its client is gone: no job for it any more; one that is on its way goes back at once (W14)."""
+        fetcher.is_gone = True
+        if fetcher in self._waiting:
+            self._forget(fetcher)
+
+    def wake(self, queues: Collection[str] | None = None) -> None:
+        """There may be work in these queues; None: in any."""
+        for fetcher in self._waiting:
+            if queues is None or (not fetcher.untried and any(queue in queues for queue in fetcher.request.queues)):
+                fetcher.untried = True
+        self._claim()
+
+    def stop(self) -> None:
+        """Send all away with nothing (W28)."""
+        self._is_stopping = True
+        for fetcher in list(self._waiting):
+            if not fetcher.is_over:
+                self._expire(fetcher)
+
+    def _claim(self) -> None:
+        if self._is_claiming or self._is_stopping:
+            return
+        batch = [fetcher for fetcher in self._waiting if fetcher.untried and not fetcher.is_over][:MAX_BATCH]
+        if not batch:
+            return
+        self._is_claiming = True
+        for fetcher in batch:
+            fetcher.untried, fetcher.in_claim = False, True
+        self._lane.submit([fetcher.request for fetcher in batch], lambda found: self._claimed(batch, found))
+
+    def _claimed(self, batch: list[Fetcher], found: list[list[Reservation]] | FaktoryError) -> None:
+        self._is_claiming = False
+        unwanted: list[Reservation] = []
+        for place, fetcher in enumerate(batch):
+            fetcher.in_claim = False
+            if isinstance(found, FaktoryError):
+                self._answer(fetcher, found)
+                continue
+            jobs = found[place]
+            if fetcher.is_gone:
+                unwanted += jobs
+            elif jobs:
+                self._answer(fetcher, jobs[0])
+            elif fetcher.is_over or self._is_stopping:
+                self._answer(fetcher, None)
+            else:
+                self._park(fetcher)
+        if unwanted:
+            self._release(unwanted)
+        self._claim()
+
+    def _answer(self, fetcher: Fetcher, told: Reservation | FaktoryError | None) -> None:
+        self._forget(fetcher)
+        if not fetcher.is_gone:
+            fetcher.answer(told)
+
+    def _park(self, fetcher: Fetcher) -> None:
+        if fetcher.timer is None:
+            fetcher.timer = self._loop.call_later(WAIT_S, self._expire, fetcher)
+        if self._poll is None:
+            self._poll = self._loop.call_later(self._poll_s, self._look)
+
+    def _look(self) -> None:
+        self._poll = None
+        if self._waiting:
+            self.wake()
+
+    def _expire(self, fetcher: Fetcher) -> None:
+        if fetcher.in_claim:
+            fetcher.is_over = True  # a job may be on its way: wait for the claim's answer
+        else:
+            self._answer(fetcher, None)
+
+    def _forget(self, fetcher: Fetcher) -> None:
+        self._waiting.pop(fetcher, None)
+        if fetcher.timer is not None:
+            fetcher.timer.cancel()

@@ -1,0 +1,222 @@
+"""Command → broker call → reply. One entry for each command; no rule about jobs, they are the broker's.
+
+A handler returns the reply, or None where `connection.finish` will be called with it later.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__, jsontext
+from ..errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..payloads import Ack, FetchRequest, JobPayload, Reservation, failure, rfc3339
+from ..protocol import resp
+from ..protocol.commands import (
+    AckJob,
+    BeatWorker,
+    Command,
+    End,
+    FailJob,
+    Fetch,
+    Hello,
+    Info,
+    Push,
+    PushBulk,
+)
+from .fetchers import Fetcher
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .listener import Server
+
+Handler = Callable[["Server", "Connection", Any], bytes | None]
+
+
+def hello(server: Server, connection: Connection, command: Hello) -> bytes | None:
+    """A producer is welcome at once; a worker process is registered first."""
+    if not command.identity.wid:
+        return resp.OK
+    server.joins(connection)
+    server.control.submit(lambda: server.broker.hello(command.identity), lambda told: connection.finish(_ok(told)))
+    return None
+
+
+def end(server: Server, connection: Connection, command: End) -> bytes | None:  # noqa: ARG001
+    """Say goodbye, and close (W4)."""
+    connection.dismiss(resp.OK)
+    return None
+
+
+def push(server: Server, connection: Connection, command: Push) -> bytes | None:
+    """Store a job."""
+
+    def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
+        refusal = told if isinstance(told, FaktoryError) else told[0]
+        connection.finish(_ok(refusal))
+        if refusal is None:
+            server.fetchers.wake({command.job.queue})
+
+    server.pushes.submit([command.job], answer)
+    return None
+
+
+def push_bulk(server: Server, connection: Connection, command: PushBulk) -> bytes | None:
+    """Store the good ones; tell of the others (W12)."""
+    good = [job for job in command.jobs if isinstance(job, JobPayload)]
+    refused = {job.jid: str(job) for job in command.jobs if isinstance(job, InvalidPayload)}
+    if not good:
+        return resp.bulk(jsontext.encode(refused))
+
+    def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
+        if isinstance(told, FaktoryError):
+            connection.finish(_error(told))
+            return
+        late = {job.jid: str(refusal) for job, refusal in zip(good, told, strict=True) if refusal is not None}
+        connection.finish(resp.bulk(jsontext.encode(refused | late)))
+        server.fetchers.wake({job.queue for job in good})
+
+    server.pushes.submit(good, answer)
+    return None
+
+
+def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | None:
+    """Wait for a job."""
+
+    def answer(told: Reservation | FaktoryError | None) -> None:
+        if not isinstance(told, Reservation):
+            connection.finish(resp.NULL if told is None else _error(told))
+        elif not connection.finish(resp.bulk(told.wire())):
+            server.release([told])
+
+    fetcher = Fetcher(FetchRequest(queues=command.queues, wid=connection.identity.wid), answer)
+    connection.on_gone = lambda: server.fetchers.leave(fetcher)
+    server.fetchers.add(fetcher)
+    return None
+
+
+def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None:
+    """A job is done; who may say so is for the broker to judge (W16)."""
+
+    def answer(told: FaktoryError | bool) -> None:
+        connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
+
+    server.reports.submit(Ack(jid=command.jid, wid=connection.identity.wid), answer)
+    return None
+
+
+def fail(server: Server, connection: Connection, command: FailJob) -> bytes | None:
+    """A job failed (W17)."""
+
+    def answer(told: FaktoryError | bool) -> None:
+        connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
+
+    report = failure(
+        jid=command.jid,
+        wid=connection.identity.wid,
+        errtype=command.errtype,
+        message=command.message,
+        backtrace=command.backtrace,
+    )
+    server.reports.submit(report, answer)
+    return None
+
+
+def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes | None:
+    """A sign of life; the answer may ask for quiet or terminate (W21)."""
+    wid = command.beat.wid
+    if not connection.identity.wid:
+        return resp.error("BEAT: expected a connection that gave its wid in HELLO; producers send no BEAT")
+
+    def answer(told: list[FaktoryError | str] | FaktoryError) -> None:
+        state = told if isinstance(told, FaktoryError) else told[0]
+        if isinstance(state, FaktoryError):
+            connection.finish(_error(state))
+            if isinstance(state, UnknownWorker):
+                server.drop([wid])
+        else:
+            connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
+
+    server.control.submit(lambda: server.broker.beat([command.beat]), answer)
+    return None
+
+
+def info(server: Server, connection: Connection, command: Info) -> bytes | None:  # noqa: ARG001
+    """The numbers, in the original server's shape (W22)."""
+
+    def answer(told: dict[str, Any] | FaktoryError) -> None:
+        if isinstance(told, FaktoryError):
+            connection.finish(_error(told))
+        else:
+            connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
+
+    server.control.submit(server.broker.info, answer)
+    return None
+
+
+VERBS: dict[type[Any], Handler] = {
+    Hello: hello,
+    End: end,
+    Push: push,
+    PushBulk: push_bulk,
+    Fetch: fetch,
+    AckJob: ack,
+    FailJob: fail,
+    BeatWorker: beat,
+    Info: info,
+}
+
+
+def carry_out(server: Server, connection: Connection, command: Command) -> bytes | None:
+    """Do what the command asks."""
+    return VERBS[type(command)](server, connection, command)
+
+
+def _ok(refusal: Any) -> bytes:
+    return _error(refusal) if isinstance(refusal, FaktoryError) else resp.OK
+
+
+def _error(error: FaktoryError) -> bytes:
+    return resp.error(str(error), code=error.code)
+
+
+def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    sets = numbers["sets"]
+    idle = {"cycles": 0, "enqueued": 0, "wall_time_sec": 0.0}
+    return {
+        "now": rfc3339(now),
+        "server_utc_time": now.strftime("%H:%M:%S UTC"),
+        "faktory": {
+            "queues": numbers["queues"],
+            "sets": sets,
+            "tasks": {
+                "Busy": {"reaped": 0, "size": sets["working"]},
+                "Dead": {**idle, "size": sets["dead"]},
+                "Retries": {**idle, "size": sets["retries"]},
+                "Scheduled": {**idle, "size": sets["scheduled"]},
+                "Workers": {"reaped": 0, "size": server.worker_count},
+            },
+            "total_enqueued": numbers["total_enqueued"],
+            "total_failures": numbers["total_failures"],
+            "total_processed": numbers["total_processed"],
+            "total_queues": numbers["total_queues"],
+        },
+        "server": {
+            "description": "django_faktory",
+            "faktory_version": __version__,
+            "uptime": int(server.uptime_s),
+            "connections": server.connection_count,
+            "command_count": server.command_count,
+            "used_memory_mb": _memory_mb(),
+        },
+    }
+
+
+def _memory_mb() -> int:
+    """The largest this process has been."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1024 * 1024 if sys.platform == "darwin" else 1024)

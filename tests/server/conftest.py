@@ -1,0 +1,50 @@
+"""A real server on a free port of the loopback, over this database."""
+
+import threading
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.server.listener import Server
+from tests.server.raw import RawClient
+
+
+@pytest.fixture
+def serve(transactional_db):
+    """Start servers; all are stopped and joined at the end."""
+    running = []
+
+    def start(broker=None, **options):
+        server = Server(broker or OrmBroker("default"), port=0, **options)
+        thread = threading.Thread(target=server.run, name="server")
+        thread.start()
+        assert server.started.wait(10)
+        running.append((server, thread))
+        return server
+
+    yield start
+    for server, _ in running:
+        server.stop()
+    for _, thread in running:
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture
+def server(serve):
+    """One server with the defaults."""
+    return serve()
+
+
+@pytest.fixture
+def connect(server):
+    """Open identified clients; all are closed at the end."""
+    clients = []
+
+    def open_client(**hello):
+        clients.append(RawClient.identified(server.address, **hello))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.close()
