@@ -1,0 +1,51 @@
+"""Which broker this project uses: made once a process, by the settings."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import receiver
+from django.utils.module_loading import import_string
+
+from .. import conf
+from .base import Broker
+
+if TYPE_CHECKING:
+    from ..payloads import WorkerIdentity
+
+__all__ = ["Broker", "get_broker", "remote_broker"]
+
+
+@lru_cache(maxsize=1)
+def get_broker() -> Broker:
+    """The broker of `FAKTORY["BROKER"]`: "orm", "remote", or the dotted path of a Broker that takes no arguments."""
+    match conf.get("BROKER"):
+        case "orm":
+            from .orm import OrmBroker  # models may be imported only when the apps are ready
+
+            return OrmBroker(conf.get("DATABASE"), dead_for_s=conf.get("DEAD_TTL"))
+        case "remote":
+            return remote_broker(conf.url())
+        case path:
+            broker = import_string(path)()
+            if isinstance(broker, Broker):
+                return broker
+            raise ImproperlyConfigured(
+                f'FAKTORY["BROKER"]: expected "orm", "remote" or the dotted path of a Broker, got {path!r}'
+            )
+
+
+def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker:
+    """The Faktory server at `url`."""
+    from .remote import RemoteBroker  # a project with its jobs in the database needs no sockets
+
+    return RemoteBroker(url, identity=identity)
+
+
+@receiver(setting_changed)
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting in ("FAKTORY", "DATABASES"):
+        get_broker.cache_clear()

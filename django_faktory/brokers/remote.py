@@ -1,0 +1,299 @@
+"""The broker that is a Faktory server elsewhere, ours or the original: one connection a thread.
+
+Knows no model, no ORM and no rule of retrying: those are the server's business. A verb that is safe to repeat is
+sent once more over a new connection when the old one turns out to be dead (W10, W16); a FETCH is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+from weakref import WeakSet
+
+from .. import jsontext
+from ..errors import (
+    AuthenticationFailed,
+    BrokerUnavailable,
+    CommandRefused,
+    FaktoryError,
+    InvalidPayload,
+    JobNotFound,
+    ProtocolError,
+    UnknownWorker,
+)
+from ..payloads import (
+    DEFAULT_QUEUE,
+    DEFAULT_RESERVE_FOR,
+    Ack,
+    Beat,
+    Failure,
+    FetchRequest,
+    JobPayload,
+    Reservation,
+    WorkerIdentity,
+    failure,
+    parse_instant,
+)
+from ..protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
+from ..protocol.resp import Bulk, Error, Reply, Simple
+from .base import Broker
+from .connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
+
+logger = logging.getLogger(__name__)
+
+BULK_JOBS = 1000
+BULK_BYTES = 4 * 1024 * 1024
+"""Jobs and bytes of one PUSHB: a quarter of what a server takes in one line by default (W7)."""
+
+NOT_NOW = ("database unavailable", "shutdown in progress", "too many connections")
+"""Errors that are about the server, not about what was sent: it may be sent again later (W8, W28, W30)."""
+
+
+class RemoteBroker(Broker):
+    """A Faktory server, by its URL. Jobs go there when push is called: no transaction of this database holds them back.
+
+    Raises AuthenticationFailed from any verb when the server does not accept the password.
+    """
+
+    blocking = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        identity: WorkerIdentity | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> None:
+        self.address = parse_url(url)
+        self._identity = identity or WorkerIdentity()
+        self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
+        self._local = threading.local()
+        self._open: WeakSet[Connection] = WeakSet()
+        self._opening = threading.Lock()
+
+    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+        """See Broker."""
+        return [answer for chunk in _chunks(jobs) for answer in self._push(chunk)]
+
+    def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+        if len(jobs) == 1:
+            [reply] = self._ask([Push(jobs[0]).line()])
+            return [_refusal(reply)]
+        [reply] = self._ask([PushBulk(jobs).line()])
+        refused = _object(reply)
+        return [CommandRefused(str(refused[job.jid])) if job.jid in refused else None for job in jobs]
+
+    def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
+        """See Broker. One job a request, however many it asks for; each waits up to 2 s on the server.
+
+        Never sent a second time: the first may have reserved a job. What was fetched before a failure is returned.
+        """
+        found: list[list[Reservation]] = []
+        for request in requests:
+            try:
+                found.append(self._fetch(request))
+            except FaktoryError:
+                if not any(found):
+                    raise
+                return found + [[]] * (len(requests) - len(found))
+        return found
+
+    def _fetch(self, request: FetchRequest) -> list[Reservation]:
+        [reply] = self._ask([Fetch(request.queues).line()], again=False)
+        text = _bulk(reply)
+        return [] if text is None else [_reservation(text, request.wid)]
+
+    def ack(self, acks: Sequence[Ack]) -> list[bool]:
+        """See Broker. The server does not tell whether it had effect: well answered counts as True."""
+        refusals = [_refusal(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
+        for ack, refusal in zip(acks, refusals, strict=True):
+            if refusal:
+                logger.warning("ACK refused jid=%s server=%s error=%s", ack.jid, self.address, refusal)
+        return [refusal is None for refusal in refusals]
+
+    def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
+        """See Broker. A task's own delay or verdict cannot be told over the wire: the server's rule holds.
+
+        JobNotFound may also mean that the first of two sendings had effect, and the connection broke before its reply.
+        """
+        lines = [FailJob(one.jid, one.errtype, one.message, one.backtrace).line() for one in failures]
+        return [_failed(reply, one.jid) for one, reply in zip(failures, self._ask(lines), strict=True)]
+
+    def release(self, reservations: Sequence[Reservation]) -> int:
+        """See Broker. The protocol cannot give a job back: it is failed, so that it runs again after its backoff."""
+        reports = [
+            failure(jid=job.jid, wid=job.wid, errtype="WorkerShutdown", message="given back before it began")
+            for job in reservations
+        ]
+        return sum(answer is True for answer in self.fail(reports))
+
+    def hello(self, worker: WorkerIdentity) -> None:
+        """See Broker. It is said over a new connection at once, by other threads when they ask next."""
+        self._identity = worker
+        self.close()
+        self._ask([])
+
+    def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
+        """See Broker."""
+        replies = self._ask([BeatWorker(beat).line() for beat in beats])
+        return [_state(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
+
+    def bye(self, wids: Sequence[str]) -> None:
+        """See Broker. Their connections say END, whichever thread they belong to; the server does the rest."""
+        with self._opening:
+            leaving = [one for one in self._open if one.is_ours and one.identity.wid in wids]
+        for connection in leaving:
+            connection.end()
+
+    def lost(self, wids: Sequence[str]) -> int:  # noqa: ARG002  (the protocol has no verb for it)
+        """See Broker. The server notices by itself: missing BEATs, or the reservation's end."""
+        return 0
+
+    def info(self) -> dict[str, Any]:
+        """See Broker."""
+        [reply] = self._ask([Info().line()])
+        found = _object(reply).get("faktory", {})
+        return found if isinstance(found, dict) else {}
+
+    def close(self) -> None:
+        """See Broker."""
+        if connection := getattr(self._local, "connection", None):
+            connection.close()
+            self._local.connection = None
+
+    def _ask(self, lines: Sequence[bytes], *, again: bool = True) -> list[Reply]:
+        """Send commands over this thread's connection; `again` allows a second try over a new one."""
+        connection = self._usable()
+        is_new = connection is None
+        try:
+            replies = (connection or self._connect()).ask(lines)
+        except AuthenticationFailed:
+            raise
+        except (OSError, ProtocolError) as error:
+            self.close()
+            if again and not is_new and not isinstance(error, TimeoutError):
+                logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
+                return self._ask(lines, again=False)
+            raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
+        for reply in replies:
+            if isinstance(reply, Error) and reply.message.startswith(NOT_NOW):
+                self.close()
+                raise BrokerUnavailable(f"the Faktory server at {self.address} says: {reply.message}")
+        return replies
+
+    def _usable(self) -> Connection | None:
+        """This thread's connection, where it has one that is still good and says who we are now."""
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection and connection.is_usable and connection.identity == self._identity:
+            return connection
+        self.close()
+        return None
+
+    def _connect(self) -> Connection:
+        connection = Connection(
+            self.address,
+            self._identity,
+            connect_timeout_s=self._connect_timeout_s,
+            reply_timeout_s=self._reply_timeout_s,
+        )
+        self._local.connection = connection
+        with self._opening:
+            self._open.add(connection)
+        return connection
+
+
+def _chunks(jobs: Sequence[JobPayload]) -> Iterator[Sequence[JobPayload]]:
+    """Cut into what one PUSHB may carry; a job that is larger goes alone."""
+    start, size = 0, 0
+    for at, job in enumerate(jobs):
+        length = len(job.text) if job.text.isascii() else len(job.text.encode())
+        if at > start and (at - start == BULK_JOBS or size + length > BULK_BYTES):
+            yield jobs[start:at]
+            start, size = at, 0
+        size += length
+    if start < len(jobs):
+        yield jobs[start:]
+
+
+def _refusal(reply: Reply) -> FaktoryError | None:
+    return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
+
+
+def _bulk(reply: Reply) -> str | None:
+    """The text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
+    if refusal := _refusal(reply):
+        raise refusal
+    if not isinstance(reply, Bulk):
+        raise ProtocolError(f"expected a bulk reply, got {str(reply)[:80]}")
+    return reply.text
+
+
+def _object(reply: Reply) -> dict[str, Any]:
+    found = jsontext.decode(_bulk(reply) or "{}")
+    if not isinstance(found, dict):
+        raise ProtocolError("expected a JSON object in the reply")
+    return found
+
+
+def _failed(reply: Reply, jid: str) -> FaktoryError | bool:
+    if not isinstance(reply, Error):
+        return True
+    if reply.message.startswith("Job not found"):
+        return JobNotFound(jid)
+    return CommandRefused(reply.message, code=reply.code)
+
+
+def _state(reply: Reply, wid: str) -> FaktoryError | str:
+    if isinstance(reply, Error):
+        unknown = reply.message.lower().startswith("unknown worker")  # the original's spelling has changed once
+        return UnknownWorker(wid) if unknown else CommandRefused(reply.message, code=reply.code)
+    if isinstance(reply, Simple) and reply.text == "OK":
+        return ""
+    try:
+        told = jsontext.decode(reply.text or "{}")  # bulk from real servers, simple in the specification
+    except InvalidPayload as error:
+        return ProtocolError(f"expected a state in the reply to BEAT: {error}")
+    return str(told.get("state", "")) if isinstance(told, dict) else ""
+
+
+def _reservation(text: str, wid: str) -> Reservation:
+    """A job as FETCH gave it. Read with care: it is reserved already, and lost if its reading fails.
+
+    `attempt` is counted from its failures; it fences nothing here, the server fences by wid.
+    """
+    try:
+        found = jsontext.members(text)
+    except InvalidPayload as error:
+        raise ProtocolError(f"expected a job in the reply to FETCH: {error}") from error
+    jid, queue, seconds = (_member(found, name) for name in ("jid", "queue", "reserve_for"))
+    if not isinstance(jid, str):
+        raise ProtocolError("expected a job with a jid in the reply to FETCH")
+    failed = _member(found, "failure")
+    earlier = failed.get("retry_count") if isinstance(failed, dict) else None
+    return Reservation(
+        jid=jid,
+        queue=queue if isinstance(queue, str) else DEFAULT_QUEUE,
+        text=text,
+        wid=wid,
+        attempt=earlier + 2 if isinstance(earlier, int) else 1,
+        created_at=_instant("created_at", _member(found, "created_at")),
+        failure=found["failure"] if isinstance(failed, dict) else "",
+        reserve_for=seconds if isinstance(seconds, int) and seconds > 0 else DEFAULT_RESERVE_FOR,
+    )
+
+
+def _member(found: dict[str, str], name: str) -> Any:
+    with suppress(InvalidPayload):
+        return jsontext.decode(found.get(name, "null"))
+    return None
+
+
+def _instant(field: str, value: object) -> datetime | None:
+    with suppress(InvalidPayload):
+        return parse_instant(field, value) if isinstance(value, str) else None
+    return None

@@ -1,0 +1,115 @@
+"""A server on loopback that says and expects exact bytes: what it hears else, or more, or less, fails the test."""
+
+import socket
+import struct
+import threading
+from contextlib import contextmanager
+
+from django_faktory.brokers.remote import RemoteBroker
+
+TIMEOUT_S = 10
+GREETING = b'+HI {"v":2}\r\n'
+HELLO = b'HELLO {"v":2}\r\n'
+CLOSE = object()
+"""Said in place of a reply: the connection is closed."""
+
+RESET = object()
+"""Said in place of a reply: the connection is broken off, as by a machine that went away."""
+
+
+def session(*exchanges, greeting=GREETING, hello=HELLO, welcome=b"+OK\r\n"):
+    """One connection: (heard, said) pairs; the handshake comes first. `said` may be None: nothing is answered."""
+    return [(b"", greeting), (hello, welcome), *exchanges]
+
+
+class Script:
+    """The sessions, one a connection, in the order in which they are accepted."""
+
+    def __init__(self, sessions, tls=None):
+        self.heard = []
+        self.troubles = []
+        self._sessions = list(sessions)
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(TIMEOUT_S)
+        self.port = self._listener.getsockname()[1]
+        self._threads = []
+        self._is_over = threading.Event()
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
+
+    def url(self, user="", host="127.0.0.1"):
+        return f"tcp{'+tls' if self._tls else ''}://{user}{host}:{self.port}"
+
+    def end(self):
+        """Wait until every session was played to its end."""
+        self._accepting.join(TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+        self._listener.close()
+        assert not self.troubles, self.troubles
+        assert not self._sessions, f"connections that never came: {len(self._sessions)}"
+
+    def _accept(self):
+        while self._sessions:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                self.troubles.append(f"accept: {error!r}")
+                return
+            thread = threading.Thread(target=self._play, args=(connection, self._sessions.pop(0)))
+            self._threads.append(thread)
+            thread.start()
+        self._listener.close()  # one connection too many is refused
+
+    def _play(self, connection, exchanges):
+        connection.settimeout(TIMEOUT_S)
+        try:
+            with self._tls.wrap_socket(connection, server_side=True) if self._tls else connection as peer:
+                for expected, said in exchanges:
+                    if not self._exchange(peer, expected, said):
+                        return
+                if rest := peer.recv(4096):
+                    self.troubles.append(f"more than expected: {rest!r}")
+        except OSError as error:
+            self.troubles.append(f"{exchanges}: {error!r}")
+
+    def _exchange(self, peer, expected, said):
+        heard = b""
+        while len(heard) < len(expected) and (data := peer.recv(min(65536, len(expected) - len(heard)))):
+            heard += data
+        self.heard.append(heard)
+        if heard != expected:
+            self.troubles.append(f"expected {expected[:300]!r}, heard {heard[:300]!r}")
+            return False
+        if said is RESET:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if said is RESET or said is CLOSE:
+            return False
+        if said is not None:
+            peer.sendall(said)
+        return True
+
+
+@contextmanager
+def scripted(*sessions, tls=None):
+    server = Script(sessions, tls)
+    yield server
+    server.end()
+
+
+class Talk:
+    """A scripted server and a broker that speaks to it; leaving closes the broker, then checks the script."""
+
+    def __init__(self, *sessions, **options):
+        self._script = scripted(*sessions)
+        self._options = options
+
+    def __enter__(self):
+        self.server = self._script.__enter__()
+        self.broker = RemoteBroker(self.server.url(), **self._options)
+        return self.broker
+
+    def __exit__(self, *raised):
+        self.broker.close()
+        return self._script.__exit__(*raised)

@@ -1,0 +1,149 @@
+"""Where a Faktory server is and how one gets in: URLs, passwords, TLS."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from django_faktory.brokers import connection as connections
+from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, InvalidPayload
+from django_faktory.payloads import FetchRequest, WorkerIdentity, new_job
+from django_faktory.protocol.connection import ClientConnection
+from django_faktory.protocol.resp import NULL, OK, bulk
+from tests.brokers.scripted import CLOSE, GREETING, Script, scripted, session
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.core
+
+CERTIFICATE = Path(__file__).parent / "localhost.pem"  # with its key; good for a hundred years, for tests only
+
+
+def job():
+    return new_job(jid="job-0001", jobtype="t", args=[])
+
+
+PUSH = f"PUSH {job().text}\r\n".encode()
+
+# --- URLs ---
+
+
+@pytest.mark.parametrize(
+    ("url", "where", "password", "is_tls"),
+    [
+        ("tcp://localhost", "localhost:7419", "", False),
+        ("tcp://localhost:7420", "localhost:7420", "", False),
+        ("tcp://:pa%40ss@host:7419", "host:7419", "pa@ss", False),
+        ("tcp://user:pw@host/", "host:7419", "pw", False),
+        ("tcp+tls://host", "host:7419", "", True),
+        ("tcp://[::1]:7420", "::1:7420", "", False),
+    ],
+)
+def test_urls_are_read_like_this(url, where, password, is_tls):
+    address = connections.parse_url(url)
+    assert (str(address), address.password, address.is_tls) == (where, password, is_tls)
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("", "scheme"),
+        ("localhost:7419", "scheme 'localhost'"),
+        ("http://:secret@localhost", "scheme 'http'"),
+        ("tcp://", "host name"),
+        ("tcp://:secret@:7419", "host name"),
+        ("tcp://[::1:7419", "host name"),
+        ("tcp://:secret@localhost:x", "port"),
+        ("tcp://localhost:0", "port"),
+        ("tcp://localhost:70000", "port"),
+    ],
+)
+def test_a_bad_url_is_one_line_that_names_the_part_and_not_the_password(url, part):
+    with pytest.raises(InvalidPayload, match=f"Faktory URL: expected .*{part}") as told:
+        RemoteBroker(url)
+    assert "secret" not in str(told.value)
+
+
+# --- passwords ---
+
+ASKED = b'+HI {"v":2,"s":"123456789abc","i":1735}\r\n'
+
+
+@pytest.mark.parametrize("user", [":s%C3%A9cret@", "anybody:s%C3%A9cret@"])
+def test_the_password_of_the_url_is_proved(user):
+    pwdhash = ClientConnection(identity=WorkerIdentity(), password="sécret")
+    pwdhash.receive(ASKED)
+    with scripted(session((PUSH, OK), greeting=ASKED, hello=pwdhash.hello())) as server:
+        broker = RemoteBroker(server.url(user))
+        assert broker.push([job()]) == [None]
+        broker.close()
+
+
+def test_a_wrong_password_is_told_as_that_and_not_tried_again():
+    """W2."""
+    near = ClientConnection(identity=WorkerIdentity(), password="wrong")
+    near.receive(ASKED)
+    sessions = session(greeting=ASKED, hello=near.hello(), welcome=b"-ERR Invalid password\r\n")
+    with scripted(sessions) as server, pytest.raises(AuthenticationFailed, match="Invalid password"):
+        RemoteBroker(server.url(":wrong@")).push([job()])
+
+
+def test_a_password_that_is_asked_for_and_not_given_names_the_place_to_put_it():
+    with scripted([(b"", ASKED)]) as server, pytest.raises(AuthenticationFailed, match="FAKTORY_URL"):
+        RemoteBroker(server.url()).push([job()])
+
+
+def test_the_password_is_in_no_text_about_the_broker():
+    broker = RemoteBroker("tcp://:secret@localhost:1")
+    with pytest.raises(BrokerUnavailable) as told:
+        broker.push([job()])
+    assert "secret" not in f"{broker!r} {broker.address!r} {broker.address} {told.value}"
+
+
+# --- TLS ---
+
+
+@pytest.fixture
+def tls():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    return context
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_tls_is_spoken_where_the_url_says_so(tls, host, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    large = bulk(f'{{"jid":"job-0001","args":["{"x" * 200_000}"]}}')
+    with scripted(session((PUSH, OK), (b"FETCH default\r\n", large), (b"END\r\n", OK)), tls=tls) as server:
+        broker = RemoteBroker(server.url(host=host))
+        assert broker.push([job()]) == [None]
+        [[got]] = broker.fetch([FetchRequest(queues=("default",))])
+        assert len(got.text) > 200_000
+        broker.bye([""])
+
+
+def test_a_broken_tls_connection_is_replaced_by_a_new_one(tls, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    fetch = (b"FETCH default\r\n", NULL)
+    with scripted(session(fetch, (b"", CLOSE)), session(fetch), tls=tls) as server:
+        broker = RemoteBroker(server.url())
+        assert broker.fetch([FetchRequest(queues=("default",))]) == [[]]
+        wait_until(lambda: not broker._local.connection.is_usable)
+        assert broker.fetch([FetchRequest(queues=("default",))]) == [[]]
+        broker.close()
+
+
+def test_a_certificate_nobody_vouches_for_is_refused(tls):
+    server = Script([[]], tls)
+    with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
+        RemoteBroker(server.url()).push([job()])
+    with pytest.raises(AssertionError, match=r"(?i)unknown.ca|alert"):
+        server.end()
+
+
+def test_a_server_without_tls_is_told_by_the_handshake():
+    server = Script([[(b"", GREETING)]])
+    with pytest.raises(BrokerUnavailable, match="SSL"):
+        RemoteBroker(server.url().replace("tcp:", "tcp+tls:")).push([job()])
+    with pytest.raises(AssertionError, match="more than expected"):  # the beginning of TLS
+        server.end()

@@ -1,0 +1,73 @@
+"""Which broker the settings choose, made once and made anew when they change."""
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_faktory.brokers import get_broker, remote_broker
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.errors import InvalidPayload
+from django_faktory.payloads import WorkerIdentity
+
+pytestmark = pytest.mark.core
+
+
+class OtherBroker(OrmBroker):
+    """A project's own."""
+
+
+class NoBroker:
+    """Something else."""
+
+
+def dotted(cls):
+    return f"{__name__}.{cls.__name__}"
+
+
+def test_the_default_is_this_database(settings):
+    settings.FAKTORY = {"DATABASE": "default", "DEAD_TTL": 60}
+    broker = get_broker()
+    assert type(broker) is OrmBroker
+    assert (broker.alias, broker.dead_for_s) == ("default", 60)
+
+
+def test_a_broker_is_made_once():
+    assert get_broker() is get_broker()
+
+
+def test_remote_is_the_server_of_the_environment(settings, monkeypatch):
+    monkeypatch.setenv("FAKTORY_URL", "tcp://:pw@faktory.example:7420")
+    settings.FAKTORY = {"BROKER": "remote"}
+    broker = get_broker()
+    assert type(broker) is RemoteBroker
+    assert (str(broker.address), broker.address.password) == ("faktory.example:7420", "pw")
+
+
+def test_a_bad_url_is_told_when_the_broker_is_made(settings, monkeypatch):
+    monkeypatch.setenv("FAKTORY_URL", "faktory.example")
+    settings.FAKTORY = {"BROKER": "remote"}
+    with pytest.raises(InvalidPayload, match="Faktory URL: expected"):
+        get_broker()
+
+
+def test_a_dotted_path_is_a_broker_of_the_projects_own(settings):
+    settings.FAKTORY = {"BROKER": dotted(OtherBroker)}
+    assert type(get_broker()) is OtherBroker
+
+
+def test_a_dotted_path_to_something_else_is_told(settings):
+    settings.FAKTORY = {"BROKER": dotted(NoBroker)}
+    with pytest.raises(ImproperlyConfigured, match=r'FAKTORY\["BROKER"\]: expected "orm", "remote" or'):
+        get_broker()
+
+
+def test_other_settings_make_another_broker_and_going_back_too(settings):
+    first = get_broker()
+    settings.FAKTORY = {"DEAD_TTL": 1}
+    assert get_broker() is not first
+    settings.USE_TZ = True
+    assert get_broker() is get_broker()
+
+
+def test_a_remote_broker_may_be_given_its_identity():
+    assert remote_broker("tcp://localhost", identity=WorkerIdentity(wid="w"))._identity.wid == "w"

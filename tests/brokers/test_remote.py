@@ -1,0 +1,428 @@
+"""RemoteBroker, byte by byte, against a scripted server on loopback: exchanges, lost connections, refusals."""
+
+import json
+import logging
+import os
+import threading
+
+import pytest
+
+from django_faktory.brokers import connection as connections
+from django_faktory.brokers.remote import BULK_BYTES, BULK_JOBS, RemoteBroker
+from django_faktory.errors import (
+    BrokerUnavailable,
+    CommandRefused,
+    JobNotFound,
+    ProtocolError,
+    UnknownWorker,
+)
+from django_faktory.payloads import (
+    Ack,
+    Beat,
+    FetchRequest,
+    Reservation,
+    WorkerIdentity,
+    failure,
+    new_job,
+    parse_instant,
+)
+from django_faktory.protocol import resp
+from tests.brokers.scripted import CLOSE, RESET, Talk, scripted, session
+
+pytestmark = pytest.mark.core
+
+ME = WorkerIdentity(wid="wid-me", hostname="localhost", pid=7, labels=("python",))
+MY_HELLO = b'HELLO {"v":2,"wid":"wid-me","hostname":"localhost","pid":7,"labels":["python"]}\r\n'
+OK = resp.OK
+NULL = resp.NULL
+ANY = FetchRequest(queues=("default",), wid="wid-me")
+
+
+def job(jid="job-0001", args=(1,)):
+    return new_job(jid=jid, jobtype="t", args=list(args))
+
+
+def push(one):
+    return f"PUSH {one.text}\r\n".encode()
+
+
+def ack(jid):
+    return f'ACK {{"jid":"{jid}"}}\r\n'.encode()
+
+
+def fail(jid, errtype="E", message="m", backtrace=""):
+    told = f'{{"jid":"{jid}","errtype":"{errtype}","message":"{message}","backtrace":[{backtrace}]}}'
+    return f"FAIL {told}\r\n".encode()
+
+
+# --- the verbs ---
+
+
+def test_one_job_is_pushed_as_its_own_text():
+    one = job(args=[1.5, "é", None])
+    with Talk(session((push(one), OK))) as broker:
+        assert broker.push([one]) == [None]
+
+
+def test_several_jobs_go_in_one_command_and_each_has_its_answer():
+    """W12."""
+    jobs = [job(f"job-000{number}") for number in range(3)]
+    line = f"PUSHB [{','.join(one.text for one in jobs)}]\r\n".encode()
+    with Talk(session((line, resp.bulk('{"job-0001":"no such queue"}')), (line, resp.bulk("{}")))) as broker:
+        first, second, third = broker.push(jobs)
+        assert (first, third) == (None, None)
+        assert isinstance(second, CommandRefused)
+        assert str(second) == "no such queue"
+        assert broker.push(jobs) == [None] * 3
+
+
+def test_no_work_is_no_traffic():
+    with Talk() as broker:
+        assert broker.push([]) == []
+        assert broker.fetch([]) == []
+        assert broker.lost(["w"]) == 0
+        broker.bye(["w"])
+
+
+def test_a_large_set_goes_in_several_bulks():
+    jobs = [job(f"job-{number:05}") for number in range(BULK_JOBS + 2)]
+    chunks = [jobs[:BULK_JOBS], jobs[BULK_JOBS:]]
+    lines = [f"PUSHB [{','.join(one.text for one in chunk)}]\r\n".encode() for chunk in chunks]
+    with Talk(session(*((line, resp.bulk("{}")) for line in lines))) as broker:
+        assert broker.push(jobs) == [None] * len(jobs)
+
+
+def test_a_job_larger_than_a_bulk_goes_alone():
+    large, small = job("job-large", ["é" * (BULK_BYTES // 2)]), job("job-small")
+    with Talk(session((push(small), OK), (push(large), OK), (push(small), OK))) as broker:
+        assert broker.push([small, large, small]) == [None] * 3
+
+
+def test_a_refused_push_carries_the_servers_code_and_words():
+    with Talk(session((push(job()), b"-NOTUNIQUE Job not unique\r\n"))) as broker:
+        [refusal] = broker.push([job()])
+    assert isinstance(refusal, CommandRefused)
+    assert (refusal.code, str(refusal)) == ("NOTUNIQUE", "Job not unique")
+
+
+FETCHED = (
+    '{"retry":24,"failure":{"retry_count":0,"remaining":24,"message":"m"},"jid":"job-0001","queue":"q","jobtype":"t",'
+    '"created_at":"2026-05-01T12:00:00.5Z","enqueued_at":"2026-05-01T12:00:01Z","args":[9007199254740993,1.0,"é"],'
+    '"reserve_for":60}'
+)
+
+
+def test_a_fetched_job_is_a_reservation_with_its_text_verbatim():
+    with Talk(session((b"FETCH q default\r\n", resp.bulk(FETCHED)))) as broker:
+        [[got]] = broker.fetch([FetchRequest(queues=("q", "default"), wid="wid-me", count=5)])
+    assert got == Reservation(
+        jid="job-0001",
+        queue="q",
+        text=FETCHED,
+        wid="wid-me",
+        attempt=2,
+        created_at=parse_instant("created_at", "2026-05-01T12:00:00.5Z"),
+        failure='{"retry_count":0,"remaining":24,"message":"m"}',
+        reserve_for=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "members",
+    ["", ',"queue":7,"reserve_for":"x","created_at":"garbage","failure":[]', ',"reserve_for":-1,"created_at":5'],
+)
+def test_a_job_of_odd_shape_is_handed_on_all_the_same(members):
+    """It is reserved already: what is not understood must not lose it."""
+    text = f'{{"jid":"job-0001","args":[{"9" * 5000}]{members}}}'
+    with Talk(session((b"FETCH default\r\n", resp.bulk(text)))) as broker:
+        [[got]] = broker.fetch([ANY])
+    assert got == Reservation(jid="job-0001", queue="default", text=text, wid="wid-me", attempt=1)
+
+
+@pytest.mark.parametrize("reply", [resp.bulk("nonsense"), resp.bulk('{"jid":7}'), resp.bulk("{}"), resp.OK])
+def test_what_is_no_job_is_an_error_of_the_protocol(reply):
+    with Talk(session((b"FETCH default\r\n", reply))) as broker, pytest.raises(ProtocolError, match="expected a"):
+        broker.fetch([ANY])
+
+
+def test_each_request_is_a_fetch_of_its_own():
+    exchanges = [(b"FETCH a\r\n", NULL), (b"FETCH b c\r\n", resp.bulk('{"jid":"job-0001","queue":"c"}'))]
+    with Talk(session(*exchanges)) as broker:
+        found = broker.fetch([FetchRequest(queues=("a",)), FetchRequest(queues=("b", "c"))])
+    assert [[got.jid for got in one] for one in found] == [[], ["job-0001"]]
+
+
+def test_a_fetch_that_is_refused_says_why():
+    with Talk(session((b"FETCH default\r\n", b"-ERR no\r\n"))) as broker, pytest.raises(CommandRefused, match="no"):
+        broker.fetch([ANY])
+
+
+def test_acks_are_sent_in_one_go_and_answered_in_order(caplog):
+    sent = ack("job-0001") + ack("job-0002") + ack("job-0003")
+    with Talk(session((sent, OK + b"-ERR odd\r\n" + OK))) as broker:
+        assert broker.ack([Ack(jid=f"job-000{number}") for number in (1, 2, 3)]) == [True, False, True]
+    assert "ACK refused jid=job-0002" in caplog.text
+
+
+def test_failures_are_sent_in_one_go_and_answered_in_order():
+    sent = fail("job-0001", backtrace='"a","b"') + fail("job-0002") + fail("job-0003")
+    reports = [failure(jid=f"job-000{number}", errtype="E", message="m") for number in (2, 3)]
+    first = failure(jid="job-0001", errtype="E", message="m", backtrace=["a", "b"])
+    said = OK + resp.error("Job not found job-0002") + resp.error("odd", code="ODD")
+    with Talk(session((sent, said))) as broker:
+        done, unknown, refused = broker.fail([first, *reports])
+    assert done is True
+    assert isinstance(unknown, JobNotFound)
+    assert unknown.jid == "job-0002"
+    assert isinstance(refused, CommandRefused)
+    assert (refused.code, str(refused)) == ("ODD", "odd")
+
+
+def test_a_thousand_acks_are_sent_in_goes_that_fit_the_sockets_buffers():
+    jids = [f"job-{number:05}" for number in range(1000)]
+    goes = [jids[start : start + connections.PIPELINE] for start in range(0, 1000, connections.PIPELINE)]
+    with Talk(session(*((b"".join(map(ack, go)), OK * len(go)) for go in goes))) as broker:
+        assert broker.ack([Ack(jid=jid) for jid in jids]) == [True] * 1000
+
+
+def test_giving_back_is_a_failure_so_that_the_job_runs_again():
+    held = [Reservation(jid=f"job-000{number}", queue="q", text="{}", wid="w", attempt=1) for number in (1, 2)]
+    sent = b"".join(fail(one.jid, "WorkerShutdown", "given back before it began") for one in held)
+    with Talk(session((sent, OK + b"-ERR Job not found job-0002\r\n"))) as broker:
+        assert broker.release(held) == 1
+
+
+def test_beats_bring_the_state_to_enter():
+    """W21: a bulk string from real servers, a simple one in the specification."""
+    sent = b"".join(b'BEAT {"wid":"w%d"}\r\n' % number for number in range(6))
+    said = OK + resp.bulk('{"state":"quiet"}') + b'+{"state": "terminate"}\r\n' + resp.error("unknown worker w3")
+    with Talk(session((sent, said + b"-ERR Unknown worker w4\r\n-ERR odd\r\n"))) as broker:
+        *states, gone, gone_too, refused = broker.beat([Beat(wid=f"w{number}") for number in range(6)])
+    assert states == ["", "quiet", "terminate"]
+    assert isinstance(gone, UnknownWorker)
+    assert isinstance(gone_too, UnknownWorker)
+    assert gone_too.wid == "w4"
+    assert isinstance(refused, CommandRefused)
+
+
+@pytest.mark.parametrize(("reply", "answer"), [(resp.bulk("[]"), ""), (resp.bulk("{}"), ""), (resp.bulk(None), "")])
+def test_a_reply_to_beat_without_a_state_changes_nothing(reply, answer):
+    with Talk(session((b'BEAT {"wid":"w","rss_kb":5}\r\n', reply))) as broker:
+        assert broker.beat([Beat(wid="w", rss_kb=5)]) == [answer]
+
+
+def test_a_garbled_reply_to_beat_is_an_answer_not_a_crash():
+    with Talk(session((b'BEAT {"wid":"w"}\r\n', resp.simple("what")))) as broker:
+        [answer] = broker.beat([Beat(wid="w")])
+    assert isinstance(answer, ProtocolError)
+
+
+@pytest.mark.parametrize(
+    ("told", "numbers"),
+    [({"faktory": {"queues": {"q": 1}}, "now": ""}, {"queues": {"q": 1}}), ({}, {}), ({"faktory": 7}, {})],
+)
+def test_info_gives_the_servers_numbers(told, numbers):
+    with Talk(session((b"INFO\r\n", resp.bulk(json.dumps(told))))) as broker:
+        assert broker.info() == numbers
+
+
+@pytest.mark.parametrize("reply", [resp.bulk("[]"), resp.OK])
+def test_info_of_another_shape_is_an_error_of_the_protocol(reply):
+    with Talk(session((b"INFO\r\n", reply))) as broker, pytest.raises(ProtocolError, match="expected a"):
+        broker.info()
+
+
+# --- who we are ---
+
+
+def test_hello_is_said_at_once_with_the_workers_identity():
+    with Talk(session(hello=MY_HELLO)) as broker:
+        broker.hello(ME)
+
+
+def test_hello_again_registers_again():
+    """After UnknownWorker: the server has forgotten us, though the connection stands."""
+    with Talk(session(hello=MY_HELLO), session((b'BEAT {"wid":"wid-me"}\r\n', OK), hello=MY_HELLO)) as broker:
+        broker.hello(ME)
+        broker.hello(ME)
+        assert broker.beat([Beat(wid="wid-me")]) == [""]
+
+
+def test_each_thread_has_its_own_connection_and_all_say_end_at_the_goodbye():
+    """W4."""
+    last = (b"END\r\n", OK)
+    with Talk(*[session((b"FETCH default\r\n", NULL), last, hello=MY_HELLO)] * 2, identity=ME) as broker:
+        fetched, leave = threading.Barrier(2), threading.Event()
+
+        def other():
+            broker.fetch([ANY])
+            fetched.wait(10)
+            leave.wait(10)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        broker.fetch([ANY])
+        fetched.wait(10)
+        broker.bye(["wid-me"])
+        leave.set()
+        thread.join(10)
+
+
+def test_a_goodbye_leaves_the_connections_of_others_alone():
+    with Talk(
+        session((b"FETCH default\r\n", NULL), (b"FETCH default\r\n", NULL), hello=MY_HELLO), identity=ME
+    ) as broker:
+        broker.fetch([ANY])
+        broker.bye(["wid-other"])
+        broker.fetch([ANY])
+
+
+def test_a_server_that_closes_without_a_reply_to_end_is_fine():
+    """The original does."""
+    with Talk(session((b"FETCH default\r\n", NULL), (b"END\r\n", CLOSE), hello=MY_HELLO), identity=ME) as broker:
+        broker.fetch([ANY])
+        broker.bye(["wid-me"])
+        broker.bye(["wid-me"])
+
+
+def test_after_the_goodbye_the_broker_may_be_used_again():
+    with Talk(session((b"END\r\n", OK), hello=MY_HELLO), session((push(job()), OK), hello=MY_HELLO)) as broker:
+        broker.hello(ME)
+        broker.bye(["wid-me"])
+        assert broker.push([job()]) == [None]
+
+
+def test_a_thread_that_ends_leaves_no_open_connection_behind():
+    with Talk(session((push(job()), OK))) as broker:
+        thread = threading.Thread(target=broker.push, args=[[job()]])
+        thread.start()
+        thread.join(10)
+        # The script ends only when the connection was closed; an unclosed socket would be a warning, so an error.
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the script's threads are not ours
+def test_a_forked_process_opens_its_own_connection_and_leaves_the_parents_alone():
+    with Talk(session((push(job()), OK), (push(job()), OK)), session((push(job()), OK))) as broker:
+        broker.push([job()])
+        if (pid := os.fork()) == 0:
+            try:
+                broker.bye([""])
+                os._exit(0 if broker.push([job()]) == [None] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert broker.push([job()]) == [None]
+
+
+# --- trouble ---
+
+
+@pytest.mark.parametrize("verb", ["push", "ack", "fail", "info", "beat"])
+@pytest.mark.parametrize("how", [CLOSE, RESET])
+def test_a_verb_that_is_safe_to_repeat_survives_a_broken_connection(verb, how, caplog):
+    """W10, W16: sent again over a new connection, unseen by the caller."""
+    caplog.set_level(logging.INFO)
+    call, line, reply = {
+        "push": (lambda broker: broker.push([job()]), push(job()), OK),
+        "ack": (lambda broker: broker.ack([Ack(jid="job-0001")]), ack("job-0001"), OK),
+        "fail": (
+            lambda broker: broker.fail([failure(jid="job-0001", errtype="E", message="m")]),
+            fail("job-0001"),
+            OK,
+        ),
+        "info": (lambda broker: broker.info(), b"INFO\r\n", resp.bulk("{}")),
+        "beat": (lambda broker: broker.beat([Beat(wid="w")]), b'BEAT {"wid":"w"}\r\n', OK),
+    }[verb]
+    with Talk(session((line, reply), (line, how)), session((line, reply))) as broker:
+        first = call(broker)
+        assert call(broker) == first
+    assert "connection lost, trying once more" in caplog.text
+
+
+def test_it_is_tried_once_more_and_not_for_ever():
+    with Talk(session((push(job()), OK), (push(job()), CLOSE)), session((push(job()), CLOSE))) as broker:
+        broker.push([job()])
+        with pytest.raises(BrokerUnavailable, match="closed the connection"):
+            broker.push([job()])
+
+
+def test_a_new_connection_that_breaks_is_not_tried_again_at_once():
+    with Talk(session((push(job()), CLOSE))) as broker, pytest.raises(BrokerUnavailable, match="closed"):
+        broker.push([job()])
+
+
+@pytest.mark.parametrize("how", [CLOSE, RESET])
+def test_a_lost_fetch_is_told_and_not_sent_again(how):
+    """It may have reserved a job."""
+    with Talk(session((b"FETCH default\r\n", NULL), (b"FETCH default\r\n", how))) as broker:
+        assert broker.fetch([ANY]) == [[]]
+        with pytest.raises(BrokerUnavailable):
+            broker.fetch([ANY])
+
+
+def test_a_connection_closed_while_idle_is_noticed_before_a_fetch_is_sent():
+    with Talk(session((b"FETCH default\r\n", NULL), (b"", CLOSE)), session((b"FETCH default\r\n", NULL))) as broker:
+        assert broker.fetch([ANY]) == [[]]
+        connections.select.select([broker._local.connection._socket], [], [], 10)
+        assert broker.fetch([ANY]) == [[]]
+
+
+def test_a_job_in_hand_is_not_lost_when_a_later_fetch_breaks():
+    found = (b"FETCH a\r\n", resp.bulk('{"jid":"job-0001"}'))
+    with Talk(session(found, (b"FETCH b\r\n", CLOSE))) as broker:
+        [[got], *others] = broker.fetch([FetchRequest(queues=(name,)) for name in "abc"])
+    assert got.jid == "job-0001"
+    assert others == [[], []]
+
+
+@pytest.mark.parametrize("text", ["database unavailable", "shutdown in progress", "too many connections: 2001"])
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda broker: broker.push([job()]), push(job())),
+        (lambda broker: broker.ack([Ack(jid="job-0001")]), ack("job-0001")),
+        (lambda broker: broker.fetch([ANY]), b"FETCH default\r\n"),
+    ],
+    ids=["push", "ack", "fetch"],
+)
+def test_a_server_that_cannot_just_now_is_unavailable_and_has_refused_nothing(call, line, text):
+    """W8, W28, W30: an ACK that counted as refused would let its job run twice."""
+    with Talk(session((line, resp.error(text)))) as broker, pytest.raises(BrokerUnavailable, match=text):
+        call(broker)
+
+
+def test_a_server_without_a_place_is_unavailable():
+    """W8."""
+    with Talk([(b"", b"-ERR too many connections\r\n")]) as broker, pytest.raises(BrokerUnavailable, match="too many"):
+        broker.push([job()])
+
+
+def test_a_server_that_is_silent_is_unavailable():
+    sessions = [session((push(job()), None)), [(b"", b"")]]
+    with Talk(*sessions, reply_timeout_s=0.05) as broker:
+        for _ in sessions:
+            with pytest.raises(BrokerUnavailable, match="timed out"):
+                broker.push([job()])
+
+
+def test_nobody_there_is_unavailable():
+    with scripted() as server:
+        url = server.url()
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:\d+ is unavailable"):
+        RemoteBroker(url).push([job()])
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b'+HI {"v":3}\r\n', b"\x15\x03"]
+)
+def test_another_kind_of_server_is_told_by_what_it_said(greeting):
+    with Talk([(b"", greeting)]) as broker, pytest.raises(BrokerUnavailable, match="expected"):
+        broker.push([job()])
+
+
+def test_a_command_that_is_too_long_is_refused_in_the_servers_words_though_it_closes():
+    """W7."""
+    refused = b"-ERR command too long: expected at most 100 bytes in a line\r\n"
+    with Talk(session((push(job()), refused), (b"", CLOSE))) as broker:
+        [refusal] = broker.push([job()])
+    assert isinstance(refusal, CommandRefused)
