@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from .errors import Discard, FaktoryError, Kill, Retry
 
 if TYPE_CHECKING:
-    from .tasks import task
+    from .tasks import JobContext, task
 
-__all__ = ["Discard", "FaktoryError", "Kill", "Retry", "task"]
+__all__ = ["Discard", "FaktoryError", "JobContext", "Kill", "Retry", "task"]
 __version__ = "0.1.0.dev0"
 
 
 def __getattr__(name: str) -> Any:
-    # `task` needs Django's settings at the moment it decorates, and the Tasks API; not before.
-    if name == "task":
-        from .tasks import task
+    # These need the Tasks API, and Django's settings at the moment they decorate; not before.
+    if name in ("JobContext", "task"):
+        from . import tasks
 
-        return task
+        return getattr(tasks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,281 @@
-"""System checks; filled in with the settings they check."""
+"""System checks: what is wrong with the settings, before it goes wrong at night. The ids are stable: E001…, W001….
+
+Looks at settings, the environment and, when Django gives it databases, at their versions. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
+
+from . import conf
+from .backend import FaktoryBackend
+from .brokers import Broker
+from .compat import BaseTaskBackend, task_backends
+from .errors import InvalidPayload
+from .payloads import MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+
+_LARGEST = 2**31 - 1
+OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
+"""First versions with what a claim needs, SKIP LOCKED above all, that are still looked after."""
+
+SQLITE_OPTIONS = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+@register
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """FAKTORY: keys, values, and how they fit together."""
+    try:
+        configured = conf.configured()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="django_faktory.E007")]
+    values = {**conf.DEFAULTS, **configured}
+    found = [*_unknown_keys(configured), *_wrong_values(configured)]
+    return found or [*_unfit(values), *_environment()]
+
+
+@register
+def check_tasks_setting(**_: Any) -> list[CheckMessage]:
+    """TASKS: at least one entry is ours, and ours are right."""
+    ours = [task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_ours(params)]
+    if ours:
+        # Django asks each backend itself; the backport does only where it is installed as an app, which it need not be.
+        is_asked = BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
+        return [] if is_asked else [message for backend in ours for message in backend.check()]
+    return [
+        Warning(
+            "TASKS: no entry uses FaktoryBackend: tasks are enqueued elsewhere, or run at once",
+            hint='TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}',
+            id="django_faktory.W001",
+        )
+    ]
+
+
+@register
+def check_database_options(**_: Any) -> list[CheckMessage]:
+    """DATABASES: the options of the one that holds the jobs."""
+    connection = _job_database()
+    if connection is None:
+        return []
+    options = connection.settings_dict.get("OPTIONS", {})
+    where = f"DATABASES[{connection.alias!r}]"
+    if connection.vendor == "sqlite":
+        return _sqlite_options(where, connection, options)
+    if connection.vendor == "mysql":
+        return _mysql_options(where, options)
+    return []
+
+
+@register(Tags.database)
+def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """The server that holds the jobs is new enough. Asks it, so only where Django was told which databases to ask."""
+    connection = _job_database()
+    if connection is None or connection.alias not in (databases or ()):
+        return []
+    name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
+    oldest, version = OLDEST.get(name), connection.get_database_version()
+    if oldest is None or version >= oldest:
+        return []
+    return [
+        Error(
+            f"DATABASES[{connection.alias!r}]: {connection.display_name} {_dotted(version)}: "
+            f"jobs need {_dotted(oldest)} or newer",
+            hint='Upgrade the server, or name another database in FAKTORY["DATABASE"].',
+            id="django_faktory.E006",
+        )
+    ]
+
+
+def _is_ours(params: Mapping[str, Any]) -> bool:
+    try:
+        backend = import_string(params["BACKEND"])
+    except (ImportError, KeyError, TypeError):  # Django says so itself
+        return False
+    return isinstance(backend, type) and issubclass(backend, FaktoryBackend)
+
+
+def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    for key in configured:
+        if key not in conf.DEFAULTS:
+            near = get_close_matches(str(key).upper(), conf.DEFAULTS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(conf.DEFAULTS))}."
+            yield Error(f"FAKTORY: unknown key {key!r}", hint=hint, id="django_faktory.E001")
+
+
+def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    for key, value in configured.items():
+        if key in RULES and not RULES[key][0](value):
+            shown = "something else" if key == "PASSWORD" else f"{value!r:.80}"
+            yield Error(
+                f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown}",
+                hint=conf.DOCS.get(key),
+                id="django_faktory.E002",
+            )
+
+
+def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """Values that are right each by itself and wrong together."""
+    if values["BROKER"] == "orm" and values["DATABASE"] not in connections:
+        known = ", ".join(map(repr, connections))
+        yield Error(
+            f"FAKTORY['DATABASE']: no database has the alias {values['DATABASE']!r}; known: {known}",
+            id="django_faktory.E003",
+        )
+    if values["BEAT_INTERVAL"] * 2 > values["WORKER_TIMEOUT"]:
+        yield Warning(
+            f"FAKTORY: a BEAT_INTERVAL of {values['BEAT_INTERVAL']} s with a WORKER_TIMEOUT of "
+            f"{values['WORKER_TIMEOUT']} s: one late BEAT, and a worker that lives counts as lost",
+            hint="Let WORKER_TIMEOUT be at least twice BEAT_INTERVAL.",
+            id="django_faktory.W004",
+        )
+
+
+def _environment() -> Iterable[CheckMessage]:
+    """What FAKTORY_PASSWORD and FAKTORY_PROVIDER lead to."""
+    try:
+        conf.password()
+    except ImproperlyConfigured as error:
+        yield Error(str(error), id="django_faktory.E004")
+    if os.environ.get("FAKTORY_PROVIDER"):
+        try:
+            conf.url()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="django_faktory.E005")
+
+
+def _job_database() -> BaseDatabaseWrapper | None:
+    """The connection whose database holds the jobs; None where they are elsewhere, or the settings are wrong."""
+    try:
+        broker, alias = conf.get("BROKER"), conf.get("DATABASE")
+    except ImproperlyConfigured:
+        return None
+    return connections[alias] if broker == "orm" and isinstance(alias, str) and alias in connections else None
+
+
+def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mapping[str, Any]) -> list[CheckMessage]:
+    missing = []
+    if str(options.get("transaction_mode")).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        missing.append("transaction_mode: two writers that begin by reading lock each other out at once")
+    if "wal" not in str(options.get("init_command")).lower():
+        missing.append("init_command: without WAL each reader stops the writer")
+    timeout = options.get("timeout")
+    if not isinstance(timeout, int | float) or timeout < 10:
+        missing.append("timeout: writers take turns, and 5 seconds are too short for a long one")
+    if not missing or ":memory:" in str(connection.settings_dict["NAME"]):
+        return []
+    paste = ", ".join(f'"{key}": {value!r}'.replace("'", '"') for key, value in SQLITE_OPTIONS.items())
+    return [
+        Warning(
+            f"{where}: SQLite serves workers badly as it is set up: {'; '.join(missing)}",
+            hint=f'"OPTIONS": {{{paste}}}',
+            id="django_faktory.W002",
+        )
+    ]
+
+
+def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]:
+    level = options.get("isolation_level", "read committed")
+    if str(level).lower() == "read committed":
+        return []
+    return [
+        Warning(
+            f"{where}: isolation level {level or 'of the server'!s}: claims lock gaps between rows, and workers wait "
+            "for each other",
+            hint='"OPTIONS": {"isolation_level": "read committed"}, which is Django\'s default.',
+            id="django_faktory.W003",
+        )
+    ]
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _whole(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
+    return (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
+        f"a whole number from {low} to {high}",
+    )
+
+
+def _seconds(low: float) -> tuple[Callable[[Any], bool], str]:
+    def is_right(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and isfinite(value) and low <= value <= _LARGEST
+
+    return is_right, f"seconds, {low:g} or more"
+
+
+def _or_none(rule: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
+    is_right, words = rule
+    return lambda value: value is None or is_right(value), f"{words}, or None"
+
+
+def _is_broker(value: Any) -> bool:
+    if value in ("orm", "remote"):
+        return True
+    try:
+        found = import_string(value) if isinstance(value, str) else None
+    except ImportError:
+        return False
+    return isinstance(found, type) and issubclass(found, Broker)
+
+
+def _is_address(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    host, colon, port = value.rpartition(":")
+    return bool(host and colon) and port.isascii() and port.isdigit() and int(port) <= 65_535
+
+
+def _are_queues(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_queue, value))
+
+
+def _is_queue(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    name, colon, weight = value.partition(":")
+    if not name or (colon and not (weight.isascii() and weight.isdigit() and int(weight) > 0)):
+        return False
+    try:
+        return bool(queue_name(name))
+    except InvalidPayload:
+        return False
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "BROKER": (_is_broker, '"orm", "remote" or the dotted path of a Broker'),
+    "DATABASE": (lambda value: isinstance(value, str) and value != "", "an alias of DATABASES"),
+    "BIND": (_is_address, '"HOST:PORT", such as "127.0.0.1:7419"'),
+    "PASSWORD": (lambda value: isinstance(value, str), "a string"),
+    "MAX_COMMAND_BYTES": _whole(4096),
+    "MAX_CONNECTIONS": _whole(1),
+    "HELLO_TIMEOUT": _seconds(0.1),
+    "PROCESSES": _or_none(_whole(1, 1024)),
+    "CONCURRENCY": _whole(1, 1024),
+    "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),
+    "SHUTDOWN_TIMEOUT": _seconds(0),
+    "BEAT_INTERVAL": _seconds(0.1),
+    "POLL_INTERVAL": _seconds(0.01),
+    "MAX_ATTEMPTS": _whole(1),
+    "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
+    "RESULT_TTL": _whole(0),
+    "WORKER_TIMEOUT": _seconds(1),
+    "DEAD_TTL": _seconds(0),
+}

@@ -28,9 +28,22 @@ else:
         "django_faktory: Django before 6.0 has no Tasks API; install its backport: pip install django-faktory[django52]"
     )
 
+if TYPE_CHECKING:
+    from django.tasks.base import Task as GenericTask
+    from django.tasks.base import TaskContext as GenericContext
+else:
+
+    def _subscriptable(base: type) -> type:
+        return type(base.__name__, (), {"__class_getitem__": classmethod(lambda *_: base)})
+
+    # The stubs' classes take type parameters, Django's own do not: `class X(GenericTask[P, R])` suits both.
+    GenericTask, GenericContext = _subscriptable(Task), _subscriptable(TaskContext)
+
 __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "BaseTaskBackend",
+    "GenericContext",
+    "GenericTask",
     "InvalidTask",
     "Task",
     "TaskContext",

@@ -1,8 +1,10 @@
-"""Tasks of the test project: one for each way a task can end. A task must sit at module level; tests of several rooms use these."""
+"""Tasks of the test project: one for each way a task can end. Used by the tests of several rooms."""
 
 import asyncio
 import contextvars
 
+from asgiref.sync import sync_to_async
+from django.core.cache import caches
 from django.db import connection, transaction
 
 from django_faktory import Discard, Kill, Retry, task
@@ -87,9 +89,15 @@ def writes_mark_and_fails(text):
 
 @task
 def leaves_transaction_open(text):
-    """Breaks the rules: begins a transaction by hand and never ends it."""
-    transaction.set_autocommit(False)
+    """Breaks the rules: begins a transaction and never ends it."""
+    transaction.atomic().__enter__()
     Mark.objects.create(text=text)
+
+
+@task
+def switches_autocommit_off():
+    transaction.set_autocommit(False)
+    Mark.objects.count()
 
 
 @task(max_attempts=1)
@@ -180,3 +188,73 @@ def sets_context_variable():
     seen = current_tenant.get()
     current_tenant.set("somebody")
     return seen
+
+
+@task
+def tells_its_cache():
+    return id(caches["default"])
+
+
+waiting = []
+
+
+@task
+async def waits_for_ever():
+    waiting[-1].set()
+    await asyncio.Event().wait()
+
+
+@task
+async def async_cancels_itself():
+    raise asyncio.CancelledError
+
+
+@task
+def fails_deep_down(depth):
+    """Two functions by turns: a traceback shortens one frame that repeats itself."""
+    return _down(depth)
+
+
+def _down(depth):
+    if depth == 0:
+        raise ValueError("bottom")
+    return _further_down(depth - 1)
+
+
+def _further_down(depth):
+    return _down(depth)
+
+
+wishes = []
+
+
+@task
+def asks_for_odd_retry():
+    raise Retry("not yet", in_s=wishes.pop())
+
+
+@task(discard_on=LookupError)
+def discards_lookup_errors():
+    raise KeyError("gone")
+
+
+@task(backoff=lambda exception, task_result: None)
+def fails_with_modest_backoff():
+    raise ValueError("no luck")
+
+
+@task
+def opens_transaction_and_fails():
+    transaction.atomic().__enter__()
+    raise ValueError("no luck")
+
+
+@task(max_attempts=1)
+async def async_breaks_the_connection():
+    await sync_to_async(breaks_the_connection.func)()
+
+
+@sync_to_async
+def sees_trouble():
+    """Whether the connection of the thread that serves async tasks is marked as broken."""
+    return connection.connection is not None and connection.errors_occurred

@@ -1,0 +1,185 @@
+"""The backend of Django's Tasks: enqueue makes jobs, get_result reads them back.
+
+Knows no particular broker, and imports no model on its own: backends are built while apps still load.
+Contract: Django's `BaseTaskBackend`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
+from django.utils import timezone
+
+from . import brokers, conf, jsontext
+from .compat import (
+    BaseTaskBackend,
+    InvalidTask,
+    Task,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_enqueued,
+)
+from .errors import InvalidPayload, UnknownJobType
+from .jsonvalues import normalized
+from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
+from .results import result_of
+from .tasks import FaktoryTask, P, R, lookup, new_task
+
+if TYPE_CHECKING:
+    from .models import Job
+
+
+class FaktoryBackend(BaseTaskBackend):
+    """`TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}`."""
+
+    # A function, not the class itself: `name=` must become `jobtype`, and Task.name stays what Django says.
+    task_class = staticmethod(new_task)  # type: ignore[assignment]
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def validate_task(self, task: Task[..., Any]) -> None:
+        """Refuse a task that this backend cannot run. Raises InvalidTask."""
+        super().validate_task(task)
+        if not isinstance(task, FaktoryTask):
+            raise InvalidTask(
+                f"task {task.module_path}: made for another backend, so that no worker of ours can know it; "
+                "decorate it with django_faktory.task"
+            )
+        problem = _problem_with_queue(task.queue_name)
+        if problem:
+            raise InvalidTask(f"task {task.module_path}: queue_name: {problem}")
+
+    def enqueue(self, task: Task[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
+        """Make one job. Raises TypeError or ValueError, before anything is written, for what JSON cannot hold."""
+        return self.enqueue_many(task, [(args, kwargs)])[0]
+
+    def enqueue_many(
+        self, task: Task[P, R], calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]
+    ) -> list[TaskResult[P, R]]:
+        """Make a job for each (args, kwargs), in one push. All are checked before anything is written.
+
+        Raises the broker's error for the first job it refused; those it took are enqueued all the same.
+        """
+        self.validate_task(task)
+        assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
+        due = task.due(timezone.now())
+        results: list[TaskResult[P, R]] = [self._ready(due, args, kwargs) for args, kwargs in calls]
+        jobs = [_job(due, result) for result in results]
+        for refusal in brokers.get_broker().push(jobs) if jobs else ():
+            if refusal is not None:
+                raise refusal
+        for result in results:
+            task_enqueued.send(type(self), task_result=result)
+        return results
+
+    def get_result(self, result_id: str) -> TaskResult[..., Any]:
+        """Read a job back. Raises TaskResultDoesNotExist for an id that no stored job of a known task has."""
+        if not brokers.get_broker().keeps_results:
+            raise NotImplementedError(
+                'results are read from this project\'s database only: with FAKTORY["BROKER"] = "remote" they stay with '
+                'the Faktory server; ask it, or use the broker "orm"'
+            )
+        try:
+            job = _row(result_id)
+            return result_of(job, lookup(job.jobtype), backend=self.alias)
+        except (UnknownJobType, InvalidPayload) as error:
+            raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
+
+    def check(self, **_: Any) -> list[CheckMessage]:
+        """See `checks` for the settings themselves; this is about one entry of TASKS."""
+        found: list[CheckMessage] = []
+        where = f"TASKS[{self.alias!r}]"
+        for name in sorted(self.queues, key=str):
+            problem = _problem_with_queue(name)
+            if problem:
+                found.append(Error(f"{where}: QUEUES: {problem}", id="django_faktory.E008"))
+        if self.options:
+            names = ", ".join(sorted(map(repr, self.options)))
+            hint = "Settings of this package go into FAKTORY; options of a task into @task(…)."
+            found.append(Error(f"{where}: OPTIONS: expected none, got {names}", hint=hint, id="django_faktory.E009"))
+        if not apps.is_installed("django_faktory") and conf.get("BROKER") == "orm":
+            hint = 'INSTALLED_APPS += ["django_faktory"], then migrate.'
+            found.append(
+                Error(f"{where}: its jobs have no table: the app is not installed", hint=hint, id="django_faktory.E010")
+            )
+        return found
+
+    def _ready(self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
+        return TaskResult(
+            task=task,
+            id=new_jid(),
+            status=TaskResultStatus.READY,
+            enqueued_at=timezone.now(),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=normalized(args),
+            kwargs=normalized(kwargs),
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+
+
+def new_jid() -> str:
+    """A new job id: 32 hex digits, 48 bits of milliseconds and 80 of chance; in order of time, for compact indexes."""
+    return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+
+
+def _job(task: FaktoryTask[..., Any], result: TaskResult[..., Any]) -> JobPayload:
+    job = new_job(
+        jid=result.id,
+        jobtype=task.jobtype,
+        args=result.args,
+        kwargs=result.kwargs,
+        queue=task.queue_name,
+        priority=int(task.priority),
+        retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
+        reserve_for=_setting(task.reserve_for, "RESERVE_FOR"),
+        backtrace=task.backtrace,
+        at=_aware(task.run_after),
+        created_at=_aware(result.enqueued_at),
+        result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
+    )
+    jsontext.check_depth(job.text)  # FETCH would refuse to read it
+    return job
+
+
+def _problem_with_queue(name: object) -> str:
+    """Why the protocol cannot carry this queue's name; "" where it can."""
+    if not isinstance(name, str) or not name:
+        return f"expected the name of a queue, got {name!r:.80}"
+    try:
+        queue_name(name)
+    except InvalidPayload as error:
+        return str(error)
+    return ""
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """Without USE_TZ, Django's times are naive and local."""
+    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
+
+
+def _setting(own: int | None, name: str) -> int:
+    return int(conf.get(name)) if own is None else own
+
+
+def _row(jid: object) -> Job:
+    """The stored job of this id. Raises TaskResultDoesNotExist; ids that no job can have are not asked for."""
+    from .models import Job  # not at import: apps are still loading then
+
+    if isinstance(jid, str) and MIN_JID <= len(jid) <= MAX_NAME and jid.isprintable():
+        row = Job.objects.using(conf.get("DATABASE")).filter(jid=jid).first()
+        if row is not None:
+            return row
+    raise TaskResultDoesNotExist(jid)

@@ -1,0 +1,183 @@
+"""A job as Django's TaskResult: what a stored job, or one that runs now, says in the words of Django's Tasks.
+
+Reads rows it is given, and imports no model: backends are built while apps still load. Statuses: `docs/tasks.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from . import errors, jsontext
+from .compat import InvalidTask, TaskError, TaskResult, TaskResultStatus
+from .errors import InvalidPayload
+from .lifecycle import State
+from .payloads import DEFAULT_RETRY, parse_instant
+
+if TYPE_CHECKING:
+    from .models import Job
+    from .payloads import Reservation
+    from .tasks import FaktoryTask
+
+STATUSES = {
+    State.SCHEDULED: TaskResultStatus.READY,
+    State.ENQUEUED: TaskResultStatus.READY,
+    State.RETRIES: TaskResultStatus.READY,
+    State.WORKING: TaskResultStatus.RUNNING,
+    State.SUCCEEDED: TaskResultStatus.SUCCESSFUL,
+    State.DEAD: TaskResultStatus.FAILED,
+    State.DISCARDED: TaskResultStatus.FAILED,
+    State.EXPIRED: TaskResultStatus.FAILED,
+}
+
+
+class Custom(msgspec.Struct):
+    """What a call needs of a job's `custom`."""
+
+    kwargs: dict[str, Any] | None = None
+
+
+class Call(msgspec.Struct):
+    """What a worker needs of a job's JSON: which task, its arguments, and how its failures are told."""
+
+    jobtype: str
+    args: list[Any]
+    retry: int | None = DEFAULT_RETRY
+    backtrace: int | None = 0
+    at: str | None = None
+    created_at: str | None = None
+    custom: Custom | None = None
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments; protocol clients that have none send none."""
+        return (self.custom and self.custom.kwargs) or {}
+
+
+class Attempt(msgspec.Struct):
+    """One failed attempt in a job's history."""
+
+    wid: str = ""
+    errtype: str = ""
+    message: str = ""
+    backtrace: list[str] = []
+    failed_at: str = ""
+
+
+class _LatestFailure(msgspec.Struct):
+    retry_count: int = 0
+
+
+_calls = msgspec.json.Decoder(Call)
+_histories = msgspec.json.Decoder(list[Attempt])
+_failures = msgspec.json.Decoder(_LatestFailure)
+
+
+def call_of(text: str) -> Call:
+    """Read a job's JSON. Raises InvalidPayload where it is no job."""
+    try:
+        return _calls.decode(text)
+    except msgspec.MsgspecError:
+        # JSON has lone surrogates and numbers beyond a float, msgspec refuses them. For others this says what is wrong.
+        decoded = jsontext.decode(text)
+    try:
+        return msgspec.convert(decoded, Call)
+    except msgspec.ValidationError as error:
+        raise InvalidPayload(f"invalid job: {error}") from error
+
+
+def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskResult[..., Any]:
+    """What a stored job says. Raises InvalidPayload where its JSON is no job any more."""
+    call = call_of(job.payload)
+    history = attempts_of(job.history)
+    status = STATUSES[State(job.state)]
+    wids = [attempt.wid for attempt in history]
+    if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # the others' last attempt is in the history
+        wids.append(job.wid)
+    result: TaskResult[..., Any] = TaskResult(
+        task=_as_enqueued(task, job, call, backend),
+        id=job.jid,
+        status=status,
+        enqueued_at=_instant(call.created_at) or job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at if status in (TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL) else None,
+        last_attempted_at=job.started_at or (_instant(history[-1].failed_at) if history else None),
+        args=call.args,
+        kwargs=call.kwargs,
+        backend=backend,
+        errors=[task_error(attempt) for attempt in history],
+        worker_ids=wids,
+    )
+    if job.result is not None:
+        object.__setattr__(result, "_return_value", jsontext.decode(job.result))
+    return result
+
+
+def running(
+    reservation: Reservation, task: FaktoryTask[..., Any], call: Call, *, failures: int
+) -> TaskResult[..., Any]:
+    """What a job that begins now says of itself; `failures` counts those before this attempt."""
+    history = attempts_of(reservation.history)
+    # A Faktory server elsewhere tells how often a job failed, not where; and histories have an end.
+    unknown = [""] * (failures - len(history))
+    return TaskResult(
+        task=task,
+        id=reservation.jid,
+        status=TaskResultStatus.RUNNING,
+        enqueued_at=_instant(call.created_at) or reservation.created_at,
+        started_at=reservation.started_at,
+        finished_at=None,
+        last_attempted_at=reservation.started_at,
+        args=call.args,
+        kwargs=call.kwargs,
+        backend=task.backend,
+        errors=[task_error(attempt) for attempt in history],
+        worker_ids=[*unknown, *(attempt.wid for attempt in history), reservation.wid],
+    )
+
+
+def attempts_of(history: str) -> list[Attempt]:
+    """The failed attempts in a history's text, oldest first; none where it cannot be read."""
+    try:
+        return _histories.decode(history) if history else []
+    except msgspec.MsgspecError:
+        return []
+
+
+def failures_of(failure: str) -> int:
+    """How often a job has failed, by the text of its latest failure: `retry_count` counts from 0."""
+    try:
+        return _failures.decode(failure).retry_count + 1 if failure else 0
+    except msgspec.MsgspecError:
+        return 0
+
+
+def task_error(attempt: Attempt) -> TaskError:
+    """A failed attempt in Django's words."""
+    told = "\n".join(attempt.backtrace)
+    if attempt.message not in told or not told:
+        told = f"{attempt.errtype}: {attempt.message}\n{told}".rstrip("\n")
+    # What the broker itself reports ("ReservationExpired") has no module on the wire.
+    is_ours = "." not in attempt.errtype and hasattr(errors, attempt.errtype)
+    path = f"{errors.__name__}.{attempt.errtype}" if is_ours else attempt.errtype
+    return TaskError(exception_class_path=path, traceback=f"{told}\n")
+
+
+def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str) -> FaktoryTask[..., Any]:
+    """The task with what `using` changed for this job; without, where the backend allows that no longer."""
+    changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
+    changes["run_after"] = _instant(call.at)
+    try:
+        return replace(task, **changes)
+    except InvalidTask:
+        return task
+
+
+def _instant(text: str | None) -> datetime | None:
+    try:
+        return parse_instant("at", text) if text else None
+    except InvalidPayload:
+        return None

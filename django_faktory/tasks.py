@@ -1,0 +1,301 @@
+"""`@task`, its options, and the registry of tasks by jobtype: Django's own Task with what a job needs beside it.
+
+Knows no broker and no model: `backend` hands jobs over, `worker.execute` runs them. Contract: Django's Tasks
+framework; `docs/tasks.md`. Nothing is ever imported because a job named it: a jobtype is looked up here or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from django.utils import timezone
+from django.utils.module_loading import autodiscover_modules
+
+from .compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    GenericContext,
+    GenericTask,
+    InvalidTask,
+    Task,
+    TaskResult,
+    task_backends,
+)
+from .errors import UnknownJobType
+from .payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Backoff = Callable[[BaseException, "TaskResult[..., Any]"], "float | None"]
+Exceptions = type[BaseException] | Iterable[type[BaseException]]
+
+_LARGEST = 2**31 - 1
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@task(…)` takes beside `takes_context`."""
+
+    priority: int
+    queue_name: str
+    backend: str
+    name: str
+    max_attempts: int
+    backoff: Backoff
+    retry_on: Exceptions
+    discard_on: Exceptions
+    reserve_for: int
+    result_ttl: int
+    backtrace: int
+
+
+class JobContext(GenericContext[..., Any]):
+    """What a task with `takes_context=True` is given: `attempt` (1 at first) and `task_result`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaktoryTask(GenericTask[P, R]):
+    """A task whose runs are jobs. Where an option is None, the setting of that name holds."""
+
+    # Django 6.0 gives its own fields no defaults.
+    priority: int = 0
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    queue_name: str = DEFAULT_QUEUE
+    run_after: datetime | None = None
+
+    jobtype: str = ""
+    """The name workers know it by, the user's `name=`; the function's dotted path unless given."""
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+    retry_on: tuple[type[BaseException], ...] | None = None
+    """Failures of other classes are final; None: every failure is retried."""
+    discard_on: tuple[type[BaseException], ...] = ()
+    """Failures of these classes end the job at once and for good; looked at before `retry_on`."""
+    reserve_for: int | None = None
+    result_ttl: int | None = None
+    backtrace: int = 0
+    """Lines of traceback to keep; 0: the protocol's 30; negative: none."""
+    delay: timedelta | None = None
+    """Set by `using(run_after=timedelta)`: counts from each enqueue."""
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
+    def __post_init__(self) -> None:
+        # No zero-argument super() here: slots=True makes a second class, which it does not know.
+        Task.__post_init__(self)
+        for option in ("retry_on", "discard_on"):
+            object.__setattr__(self, option, _classes(getattr(self, option)))
+        object.__setattr__(self, "jobtype", self.jobtype or self.module_path)
+        for option, (is_right, rule) in _RULES.items():
+            value = getattr(self, option)
+            if not is_right(value):
+                raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
+        _register(self)
+
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        backend: str | None = None,
+    ) -> FaktoryTask[P, R]:
+        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta from each enqueue on."""
+        wanted: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
+        changes = {key: value for key, value in wanted.items() if value is not None}
+        if isinstance(run_after, timedelta):
+            changes |= {"run_after": None, "delay": run_after}
+        elif run_after is not None:
+            changes |= {"run_after": run_after, "delay": None}
+        return replace(self, **changes)
+
+    def due(self, now: datetime) -> FaktoryTask[P, R]:
+        """Return this task with its delay, if it has one, counted from `now`."""
+        if self.delay is None:
+            return self
+        changes: dict[str, Any] = {"run_after": now + self.delay, "delay": None}
+        return replace(self, **changes)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+        """Make a job that calls the function with these arguments. Inside a transaction it comes and goes with it."""
+        task = self.due(timezone.now())
+        result: TaskResult[P, R] = task.get_backend().enqueue(task, list(args), kwargs)
+        return result
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
+        """See `enqueue`."""
+        task = self.due(timezone.now())
+        result: TaskResult[P, R] = await task.get_backend().aenqueue(task, list(args), kwargs)
+        return result
+
+    def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[TaskResult[P, R]]:
+        """Make a job for each call, all in one go: a tuple holds its arguments, a dict its keyword arguments.
+
+        Every call is checked before anything is written. A backend other than ours gets them one by one.
+        """
+        task = self.due(timezone.now())
+        pairs = [_call(position, call) for position, call in enumerate(calls)]
+        backend = task.get_backend()
+        several = getattr(backend, "enqueue_many", None)
+        if several is None:
+            return [backend.enqueue(task, args, kwargs) for args, kwargs in pairs]
+        results: list[TaskResult[P, R]] = several(task, pairs)
+        return results
+
+
+@overload
+def task(function: Callable[P, R], /) -> FaktoryTask[P, R]: ...
+@overload
+def task(
+    *, takes_context: Literal[True], **options: Unpack[TaskOptions]
+) -> Callable[[Callable[Concatenate[JobContext, P], R]], FaktoryTask[P, R]]: ...
+@overload
+def task(
+    *, takes_context: Literal[False] = False, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[P, R]], FaktoryTask[P, R]]: ...
+
+
+def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a task of a function at module level: `@task` or `@task(option=…)`, on every Django.
+
+    Raises TypeError for an unknown option, InvalidTask for a value out of its range.
+    """
+    if function is not None:
+        return new_task(func=function, **options)
+    return lambda func: new_task(func=func, **options)
+
+
+def new_task(*, func: Callable[..., Any], name: str | None = None, **options: Any) -> FaktoryTask[..., Any]:
+    """Build a task: what `FaktoryBackend.task_class` is, since Task.name is taken and the option is called `name`."""
+    if options.pop("run_after", None) is not None:
+        raise TypeError("run_after belongs to one enqueue, not to the task; write .using(run_after=…)")
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(
+            f"task {func.__module__}.{func.__qualname__}: unexpected option {min(unknown)!r}; "
+            f"known: {', '.join(sorted(_OPTIONS))}"
+        )
+    return FaktoryTask(func=func, jobtype="" if name is None else name, **options)
+
+
+def lookup(jobtype: str) -> FaktoryTask[..., Any]:
+    """The task registered under this name. Raises UnknownJobType."""
+    try:
+        return _registry[jobtype]
+    except KeyError:
+        raise UnknownJobType(
+            f"no task is registered as {jobtype!r:.120}; deploy the code that defines it, in (or imported by) "
+            "the tasks.py of an installed app"
+        ) from None
+
+
+def registered_queues() -> tuple[str, ...]:
+    """Every queue this project is known to use, by name: its tasks' own, those its backends allow, and `default`."""
+    from .backend import FaktoryBackend  # the backend builds tasks: it must be free to import this module
+
+    ours = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
+    used = {found.queue_name for found in _registry.values() if found.backend in ours}
+    return tuple(sorted(used.union({DEFAULT_QUEUE}, *(backend.queues for backend in ours.values()))))
+
+
+def autodiscover() -> None:
+    """Import the `tasks` module of each installed app, so that its tasks are registered."""
+    autodiscover_modules("tasks")
+
+
+_registry: dict[str, FaktoryTask[..., Any]] = {}
+_OPTIONS = TaskOptions.__annotations__.keys() | {"takes_context"}
+
+
+def _register(task: FaktoryTask[..., Any]) -> None:
+    """Know the first task of a function by its jobtype; copies (`using`, unpickled ones) are the same task."""
+    known = _registry.get(task.jobtype)
+    if known is None or _was_reloaded(known.func, task.func):
+        _registry[task.jobtype] = task
+    elif known.func is not task.func:
+        raise InvalidTask(
+            f"task {task.module_path}: the name {task.jobtype!r} is already taken by {known.module_path}; give one of "
+            "them another name="
+        )
+    elif _as_run(known) != _as_run(task):
+        raise InvalidTask(
+            f"task {task.module_path}: already defined with other options (takes_context, backoff, retry_on or "
+            "discard_on); a worker finds one task by a name: give one of them another name="
+        )
+
+
+def _was_reloaded(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
+    """Whether these are the same function before and after its module was imported again."""
+    same_path = (known.__module__, known.__qualname__) == (new.__module__, new.__qualname__)
+    return known is not new and same_path and new.__name__ != "<lambda>"
+
+
+def _as_run(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
+    """The options that a worker takes from the registry; the others travel with the job."""
+    return task.takes_context, task.backoff, task.retry_on, task.discard_on
+
+
+def _call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
+    match call:
+        case tuple():
+            return list(call), {}
+        case Mapping() if all(isinstance(key, str) for key in call):
+            return [], dict(call)
+    raise TypeError(
+        f"enqueue_many: call {position}: expected a tuple of arguments, such as (42,), or a dict of keyword "
+        f"arguments, got {call!r:.80}"
+    )
+
+
+def _classes(value: Any) -> Any:
+    """A tuple of what was given, one class or several; anything else stays, for its rule to name."""
+    if isinstance(value, type):
+        return (value,)
+    return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def _are_exceptions(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in value
+    )
+
+
+def _whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
+    "max_attempts": (
+        lambda value: value is None or _whole(value, 1, _LARGEST),
+        f"a whole number from 1 (never retried) to {_LARGEST}",
+    ),
+    "backoff": (
+        lambda value: value is None or callable(value),
+        "a function of (exception, task_result) that returns seconds",
+    ),
+    "retry_on": (lambda value: value is None or _are_exceptions(value), "an exception class, or a list of them"),
+    "discard_on": (_are_exceptions, "an exception class, or a list of them"),
+    "reserve_for": (
+        lambda value: value is None or _whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
+        f"whole seconds from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}",
+    ),
+    "result_ttl": (
+        lambda value: value is None or _whole(value, 0, _LARGEST),
+        f"whole seconds from 0 to {_LARGEST}",
+    ),
+    "backtrace": (
+        lambda value: _whole(value, -1, MAX_BACKTRACE_LINES),
+        f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
+    ),
+}

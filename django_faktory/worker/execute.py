@@ -1,0 +1,281 @@
+"""Run one reserved job: read it, look its task up, call it, and say how it ended.
+
+Knows no SQL, no FWP and no rule of retrying (`lifecycle` has them); the runner hands the answer to the broker.
+Whatever a task does, an Ack or a Failure comes back: no exception of a task leaves here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import logging
+import os
+import threading
+import traceback
+from contextlib import suppress
+from math import isnan
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.cache import caches
+from django.db.transaction import TransactionManagementError
+from django.utils import timezone
+
+from .. import payloads
+from ..compat import TaskResultStatus, task_backends, task_finished, task_started
+from ..errors import Discard, InvalidPayload, Kill, Retry, UnknownJobType
+from ..jsonvalues import encoded, normalized
+from ..lifecycle import State, outcome_of_failure
+from ..payloads import Ack, Failure, Reservation
+from ..results import Attempt, Call, call_of, failures_of, running, task_error
+from ..tasks import FaktoryTask, JobContext, lookup
+from .connections import in_transaction, tidy
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
+
+LONGEST_WAIT_S = 10 * 365 * 86_400
+"""Longer wishes are cut to it: they help nobody, and dates have an end."""
+
+_chance = Random()
+_thread = threading.local()
+_is_async = functools.cache(inspect.iscoroutinefunction)
+
+
+def prepare(reservation: Reservation) -> Execution | Failure:
+    """Read a job and find its task. A Failure where either cannot be done: the job cannot run here."""
+    try:
+        call = call_of(reservation.text)
+        return Execution(reservation, call, lookup(call.jobtype))
+    except InvalidPayload as error:  # no retry can mend what is written
+        return _refusal(reservation, error, verdict="kill")
+    except UnknownJobType as error:
+        return _refusal(reservation, error)
+
+
+class Execution:
+    """One attempt at one job."""
+
+    __slots__ = ("_call", "_failures", "_has_returned", "_is_over", "_sender", "reservation", "result", "task")
+
+    def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
+        self.reservation = reservation
+        self.task = task
+        self._call = call
+        self._failures = failures_of(reservation.failure)
+        self._sender = type(task_backends[task.backend])
+        self._has_returned = False
+        self._is_over = True
+        self.result = running(reservation, task, call, failures=self._failures)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the task is an `async def`: then it is run by `arun`, on an event loop."""
+        return _is_async(self.task.func)
+
+    def run(self) -> Ack | Failure:
+        """Run the job in this thread. What it sets in context variables ends with it."""
+        _warm_up()
+        return contextvars.copy_context().run(self._run)
+
+    def _run(self) -> Ack | Failure:
+        held = in_transaction()
+        report: Ack | Failure
+        try:
+            task_started.send_robust(self._sender, task_result=self.result)
+            try:
+                value = self.task.func(*self._args(), **self.result.kwargs)
+                _refuse_open_transactions(tidy(held))
+                report = self._succeeded(value)
+            except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
+                report = self._failed(error)
+                if self._is_over:  # inside the except block: receivers look at sys.exc_info()
+                    task_finished.send_robust(self._sender, task_result=self.result)
+            else:
+                task_finished.send_robust(self._sender, task_result=self.result)
+            return report
+        finally:
+            tidy(held)
+
+    async def arun(self) -> Ack | Failure:
+        """Run the job on this event loop, best as an asyncio task of its own: that bounds its context variables.
+
+        Cancelled from outside, it passes that on, and the caller says what becomes of the job.
+        """
+        report: Ack | Failure
+        await task_started.asend_robust(self._sender, task_result=self.result)
+        try:
+            report = self._succeeded(await self.task.func(*self._args(), **self.result.kwargs))
+        except BaseException as error:
+            if _is_cancellation(error):
+                raise
+            report = self._failed(error)
+            # The ORM of async tasks lives in asgiref's thread; its connections need a look after trouble only.
+            await sync_to_async(_mend)()
+            if self._is_over:
+                await task_finished.asend_robust(self._sender, task_result=self.result)
+        else:
+            await task_finished.asend_robust(self._sender, task_result=self.result)
+        return report
+
+    def _args(self) -> list[Any]:
+        if self.task.takes_context:
+            return [JobContext(task_result=self.result), *self.result.args]
+        return self.result.args
+
+    def _succeeded(self, value: Any) -> Ack:
+        self._has_returned = True
+        job, plain = self.reservation, normalized(value)
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=encoded(plain))
+        self._end(TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(self.result, "_return_value", plain)
+        return report
+
+    def _failed(self, error: BaseException) -> Failure:
+        job = self.reservation
+        errtype = f"{type(error).__module__}.{type(error).__qualname__}"
+        message, lines = _message(error), _lines(error, self._call.backtrace or 0)
+        self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
+        verdict = self._verdict(error)
+        self._is_over = self._is_final(verdict)
+        if self._is_over:
+            self._end(TaskResultStatus.FAILED)
+        else:
+            _log_retry(self.task, job, error)
+        return payloads.failure(
+            jid=job.jid,
+            wid=job.wid,
+            attempt=job.attempt,
+            errtype=errtype,
+            message=message,
+            backtrace=lines,
+            retry_in_s=None if self._is_over else self._wait_s(error),
+            verdict=verdict,
+        )
+
+    def _verdict(self, error: BaseException) -> str:
+        """What the task decided: "kill" or "discard" ends the job, "" leaves it to its retries."""
+        if self._has_returned or isinstance(error, Kill):
+            return "kill"  # a result that JSON cannot hold is none the better for a second run
+        if isinstance(error, Discard):
+            return "discard"
+        if isinstance(error, Retry):
+            return ""
+        if isinstance(error, self.task.discard_on):
+            return "discard"
+        wanted = self.task.retry_on
+        return "" if wanted is None or isinstance(error, wanted) else "kill"
+
+    def _is_final(self, verdict: str) -> bool:
+        retry = payloads.DEFAULT_RETRY if self._call.retry is None else self._call.retry
+        outcome = outcome_of_failure(
+            retry=retry, failures=self._failures, keep=True, verdict=verdict, wish_s=0.0, rng=_chance
+        )
+        return outcome.state is not State.RETRIES
+
+    def _wait_s(self, error: BaseException) -> float | None:
+        """Seconds until the next attempt, as the task wishes; None: the protocol's backoff."""
+        try:
+            if isinstance(error, Retry) and error.in_s is not None:
+                return _bounded(error.in_s)
+            wish = self.task.backoff and self.task.backoff(error, self.result)
+            return None if wish is None else _bounded(wish)
+        except BaseException:  # the job must not be lost over it
+            logger.exception("backoff of a task failed, using the usual one jobtype=%s", self.task.jobtype)
+            return None
+
+    def _end(self, status: TaskResultStatus) -> None:
+        object.__setattr__(self.result, "status", status)
+        object.__setattr__(self.result, "finished_at", timezone.now())
+
+
+def _refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failure:
+    """The job cannot run here; told as the broker tells its own failures, by a name without a module."""
+    logger.error("job cannot run jid=%s error=%s", job.jid, error)
+    return payloads.failure(
+        jid=job.jid,
+        wid=job.wid,
+        attempt=job.attempt,
+        errtype=type(error).__name__,
+        message=str(error),
+        verdict=verdict,
+    )
+
+
+def _warm_up() -> None:
+    """Make this thread's cache and task backends once, where every job's copy of the context finds them.
+
+    Made inside a job they would end with it, and each job would open its own connection to the cache.
+    """
+    if not hasattr(_thread, "is_warm"):
+        _thread.is_warm = True
+        for backends in (caches, task_backends):
+            with suppress(Exception):  # a wrong setting is the affair of those who use it
+                backends.all()
+
+
+def _refuse_open_transactions(aliases: list[str]) -> None:
+    if aliases:
+        raise TransactionManagementError(
+            f"the task left a transaction open on {', '.join(map(repr, aliases))}; it was rolled back: "
+            "use `with transaction.atomic():`, which ends by itself"
+        )
+
+
+def _mend() -> None:
+    # An atomic block found here belongs to whoever runs this thread: blocks of async tasks do not outlast a call.
+    tidy(in_transaction())
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether the runner ended the job, rather than the task itself."""
+    current = asyncio.current_task()
+    is_cancelled = isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
+    return is_cancelled or isinstance(error, GeneratorExit)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__qualname__
+    except BaseException:  # noqa: BLE001  (its __str__ is anybody's code)
+        return "<its str() failed>"
+
+
+def _lines(error: BaseException, wanted: int) -> list[str]:
+    """The traceback, without the frames that led to the task. Where it is too long, its middle goes."""
+    if wanted < 0:
+        return []
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.tb_next
+    told = traceback.format_exception(type(error), error, frame, limit=-payloads.MAX_BACKTRACE_LINES)
+    lines = "".join(told).splitlines()
+    most = len(payloads.kept_lines(lines, wanted))
+    if most == len(lines) or most < 3:
+        return lines[len(lines) - most :]
+    return [lines[0], f"  … {len(lines) - most + 1} lines left out", *lines[len(lines) - most + 2 :]]
+
+
+def _bounded(wish: float) -> float:
+    seconds = float(wish)
+    if isnan(seconds):
+        raise ValueError(f"expected a number of seconds, got {wish!r}")
+    return min(max(seconds, 0.0), LONGEST_WAIT_S)
+
+
+def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseException) -> None:
+    was_asked_for = isinstance(error, Retry)
+    logger.log(
+        logging.INFO if was_asked_for else logging.WARNING,
+        "job failed, runs again jid=%s jobtype=%s attempt=%d error=%s",
+        job.jid,
+        task.jobtype,
+        job.attempt,
+        ascii(_message(error)[:200]),
+        exc_info=None if was_asked_for else error,
+    )

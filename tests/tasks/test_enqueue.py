@@ -1,0 +1,239 @@
+"""Jobs made by enqueue, as they lie in the database; the transaction they are made in decides."""
+
+from datetime import datetime, timedelta
+from typing import ClassVar
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from django_faktory import jsontext
+from django_faktory.backend import FaktoryBackend, new_jid
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.compat import InvalidTask, Task, TaskResultStatus, task_backends, task_enqueued
+from django_faktory.errors import CommandRefused, InvalidPayload
+from django_faktory.models import Job
+from tests.project import tasks
+from tests.tasks.work import work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BACKEND = "django_faktory.backend.FaktoryBackend"
+OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
+
+
+def plain():
+    pass
+
+
+def stored(result):
+    job = Job.objects.get(jid=result.id)
+    return job, jsontext.decode(job.payload)
+
+
+def test_an_enqueued_job_is_ready_and_says_so():
+    result = tasks.echo.enqueue(1, "two", key=[3])
+    job, payload = stored(result)
+    assert (job.state, job.jobtype, job.queue, job.priority) == ("enqueued", "tests.project.tasks.echo", "default", 0)
+    assert payload["args"] == [1, "two"]
+    assert payload["custom"]["kwargs"] == {"key": [3]}
+    assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [1, "two"], {"key": [3]})
+    assert (result.backend, result.errors, result.worker_ids, result.attempts) == ("default", [], [], 0)
+
+
+def test_options_travel_with_the_job():
+    job, payload = stored(tasks.charge.enqueue(5))
+    assert (job.retry, job.reserve_for, job.result_ttl, job.backtrace) == (2, 120, 60, 5)
+    assert (payload["retry"], payload["reserve_for"], payload["custom"]["result_ttl"]) == (2, 120, 60)
+
+
+def test_settings_hold_where_the_task_says_nothing():
+    with override_settings(FAKTORY={"MAX_ATTEMPTS": 3, "RESERVE_FOR": 90, "RESULT_TTL": 7}):
+        job, _ = stored(tasks.noop.enqueue())
+    assert (job.retry, job.reserve_for, job.result_ttl) == (2, 90, 7)
+
+
+def test_the_default_is_the_protocols_25_retries():
+    assert stored(tasks.noop.enqueue())[0].retry == 25
+
+
+def test_queue_and_priority_travel_with_the_job():
+    job, payload = stored(tasks.send_invoice.using(priority=-60).enqueue(1))
+    assert (job.queue, job.priority, payload["priority"]) == ("mail", -60, 3)
+
+
+def test_a_job_rolled_back_was_never_there():
+    with transaction.atomic():
+        result = tasks.noop.enqueue()
+        assert Job.objects.filter(jid=result.id).exists()
+        transaction.set_rollback(True)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("wait", [timedelta(hours=1), "aware"])
+def test_run_after_schedules(wait):
+    before = timezone.now()
+    result = tasks.noop.using(run_after=before + timedelta(hours=1) if wait == "aware" else wait).enqueue()
+    job, _ = stored(result)
+    assert job.state == "scheduled"
+    assert timedelta(0) <= job.run_at - before - timedelta(hours=1) < timedelta(minutes=1)
+    assert result.task.run_after == job.run_at
+
+
+def test_run_after_in_the_past_is_now():
+    assert stored(tasks.noop.using(run_after=timedelta(hours=-1)).enqueue())[0].state == "enqueued"
+
+
+def test_async_code_enqueues_with_aenqueue():
+    result = async_to_sync(tasks.add.aenqueue)(1, 2)
+    assert stored(result)[1]["args"] == [1, 2]
+
+
+def test_async_run_after_counts_from_the_enqueue():
+    result = async_to_sync(tasks.noop.using(run_after=timedelta(hours=1)).aenqueue)()
+    assert stored(result)[0].state == "scheduled"
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, {None: 1}, {(1,): 2}])
+def test_an_argument_json_cannot_hold_is_refused_before_anything_is_written(value):
+    with pytest.raises(TypeError):
+        tasks.returns.enqueue(value)
+    with pytest.raises(TypeError):
+        tasks.returns.enqueue_many([(1,), {"value": value}])
+    assert not Job.objects.exists()
+
+
+def test_not_a_number_is_refused_before_anything_is_written():
+    with pytest.raises(ValueError, match="no NaN"):
+        tasks.returns.enqueue(float("nan"))
+    assert not Job.objects.exists()
+
+
+def test_arguments_too_deep_to_be_read_again_are_refused():
+    deep = []
+    for _ in range(126):
+        deep = [deep]
+    with pytest.raises(InvalidPayload, match="nested deeper"):
+        tasks.returns.enqueue(deep)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("value", ["\x00", "\ud800", "😀", 10**30, "a\r\nb", "<script>"])
+def test_odd_arguments_survive_the_database(value):
+    tasks.returns.enqueue(value)
+    assert jsontext.decode(work().result) == value
+
+
+def test_task_enqueued_is_sent_by_the_class_after_the_job_is_written():
+    seen = []
+
+    def receiver(sender, task_result, **_):
+        seen.append((sender, task_result.id, Job.objects.filter(jid=task_result.id).exists()))
+
+    task_enqueued.connect(receiver)
+    try:
+        result = tasks.noop.enqueue()
+    finally:
+        task_enqueued.disconnect(receiver)
+    assert seen == [(FaktoryBackend, result.id, True)]
+
+
+def test_a_task_is_checked_again_at_enqueue():
+    only_other = {"default": {"BACKEND": BACKEND, "QUEUES": ["other"]}}
+    with override_settings(TASKS=only_other), pytest.raises(InvalidTask, match="Queue 'default' is not valid"):
+        tasks.noop.enqueue()
+    assert not Job.objects.exists()
+
+
+def test_a_task_made_for_another_backend_is_refused_since_no_worker_would_know_it():
+    foreign = {"BACKEND": f"{OTHERS}.backends.dummy.DummyBackend", "QUEUES": []}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": []}, "other": foreign}):
+        made = Task(func=plain, priority=0, backend="other", queue_name="default", run_after=None)
+        with pytest.raises(InvalidTask, match=r"test_enqueue\.plain: made for another backend"):
+            made.using(backend="default")
+
+
+# --- enqueue_many
+
+
+def test_enqueue_many_makes_a_job_for_each_call():
+    results = tasks.send_invoice.enqueue_many([(42,), (43,), {"invoice_id": 44}])
+    payloads = [stored(result)[1] for result in results]
+    assert [payload["args"] for payload in payloads] == [[42], [43], []]
+    assert payloads[2]["custom"]["kwargs"] == {"invoice_id": 44}
+    assert [result.task.queue_name for result in results] == ["mail"] * 3
+
+
+def test_enqueue_many_writes_its_jobs_together(django_assert_max_num_queries):
+    with django_assert_max_num_queries(10):  # BEGIN and COMMIT, and the queue's name, count too
+        tasks.noop.enqueue_many([()] * 100)
+    assert Job.objects.count() == 100
+
+
+def test_enqueue_many_of_nothing_is_nothing():
+    assert tasks.noop.enqueue_many([]) == []
+
+
+@pytest.mark.parametrize("call", [42, "42", [42], None, {1: 2}])
+def test_enqueue_many_refuses_a_call_that_is_neither_tuple_nor_dict(call):
+    with pytest.raises(TypeError, match="call 1: expected a tuple of arguments"):
+        tasks.send_invoice.enqueue_many([(1,), call])
+    assert not Job.objects.exists()
+
+
+def test_enqueue_many_with_a_delay_schedules_them_all():
+    tasks.noop.using(run_after=timedelta(minutes=5)).enqueue_many([(), ()])
+    assert set(Job.objects.values_list("state", flat=True)) == {"scheduled"}
+
+
+def test_enqueue_many_suits_backends_that_take_one_at_a_time():
+    with override_settings(TASKS={"default": {"BACKEND": f"{OTHERS}.backends.dummy.DummyBackend", "QUEUES": []}}):
+        results = tasks.send_invoice.enqueue_many([(42,), {"invoice_id": 44}])
+        assert [(result.args, result.kwargs) for result in results] == [([42], {}), ([], {"invoice_id": 44})]
+        assert len(task_backends["default"].results) == 2
+
+
+# --- jids
+
+
+def test_jids_are_32_hex_digits_in_order_of_time():
+    made = [new_jid() for _ in range(100)]
+    assert len(set(made)) == 100
+    assert all(len(jid) == 32 and int(jid, 16) for jid in made)
+    assert [jid[:12] for jid in made] == sorted(jid[:12] for jid in made)
+
+
+# --- settings and brokers of other kinds
+
+
+class ListBroker(OrmBroker):
+    """Keeps what is pushed in a list."""
+
+    pushed: ClassVar = []
+
+    def push(self, jobs_):
+        self.pushed.extend(jobs_)
+        return [None] * len(jobs_)
+
+
+def test_without_use_tz_a_naive_run_after_is_local_time():
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo", FAKTORY={"BROKER": f"{__name__}.ListBroker"}):
+        tasks.noop.using(run_after=datetime(2126, 5, 1, 9)).enqueue()  # noqa: DTZ001
+    assert jsontext.decode(ListBroker.pushed.pop().text)["at"] == "2126-05-01T00:00:00Z"
+
+
+class RefusingBroker(OrmBroker):
+    """Takes the first job of a push and refuses the others."""
+
+    def push(self, jobs_):
+        return [*super().push(jobs_[:1]), *(CommandRefused("no more today", code="FULL") for _ in jobs_[1:])]
+
+
+def test_a_broker_that_refuses_a_job_is_heard():
+    with override_settings(FAKTORY={"BROKER": f"{__name__}.RefusingBroker"}):
+        tasks.noop.enqueue()
+        with pytest.raises(CommandRefused, match="no more today"):
+            tasks.noop.enqueue_many([(), ()])
+    assert Job.objects.count() == 2

@@ -1,0 +1,170 @@
+"""The options of @task: what is taken, what is refused, and how it is said."""
+
+import pickle
+from datetime import UTC, datetime, timedelta
+
+import django
+import pytest
+
+from django_faktory import task
+from django_faktory.compat import InvalidTask, task_backends
+from django_faktory.tasks import FaktoryTask, new_task
+from tests.project import tasks
+
+pytestmark = pytest.mark.core
+
+
+def plain():
+    pass
+
+
+def with_context(context):
+    pass
+
+
+def test_a_bare_task_has_djangos_defaults_and_its_dotted_path_as_jobtype():
+    assert isinstance(tasks.noop, FaktoryTask)
+    assert tasks.noop.jobtype == tasks.noop.module_path == "tests.project.tasks.noop"
+    assert (tasks.noop.name, tasks.noop.priority, tasks.noop.queue_name) == ("noop", 0, "default")
+
+
+def test_the_option_name_is_the_jobtype_and_leaves_djangos_name_alone():
+    assert tasks.charge.jobtype == "billing.charge"
+    assert tasks.charge.name == "charge"
+
+
+def test_our_options_are_kept_and_djangos_too():
+    assert (tasks.charge.max_attempts, tasks.charge.reserve_for) == (3, 120)
+    assert (tasks.charge.result_ttl, tasks.charge.backtrace) == (60, 5)
+    assert (tasks.send_invoice.queue_name, tasks.send_invoice.priority) == ("mail", 10)
+
+
+def test_djangos_own_decorator_makes_our_task_with_our_options():
+    made = task_backends["default"].task_class(
+        func=plain, name="by django", max_attempts=2, priority=0, queue_name="default", backend="default",
+        takes_context=False, run_after=None,
+    )  # fmt: skip
+    assert (type(made), made.jobtype, made.max_attempts) == (FaktoryTask, "by django", 2)
+
+
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="before 6.1 Django's own decorator takes no further options")
+def test_from_django_tasks_import_task_does_the_same():
+    from django.tasks import task as djangos
+
+    made = djangos(name="through django", max_attempts=7)(plain)
+    assert (type(made), made.jobtype, made.max_attempts) == (FaktoryTask, "through django", 7)
+
+
+@pytest.mark.parametrize(
+    "option", ["timeout", "unique_for", "unique_until", "expires_in", "lock", "atomic", "track", "x"]
+)
+def test_an_option_that_does_nothing_is_refused_by_name(option):
+    with pytest.raises(TypeError, match=f"unexpected option '{option}'; known: .*max_attempts"):
+        task(**{option: 1})(plain)
+
+
+def test_run_after_is_no_option_of_the_decorator():
+    with pytest.raises(TypeError, match=r"\.using\(run_after="):
+        task(run_after=datetime.now(UTC))(plain)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("name", 5),
+        ("name", "n" * 256),
+        ("name", "two\nlines"),
+        ("max_attempts", 0),
+        ("max_attempts", True),
+        ("max_attempts", "5"),
+        ("max_attempts", 2**31),
+        ("backoff", 5),
+        ("retry_on", ValueError("an instance")),
+        ("retry_on", [int]),
+        ("discard_on", "ValueError"),
+        ("discard_on", None),
+        ("reserve_for", 59),
+        ("reserve_for", 86_401),
+        ("reserve_for", 60.5),
+        ("result_ttl", -1),
+        ("backtrace", -2),
+        ("backtrace", 201),
+        ("backtrace", None),
+    ],
+)
+def test_a_wrong_value_is_refused_with_task_option_rule_and_what_came(option, value):
+    shown = "jobtype" if option == "name" else option
+    with pytest.raises(InvalidTask, match=rf"task tests\.tasks\.test_options\.plain: {shown}: expected .+, got "):
+        task(**{option: value})(plain)
+
+
+@pytest.mark.parametrize("given", [ValueError, [ValueError], (ValueError,), {ValueError}])
+def test_exception_classes_may_come_one_by_one_or_in_any_collection(given):
+    made = new_task(func=plain, name=f"exceptions {type(given).__name__}", retry_on=given, discard_on=given)
+    assert made.retry_on == made.discard_on == (ValueError,)
+
+
+@pytest.mark.parametrize("queue", ["with space", "", "ü", "q" * 256, 5])
+def test_a_queue_name_the_protocol_cannot_carry_is_refused(queue):
+    with pytest.raises(InvalidTask, match="queue_name: "):
+        task(queue_name=queue)(plain)
+
+
+def test_a_function_that_is_not_at_module_level_is_refused():
+    def local():
+        pass
+
+    with pytest.raises(InvalidTask, match="module level"):
+        task(local)
+
+
+def test_takes_context_wants_an_argument_for_it():
+    assert task(takes_context=True, name="wants context")(with_context).takes_context
+    with pytest.raises(InvalidTask, match="context"):
+        task(takes_context=True, name="wants context too")(plain)
+
+
+def test_using_changes_a_copy_and_keeps_our_options():
+    changed = tasks.charge.using(priority=-20, queue_name="low", backend="default")
+    assert (changed.priority, changed.queue_name, changed.max_attempts, changed.jobtype) == (
+        -20,
+        "low",
+        3,
+        "billing.charge",
+    )
+    assert (tasks.charge.priority, tasks.charge.queue_name) == (0, "default")
+
+
+def test_using_with_a_timedelta_counts_from_each_enqueue():
+    later = tasks.noop.using(run_after=timedelta(hours=1))
+    now = datetime(2026, 5, 1, tzinfo=UTC)
+    assert later.run_after is None
+    assert later.due(now).run_after == now + timedelta(hours=1)
+    assert later.due(now + timedelta(days=1)).run_after == now + timedelta(days=1, hours=1)
+
+
+def test_a_later_using_wins_over_an_earlier_one():
+    moment = datetime(2026, 5, 1, tzinfo=UTC)
+    later = tasks.noop.using(run_after=timedelta(hours=1))
+    assert later.using(run_after=moment).due(moment - timedelta(days=1)).run_after == moment
+    assert later.using(run_after=moment).using(run_after=timedelta(0)).due(moment).run_after == moment
+    assert later.using(priority=5).due(moment).run_after == moment + timedelta(hours=1)
+
+
+def test_a_naive_run_after_is_refused():
+    with pytest.raises(InvalidTask, match="aware"):
+        tasks.noop.using(run_after=datetime(2026, 5, 1))  # noqa: DTZ001
+
+
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="Django's tasks are pickled from 6.1 on")
+def test_a_pickled_task_comes_back_with_its_options():
+    sent = tasks.charge.using(priority=7, run_after=timedelta(minutes=5))
+    assert pickle.loads(pickle.dumps(sent)) == sent
+
+
+def test_the_class_takes_type_parameters_at_run_time():
+    assert FaktoryTask[[int], str].__origin__ is FaktoryTask
+
+
+def test_call_runs_the_function_here_and_now():
+    assert tasks.add.call(1, 2) == 3

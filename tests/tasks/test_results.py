@@ -1,0 +1,192 @@
+"""get_result: every state of a stored job, in the words of Django's Tasks."""
+
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import override_settings
+
+from django_faktory import errors
+from django_faktory.brokers import get_broker
+from django_faktory.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
+from django_faktory.lifecycle import State
+from django_faktory.models import Job
+from django_faktory.payloads import Ack, failure
+from django_faktory.results import Attempt, task_error
+from tests.factories import JobFactory
+from tests.project import tasks
+from tests.project.models import Mark
+from tests.tasks.work import fetched, work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_job_that_waits_is_ready():
+    sent = tasks.add.enqueue(1, 2)
+    result = tasks.add.get_result(sent.id)
+    assert result == sent
+    assert (result.status, result.args, result.task, result.attempts) == (TaskResultStatus.READY, [1, 2], tasks.add, 0)
+    assert result.enqueued_at is not None
+    assert (result.started_at, result.last_attempted_at, result.finished_at) == (None, None, None)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = result.return_value
+
+
+def test_a_job_that_runs_is_running():
+    sent = tasks.noop.enqueue()
+    fetched("w7")
+    sent.refresh()
+    assert (sent.status, sent.worker_ids) == (TaskResultStatus.RUNNING, ["w7"])
+    assert sent.started_at == sent.last_attempted_at is not None
+    assert sent.finished_at is None
+
+
+def test_a_job_that_succeeded_tells_its_value():
+    sent = tasks.add.enqueue(1, 2)
+    work("w7")
+    sent.refresh()
+    assert (sent.status, sent.return_value, sent.worker_ids, sent.errors) == (
+        TaskResultStatus.SUCCESSFUL, 3, ["w7"], [],
+    )  # fmt: skip
+    assert sent.enqueued_at <= sent.started_at <= sent.finished_at
+
+
+def test_a_failed_job_that_is_tried_again_is_ready_and_tells_its_errors():
+    sent = tasks.fails.enqueue("out of paper")
+    work("w7")
+    sent.refresh()
+    assert (sent.status, sent.worker_ids, sent.finished_at) == (TaskResultStatus.READY, ["w7"], None)
+    [error] = sent.errors
+    assert error.exception_class is ValueError
+    assert error.traceback.endswith("ValueError: out of paper\n")
+
+
+def test_a_job_that_failed_for_good_is_failed_and_kept():
+    sent = tasks.fails_for_good.enqueue()
+    work()
+    sent.refresh()
+    assert (sent.status, len(sent.errors), sent.attempts) == (TaskResultStatus.FAILED, 1, 1)
+    assert sent.finished_at is not None
+    with pytest.raises(ValueError, match="failed"):
+        _ = sent.return_value
+
+
+def test_each_attempt_has_its_worker_and_its_error():
+    sent = tasks.flaky.enqueue(2)
+    for wid in ("w1", "w2", "w3"):
+        Job.objects.filter(state="retries").update(state="enqueued", run_at=None)
+        work(wid)
+    sent.refresh()
+    assert (sent.status, sent.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
+    assert sent.worker_ids == ["w1", "w2", "w3"]
+    assert [error.exception_class_path for error in sent.errors] == ["django_faktory.errors.Retry"] * 2
+
+
+@pytest.mark.parametrize("task", [tasks.asks_for_discard, tasks.asks_for_kill, tasks.returns_unserializable])
+def test_jobs_ended_by_a_verdict_are_failed(task):
+    sent = task.enqueue()
+    work()
+    sent.refresh()
+    assert (sent.status, len(sent.errors)) == (TaskResultStatus.FAILED, 1)
+
+
+def test_a_task_may_write_and_its_result_be_read_async():
+    sent = tasks.writes_mark.enqueue("written")
+    work()
+    async_to_sync(sent.arefresh)()
+    assert sent.status == TaskResultStatus.SUCCESSFUL
+    assert Mark.objects.get().text == "written"
+    assert async_to_sync(tasks.writes_mark.aget_result)(sent.id).is_finished
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_every_state_has_a_status(state):
+    trait = {} if state == State.ENQUEUED else {str(state): True}
+    job = JobFactory(jobtype=tasks.noop.jobtype, **trait)
+    wanted = {
+        "working": TaskResultStatus.RUNNING,
+        "succeeded": TaskResultStatus.SUCCESSFUL,
+        "dead": TaskResultStatus.FAILED,
+        "discarded": TaskResultStatus.FAILED,
+        "expired": TaskResultStatus.FAILED,
+    }
+    assert tasks.noop.get_result(job.jid).status == wanted.get(str(state), TaskResultStatus.READY)
+
+
+def test_a_task_comes_back_as_it_was_enqueued():
+    sent = tasks.charge.using(priority=50, queue_name="low", run_after=timedelta(hours=1)).enqueue(1)
+    found = task_backends["default"].get_result(sent.id)
+    assert found.task == sent.task
+    assert (found.task.priority, found.task.queue_name) == (50, "low")
+
+
+def test_a_queue_the_backend_no_longer_knows_does_not_hide_the_result():
+    sent = tasks.noop.using(queue_name="gone").enqueue()
+    with override_settings(
+        TASKS={"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": ["default"]}}
+    ):
+        assert tasks.noop.get_result(sent.id).task is tasks.noop
+
+
+@pytest.mark.parametrize(
+    "jid", ["0" * 32, "", "short", "x" * 300, "nul\x00nul\x00nul", "\ud800" * 8, 5, None, "' OR 1=1 --"]
+)
+def test_an_id_nobody_has_is_said_so(jid):
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.noop.get_result(jid)
+
+
+def test_a_job_that_is_no_task_of_ours_has_no_result():
+    job = JobFactory(jobtype="SomeRubyJob")
+    with pytest.raises(TaskResultDoesNotExist, match="SomeRubyJob"):
+        task_backends["default"].get_result(job.jid)
+
+
+def test_a_job_whose_json_was_damaged_has_no_result():
+    job = JobFactory(jobtype=tasks.noop.jobtype, payload='{"jobtype":')
+    with pytest.raises(TaskResultDoesNotExist, match="invalid JSON"):
+        tasks.noop.get_result(job.jid)
+
+
+def test_a_result_of_another_task_is_a_mismatch():
+    sent = tasks.noop.enqueue()
+    with pytest.raises(Exception, match="Task does not match"):
+        tasks.add.get_result(sent.id)
+
+
+def test_a_broker_that_keeps_no_results_says_where_they_are():
+    with override_settings(FAKTORY={"BROKER": "remote"}), pytest.raises(NotImplementedError, match="Faktory server"):
+        task_backends["default"].get_result("0" * 32)
+
+
+def test_what_another_client_acknowledged_has_no_value():
+    """An ACK over the wire carries no result."""
+    sent = tasks.add.enqueue(1, 2)
+    reservation = fetched()
+    get_broker().ack([Ack(jid=reservation.jid, wid=reservation.wid)])
+    sent.refresh()
+    assert (sent.status, sent.return_value) == (TaskResultStatus.SUCCESSFUL, None)
+
+
+def test_what_a_worker_in_another_language_reports_is_told_whole():
+    sent = tasks.add.enqueue(1, 2)
+    job = fetched()
+    get_broker().fail([failure(jid=job.jid, wid="w1", errtype="Net::Timeout", message="slow", backtrace=["a.rb:1"])])
+    sent.refresh()
+    assert sent.errors[0].exception_class_path == "Net::Timeout"
+    assert sent.errors[0].traceback == "Net::Timeout: slow\na.rb:1\n"
+
+
+@pytest.mark.parametrize("name", ["UnknownJobType", "ReservationExpired", "WorkerLost", "InvalidPayload"])
+def test_what_is_no_exception_of_a_task_is_told_by_a_class_that_can_be_imported(name):
+    assert task_error(Attempt(errtype=name, message="x")).exception_class is getattr(errors, name)
+
+
+def test_a_damaged_history_hides_no_result():
+    job = JobFactory(
+        jobtype=tasks.noop.jobtype, history='[{"wid":"w1","errtype":"E","message":"m","failed_at":"never"}]'
+    )
+    found = tasks.noop.get_result(job.jid)
+    assert (found.worker_ids, found.last_attempted_at) == (["w1"], None)
+    Job.objects.filter(jid=job.jid).update(history="[{")
+    assert tasks.noop.get_result(job.jid).errors == []

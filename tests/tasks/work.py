@@ -1,0 +1,24 @@
+"""A worker in one function: what is ready is fetched, run and reported, in this thread."""
+
+import asyncio
+
+from django_faktory.brokers import get_broker
+from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.worker.execute import prepare
+
+QUEUES = ("default", "mail", "low")
+
+
+def fetched(wid="w1"):
+    [[reservation]] = get_broker().fetch([FetchRequest(queues=QUEUES, wid=wid)])
+    return reservation
+
+
+def work(wid="w1"):
+    """Run one job; returns the report that was given."""
+    found = prepare(fetched(wid))
+    if hasattr(found, "run"):
+        found = asyncio.run(found.arun()) if found.is_async else found.run()
+    report = get_broker().ack if isinstance(found, Ack) else get_broker().fail
+    assert report([found]) == [True]
+    return found

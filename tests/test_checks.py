@@ -1,0 +1,289 @@
+"""System checks: each id, what brings it out, and that it says what to do."""
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections
+from django.test import override_settings
+
+from django_faktory import checks, conf
+from django_faktory.compat import Task, task_backends
+
+BACKEND = "django_faktory.backend.FaktoryBackend"
+OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
+
+core = pytest.mark.core
+
+
+def ids(found=None):
+    found = run_checks() if found is None else found
+    return [message.id for message in found if message.id.startswith("django_faktory.")]
+
+
+def said(identity):
+    [message] = [message for message in run_checks() if message.id == f"django_faktory.{identity}"]
+    return f"{message.msg} | {message.hint}"
+
+
+@pytest.fixture
+def database():
+    """Give the database that holds the jobs other settings, without a connection to it."""
+    before = connection.settings_dict.copy(), connection.vendor
+
+    def change(vendor, **settings):
+        connection.settings_dict.update(settings)
+        connection.vendor = vendor
+        return connection
+
+    yield change
+    connection.settings_dict.clear()
+    connection.settings_dict.update(before[0])
+    del connection.vendor  # an instance's own, over its class's
+
+
+@core
+def test_the_settings_of_the_tests_are_right():
+    assert ids() == []
+
+
+@core
+def test_every_setting_has_a_rule_and_its_meaning_and_its_default_passes():
+    assert checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
+    for key, (is_right, _) in checks.RULES.items():
+        assert is_right(conf.DEFAULTS[key]), key
+
+
+@core
+def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
+    with override_settings(FAKTORY={"CONCURENCY": 5}):
+        assert said("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
+    with override_settings(FAKTORY={"zzz": 5}):
+        assert "Known: BEAT_INTERVAL, BIND, " in said("E001")
+
+
+@core
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("BROKER", "redis"),
+        ("BROKER", []),
+        ("BROKER", "no.such.Broker"),
+        ("BROKER", "builtins.dict"),
+        ("DATABASE", ""),
+        ("BIND", "7419"),
+        ("BIND", ":7419"),
+        ("BIND", "localhost:port"),
+        ("BIND", "localhost:99999"),
+        ("BIND", 7419),
+        ("PASSWORD", None),
+        ("MAX_COMMAND_BYTES", 100),
+        ("MAX_CONNECTIONS", 0),
+        ("HELLO_TIMEOUT", "5"),
+        ("HELLO_TIMEOUT", float("inf")),
+        ("PROCESSES", 0),
+        ("CONCURRENCY", True),
+        ("CONCURRENCY", None),
+        ("QUEUES", []),
+        ("QUEUES", "default"),
+        ("QUEUES", ["a b"]),
+        ("QUEUES", ["a:0"]),
+        ("QUEUES", [":3"]),
+        ("QUEUES", [5]),
+        ("SHUTDOWN_TIMEOUT", -1),
+        ("BEAT_INTERVAL", 0),
+        ("POLL_INTERVAL", None),
+        ("MAX_ATTEMPTS", 0),
+        ("RESERVE_FOR", 59),
+        ("RESERVE_FOR", 86_401),
+        ("RESULT_TTL", -1),
+        ("WORKER_TIMEOUT", 0),
+        ("DEAD_TTL", "1d"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
+    with override_settings(FAKTORY={key: value}):
+        assert said("E002").startswith(f"FAKTORY['{key}']: expected ")
+
+
+@core
+def test_right_values_pass():
+    with override_settings(
+        FAKTORY={
+            "BIND": "[::1]:0",
+            "PASSWORD": "secret",
+            "PROCESSES": 2,
+            "QUEUES": ["critical:3", "default"],
+            "SHUTDOWN_TIMEOUT": 0,
+            "BEAT_INTERVAL": 0.5,
+        }
+    ):
+        assert ids() == []
+
+
+@core
+def test_a_broker_may_be_a_class_by_its_dotted_path():
+    with override_settings(FAKTORY={"BROKER": "django_faktory.brokers.orm.OrmBroker"}):
+        assert ids() == []
+
+
+@core
+def test_a_wrong_password_is_never_shown():
+    with override_settings(FAKTORY={"PASSWORD": ["hunter2"]}):
+        assert "hunter2" not in said("E002")
+
+
+@core
+def test_faktory_must_be_a_dict():
+    with override_settings(FAKTORY=["CONCURRENCY"]):
+        assert said("E007").startswith("FAKTORY: expected a dict, got list")
+        assert ids() == ["django_faktory.E007"]
+
+
+@core
+def test_an_unknown_database_is_an_error_that_names_the_known_ones():
+    with override_settings(FAKTORY={"DATABASE": "jobs"}):
+        assert "'jobs'; known: 'default'" in said("E003")
+    with override_settings(FAKTORY={"DATABASE": "jobs", "BROKER": "remote"}):
+        assert ids() == []
+
+
+@core
+def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKTORY_PASSWORD", str(tmp_path / "missing"))
+    assert "expected a readable file at" in said("E004")
+    (tmp_path / "missing").write_text("secret\n")
+    assert ids() == []
+
+
+@core
+@pytest.mark.parametrize(
+    ("value", "said_so"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "it is not set")]
+)
+def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, value, said_so):
+    monkeypatch.setenv("FAKTORY_PROVIDER", value)
+    assert said_so in said("E005")
+
+
+@core
+def test_a_provider_that_leads_to_a_url_is_right(monkeypatch):
+    monkeypatch.setenv("FAKTORY_PROVIDER", "MY_FAKTORY")
+    monkeypatch.setenv("MY_FAKTORY", "tcp://localhost:7419")
+    assert ids() == []
+
+
+@core
+def test_a_beat_too_slow_for_its_timeout_is_a_warning():
+    with override_settings(FAKTORY={"BEAT_INTERVAL": 40, "WORKER_TIMEOUT": 60}):
+        assert "at least twice BEAT_INTERVAL" in said("W004")
+
+
+@core
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"BACKEND": f"{OTHERS}.backends.dummy.DummyBackend"},
+        {"BACKEND": "no.such.Backend"},
+        {"BACKEND": "builtins.len"},
+        {},
+    ],
+)
+def test_tasks_without_our_backend_are_a_warning(entry):
+    with override_settings(TASKS={"default": entry}):
+        assert ids(checks.check_tasks_setting()) == ["django_faktory.W001"]
+
+
+@core
+def test_a_queue_name_the_protocol_cannot_carry_is_an_error():
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["fine", "not fine", "", 5]}}):
+        assert ids() == ["django_faktory.E008"] * 3
+
+
+@core
+def test_options_of_the_backend_are_an_error():
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"CONCURRENCY": 5}}}):
+        assert said("E009").startswith("TASKS['default']: OPTIONS: expected none, got 'CONCURRENCY'")
+
+
+@core
+def test_the_backend_without_the_app_is_an_error(settings):
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_faktory"]
+    assert ids(task_backends["default"].check()) == ["django_faktory.E010"]
+    settings.FAKTORY = {"BROKER": "remote"}
+    assert ids(task_backends["default"].check()) == []
+
+
+@core
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({}, ["transaction_mode", "init_command", "timeout"]),
+        ({"transaction_mode": "DEFERRED", "timeout": 5}, ["transaction_mode", "init_command", "timeout"]),
+        ({"transaction_mode": "immediate", "timeout": 20}, ["init_command"]),
+        ({"init_command": "PRAGMA journal_mode = wal", "transaction_mode": "EXCLUSIVE"}, ["timeout"]),
+        ({"init_command": "PRAGMA journal_mode=WAL", "timeout": "20"}, ["transaction_mode", "timeout"]),
+    ],
+)
+def test_sqlite_without_the_options_that_workers_need_is_a_warning(database, options, missing):
+    database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS=options)
+    found = said("W002")
+    assert [
+        name for name in ("transaction_mode", "init_command", "timeout") if f"{name}: " in found.split("|")[0]
+    ] == missing
+
+
+@core
+def test_the_options_to_paste_are_what_passes(database):
+    database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
+    hint = said("W002").split(" | ")[1]
+    pasted = eval(f"{{{hint}}}")
+    database("sqlite", NAME="/srv/jobs.sqlite3", **pasted)
+    assert ids() == []
+
+
+@core
+def test_sqlite_in_memory_is_left_alone(database):
+    database("sqlite", NAME=":memory:", OPTIONS={})
+    assert ids() == []
+
+
+@core
+@pytest.mark.parametrize("level", [None, "repeatable read", "serializable"])
+def test_mysql_that_locks_gaps_is_a_warning(database, level):
+    database("mysql", OPTIONS={"isolation_level": level})
+    assert "isolation_level" in said("W003")
+
+
+@core
+def test_mysql_with_djangos_own_isolation_level_is_right(database):
+    database("mysql", OPTIONS={})
+    assert ids() == []
+    database("mysql", OPTIONS={"isolation_level": "READ COMMITTED"})
+    assert ids() == []
+
+
+@core
+def test_jobs_elsewhere_need_nothing_of_this_database(database):
+    database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
+    with override_settings(FAKTORY={"BROKER": "remote"}):
+        assert ids() == []
+
+
+@pytest.mark.django_db
+def test_the_database_of_the_tests_is_new_enough():
+    assert ids(run_checks(databases=["default"])) == []
+
+
+@pytest.mark.django_db
+def test_a_database_too_old_is_an_error(monkeypatch):
+    name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
+    monkeypatch.setitem(checks.OLDEST, name, (999,))
+    [message] = checks.check_database_version(databases=["default"])
+    assert message.id == "django_faktory.E006"
+    assert "jobs need 999 or newer" in message.msg
+    assert connection.display_name in message.msg
+
+
+@core
+def test_no_database_is_asked_unless_django_names_it():
+    assert checks.check_database_version(databases=None) == []
+    assert checks.check_database_version(databases=["other"]) == []
+    assert "default" in connections

@@ -1,0 +1,167 @@
+"""What a job leaves in its thread's database connections, on a real database."""
+
+import asyncio
+import threading
+
+import pytest
+from django.conf import settings
+from django.db import DatabaseError, connection, connections, transaction
+from django.test import override_settings
+
+from django_faktory.payloads import Ack, Reservation, new_job
+from django_faktory.worker.connections import in_transaction, tidy
+from django_faktory.worker.execute import prepare
+from tests.project import tasks
+from tests.project.models import Mark
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ran(task, *args):
+    job = new_job(jid="0123456789", jobtype=task.jobtype, args=args, result_ttl=60)
+    return prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1)).run()
+
+
+@pytest.fixture
+def in_thread():
+    """Call functions in one new thread, one after the other, as a worker's thread would; closes its connections."""
+
+    def call(*functions):
+        def target():
+            try:
+                answers.extend(function() for function in functions)
+            finally:
+                connections.close_all()
+
+        answers = []
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+        return answers
+
+    return call
+
+
+def test_a_healthy_connection_lives_on_whatever_conn_max_age_says(in_thread):
+    def identity():
+        connection.ensure_connection()
+        return connection.connection
+
+    assert settings.DATABASES["default"].get("CONN_MAX_AGE", 0) == 0
+    first, *_, last = in_thread(identity, lambda: ran(tasks.writes_mark, "a"), lambda: ran(tasks.noop), identity)
+    assert first is last
+    assert Mark.objects.count() == 1
+
+
+def test_a_transaction_left_open_is_rolled_back_and_its_job_fails(in_thread):
+    def is_clean():
+        return not connection.in_atomic_block and Mark.objects.count() == 0
+
+    report, clean = in_thread(lambda: ran(tasks.leaves_transaction_open, "never seen"), is_clean)
+    assert report.errtype == "django.db.transaction.TransactionManagementError"
+    assert "left a transaction open on 'default'; it was rolled back" in report.message
+    assert clean
+    assert not Mark.objects.exists()
+
+
+def test_the_next_job_works_after_one_that_left_a_transaction_open(in_thread):
+    answers = in_thread(
+        lambda: ran(tasks.leaves_transaction_open, "never seen"), lambda: ran(tasks.writes_mark, "written")
+    )
+    assert isinstance(answers[1], Ack)
+    assert Mark.objects.get().text == "written"
+
+
+def test_a_failure_inside_an_open_transaction_is_told_as_it_is(in_thread):
+    [report, clean] = in_thread(lambda: ran(tasks.opens_transaction_and_fails), lambda: not connection.in_atomic_block)
+    assert report.errtype == "builtins.ValueError"
+    assert clean
+
+
+def test_autocommit_switched_off_is_on_again_for_the_next_job(in_thread):
+    def autocommit():
+        connection.ensure_connection()
+        return connection.get_autocommit()
+
+    report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off), autocommit)
+    assert isinstance(report, Ack)
+    assert is_on
+
+
+def test_a_connection_the_database_complained_about_is_opened_anew(in_thread):
+    def identity():
+        connection.ensure_connection()
+        return connection.connection
+
+    first, report, last = in_thread(identity, lambda: ran(tasks.breaks_the_connection), identity)
+    assert report.errtype.startswith("django.db.utils.")
+    assert first is not last
+
+
+def test_a_connection_already_dead_does_not_stop_the_worker(in_thread):
+    def lose():
+        connection.ensure_connection()
+        connection.connection.close()
+
+    answers = in_thread(lose, lambda: ran(tasks.writes_mark, "lost"), lambda: ran(tasks.writes_mark, "written"))
+    assert answers[1].errtype in ("django.db.utils.InterfaceError", "django.db.utils.ProgrammingError",
+                                  "django.db.utils.OperationalError")  # fmt: skip
+    assert isinstance(answers[2], Ack)
+    assert Mark.objects.get().text == "written"
+
+
+def test_a_job_run_inside_somebodys_transaction_leaves_it_alone():
+    with transaction.atomic():
+        ran(tasks.writes_mark, "with the caller's")
+        ran(tasks.fails)
+        assert in_transaction() == {"default"}
+    assert Mark.objects.count() == 1
+
+
+def test_running_a_job_asks_the_database_nothing(django_assert_num_queries):
+    connection.ensure_connection()
+    with django_assert_num_queries(0):
+        ran(tasks.noop)
+        ran(tasks.add, 1, 2)
+
+
+def test_connection_health_checks_look_once_a_job():
+    connection.ensure_connection()
+    connection.health_check_done = True
+    tidy()
+    assert connection.health_check_done is False
+
+
+def test_queries_logged_in_debug_do_not_pile_up():
+    with override_settings(DEBUG=True):
+        ran(tasks.writes_mark, "logged")
+        assert not connection.queries_log
+
+
+def test_an_async_failure_mends_the_thread_its_orm_calls_run_in():
+    job = new_job(jid="0123456789", jobtype=tasks.async_breaks_the_connection.jobtype, args=[], result_ttl=60)
+
+    async def both():
+        report = await prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1)).arun()
+        return report, await tasks.sees_trouble()
+
+    report, sees_trouble = asyncio.run(both())
+    assert report.errtype.startswith("django.db.utils.")
+    assert not sees_trouble
+
+
+def test_closing_what_is_broken_may_fail_and_does_no_harm():
+    """A driver may raise when it closes a connection that is gone."""
+
+    class Broken:
+        def close(self):
+            raise DatabaseError("gone")
+
+    connection.ensure_connection()
+    real = connection.connection
+    connection.connection, connection.errors_occurred = Broken(), True
+    try:
+        assert tidy() == []
+    finally:
+        connection.close()
+        real.close()
