@@ -1,0 +1,1 @@
+"""The composition root: commands, and the processes they start."""

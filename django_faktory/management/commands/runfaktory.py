@@ -1,0 +1,103 @@
+"""`manage.py runfaktory`: server, workers and maintenance. Checks and starts; `management.processes` has the rest."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from ... import tasks
+from ...worker.supervisor import CANNOT_START
+from ..plan import Plan, make_plan
+from ..processes import supervise
+from ..reloading import parent_to_stop_without, run_with_reloader
+
+
+class Command(BaseCommand):
+    """Run the Faktory server and workers of this project."""
+
+    help = "Runs the Faktory server, workers and maintenance of this project."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """See interface "Commands"."""
+        parser.add_argument(
+            "address", nargs="?", metavar="HOST:PORT", help="Where to listen; default: FAKTORY['BIND']."
+        )
+        parser.add_argument("--server-only", action="store_true", help="Server and maintenance, no workers.")
+        parser.add_argument("--worker-only", action="store_true", help="Workers, no server.")
+        parser.add_argument(
+            "--queues", metavar="A,B,C", help="Queues in order; name:weight for a weighted random order."
+        )
+        parser.add_argument("--processes", metavar="N", help="Worker processes.")
+        parser.add_argument("--concurrency", metavar="N", help="Threads in each worker process.")
+        parser.add_argument(
+            "--url",
+            metavar="URL",
+            help="With --worker-only: the Faktory server to work for, tcp://:PASSWORD@HOST:PORT.",
+        )
+        parser.add_argument("--drain", action="store_true", help="Work until nothing is ready, then exit.")
+        parser.add_argument(
+            "--reload",
+            action=argparse.BooleanOptionalAction,
+            help="Restart when code changes; default: while DEBUG is on.",
+        )
+
+    def handle(self, **options: Any) -> None:
+        """Check everything that can be wrong, say what will run, and run it."""
+        if options["reload"] is None:
+            options["reload"] = settings.DEBUG and not options["drain"]
+        _log_somewhere()
+        if options["reload"]:
+            run_with_reloader(tasks.autodiscover)
+            return
+        tasks.autodiscover()
+        plan = make_plan(options)
+        self.check(databases=[plan.alias] if plan.alias else [])
+        if plan.alias:
+            _require_migrations(plan.alias)
+        _disconnect()
+        self.stdout.write(f"runfaktory: {plan}")
+        self._run(plan)
+
+    def _run(self, plan: Plan) -> None:
+        code = supervise(plan, parent=parent_to_stop_without())
+        if code:
+            sys.exit(code)
+
+
+def _log_somewhere() -> None:
+    """Show what happens, on stderr, where the project has not set up logging for it."""
+    logger = logging.getLogger("django_faktory")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+
+
+def _require_migrations(alias: str) -> None:
+    try:
+        executor = MigrationExecutor(connections[alias])
+        missing = executor.migration_plan(executor.loader.graph.leaf_nodes("django_faktory"))
+    except DatabaseError as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise CommandError(
+            f"the database {alias!r} cannot be used: {first}; see DATABASES", returncode=CANNOT_START
+        ) from error
+    if missing:
+        raise CommandError(f"the database {alias!r} lacks {len(missing)} migrations of ours; run manage.py migrate")
+
+
+def _disconnect() -> None:
+    """No connection, and no thread of a pool, may be shared with the processes to come."""
+    for connection in connections.all(initialized_only=True):
+        connection.close()
+        if hasattr(connection, "close_pool"):
+            connection.close_pool()

@@ -1,0 +1,130 @@
+"""What one `runfaktory` is to do: its options and the settings, checked and put together. Starts nothing.
+
+Source: interface "Commands"; `docs/commands.md`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from .. import conf, tasks
+from ..brokers.connection import parse_url
+from ..errors import InvalidPayload
+from ..worker.queue_order import QueueOrder
+
+MOST_PROCESSES = 4
+"""Unless told otherwise: more workers than that should be somebody's decision."""
+
+MOST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which processes to run, and how. `alias` is None where the jobs are on a Faktory server elsewhere."""
+
+    serves: bool
+    works: bool
+    address: tuple[str, int]
+    alias: str | None
+    url: str
+    queues: tuple[str, ...]
+    processes: int
+    concurrency: int
+    drain: bool
+
+    def __str__(self) -> str:
+        parts = [f"server on {self.address[0]}:{self.address[1]}"] if self.serves else []
+        if self.alias is None:
+            at = parse_url(self.url)
+            parts.append(f"jobs of the Faktory server {at.host}:{at.port}")
+        else:
+            parts.append(f"database {self.alias} ({connections[self.alias].vendor})")
+        if self.works:
+            parts.append(f"workers {self.processes} × {self.concurrency} threads")
+            parts.append(f"queues {','.join(self.queues)}")
+        return ", ".join(parts)
+
+
+def make_plan(options: dict[str, Any]) -> Plan:
+    """Read the command's options. Raises CommandError: what was expected, what came."""
+    serves, works = not options["worker_only"], not options["server_only"]
+    _check_combination(options, serves=serves, works=works)
+    is_remote = bool(options["url"]) or conf.get("BROKER") == "remote"
+    alias = None if is_remote else conf.get("DATABASE")
+    return Plan(
+        serves=serves,
+        works=works,
+        address=_address(options["address"] or conf.get("BIND")),
+        alias=alias,
+        url=_url(options["url"] or conf.url()) if is_remote else "",
+        queues=_queues(options["queues"]),
+        processes=_number("--processes", options["processes"]) or conf.get("PROCESSES") or _default_processes(alias),
+        concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
+        drain=options["drain"],
+    )
+
+
+def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) -> None:
+    if not serves and not works:
+        raise CommandError("expected --server-only or --worker-only, got both; leave both out to run both")
+    if not serves and options["address"]:
+        raise CommandError(f"expected no address with --worker-only, got {options['address']!r}: it does not listen")
+    if serves and options["url"]:
+        raise CommandError("--url: expected --worker-only with it; a server keeps its jobs in this project's database")
+    if serves and conf.get("BROKER") == "remote":
+        raise CommandError(
+            'FAKTORY["BROKER"] is "remote", so there is no server to run here; add --worker-only, or set it to "orm"'
+        )
+    if options["drain"] and not works:
+        raise CommandError("--drain: expected workers with it, got --server-only")
+    if options["drain"] and options["reload"]:
+        raise CommandError("expected --drain or --reload, got both")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise CommandError(f"address: expected HOST:PORT, such as 127.0.0.1:7419, got {text!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _url(text: str) -> str:
+    try:
+        parse_url(text)
+    except InvalidPayload as error:
+        raise CommandError(f"--url: {error}") from error
+    return text
+
+
+def _queues(text: str | None) -> tuple[str, ...]:
+    specs: Sequence[str] = (
+        [spec.strip() for spec in text.split(",")]
+        if text is not None
+        else conf.get("QUEUES") or tasks.registered_queues()
+    )
+    try:
+        QueueOrder(specs)
+    except InvalidPayload as error:
+        raise CommandError(f"--queues: {error}") from error
+    return tuple(specs)
+
+
+def _number(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST:
+        raise CommandError(f"{option}: expected a whole number from 1 to {MOST}, got {text!r}")
+    return int(text)
+
+
+def _default_processes(alias: str | None) -> int:
+    if alias is not None and connections[alias].vendor == "sqlite":
+        return 1  # one writer at a time: more processes would only wait for each other
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_PROCESSES, usable)

@@ -1,0 +1,118 @@
+"""The processes of `runfaktory`: what each is made of. The one place where server, worker and upkeep meet.
+
+Everything that connects is made here, after the fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+
+from .. import brokers, conf, wakeups
+from ..brokers import Broker
+from ..errors import FaktoryError
+from ..maintenance import Maintenance
+from ..server.listener import Server
+from ..worker.runner import Worker
+from ..worker.supervisor import CANNOT_START, CLEAN, Launch, Role, Supervisor
+from .plan import Plan
+
+logger = logging.getLogger(__name__)
+
+EXIT_MARGIN_S = 4.5
+"""After the time running jobs get: for the last reports, and to be gone before 30 s."""
+
+
+def supervise(plan: Plan, *, parent: int | None = None) -> int:
+    """Run the plan's processes until they end; returns the exit code."""
+    roles = [Role(name="server", main=partial(_serve, plan))] if plan.serves else []
+    if plan.works:
+        roles += [
+            Role(name=f"worker {number}", main=partial(_work, plan, number), ends=plan.drain)
+            for number in range(plan.processes)
+        ]
+    return Supervisor(
+        roles,
+        grace_s=conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S,
+        farewell=lambda wids: broker_of(plan).bye(wids),
+        parent=parent,
+    ).run()
+
+
+def broker_of(plan: Plan) -> Broker:
+    """The broker the plan's jobs are at."""
+    return brokers.get_broker() if plan.alias else brokers.remote_broker(plan.url)
+
+
+def _serve(plan: Plan, launch: Launch) -> int:
+    """Server and maintenance, in one process."""
+    assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
+    host, port = plan.address
+    listen = partial(wakeups.listen, plan.alias)
+    server = Server(broker_of(plan), host=host, port=port, password=conf.password(), listen=listen)
+    maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
+    launch.obey(stop=server.stop)
+
+    def keep() -> None:
+        server.started.wait()
+        maintenance.run()
+
+    upkeep = threading.Thread(target=keep, name="faktory-maintenance", daemon=True)
+    upkeep.start()
+    try:
+        server.run()
+    except FaktoryError as error:
+        logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
+        return CANNOT_START
+    maintenance.stop()
+    upkeep.join(2.0)
+    return CLEAN
+
+
+def _work(plan: Plan, number: int, launch: Launch) -> int:
+    """One worker; the first of them keeps house where no server of this plan does."""
+    broker = broker_of(plan)
+    worker = Worker(
+        broker,
+        wid=launch.wid,
+        queues=plan.queues,
+        concurrency=plan.concurrency,
+        listen=partial(wakeups.listen, plan.alias, _names(plan)) if plan.alias else None,
+        poll_interval=conf.get("POLL_INTERVAL"),
+        beat_interval=conf.get("BEAT_INTERVAL"),
+        shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
+        drain=plan.drain,
+    )
+    launch.obey(stop=worker.stop, quiet=worker.quiet)
+    _report_lost(broker, launch)
+    maintenance = Maintenance(plan.alias) if plan.alias and not plan.serves and number == 0 else None
+    if maintenance and plan.drain:
+        maintenance.run_once()  # what is due counts as ready
+    upkeep = threading.Thread(target=maintenance.run, name="faktory-maintenance", daemon=True) if maintenance else None
+    if upkeep:
+        upkeep.start()
+    try:
+        worker.run()
+    except FaktoryError as error:
+        logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
+        return CANNOT_START
+    finally:
+        if maintenance and upkeep:
+            maintenance.stop()
+            upkeep.join(2.0)
+    return CLEAN
+
+
+def _report_lost(broker: Broker, launch: Launch) -> None:
+    """Say which workers before this one died: what they held goes on now, not after a minute without beats (W20)."""
+    if not launch.lost:
+        return
+    try:
+        broker.lost(launch.lost)
+    except FaktoryError as error:
+        logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(launch.lost), error)
+
+
+def _names(plan: Plan) -> list[str]:
+    return [spec.partition(":")[0] for spec in plan.queues]

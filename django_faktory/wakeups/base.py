@@ -1,0 +1,69 @@
+"""What a listener for hints promises, and the one that hears none. Knows no database and no job rows.
+
+A hint is a favour, a poll is the truth: hints get lost, and come for nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+
+DEBOUNCE_S = 0.010
+"""A process announces a queue once in this time; see `announcing`."""
+
+SECOND_LOOK_S = 0.012
+"""Longer than DEBOUNCE_S: whatever was not announced because something just was is stored by then."""
+
+
+class Listener(ABC):
+    """Waits for hints that work has come. One thread waits; any thread may close.
+
+    Senders leave out a hint that follows another too closely, so who was woken must look twice. `wait` sees to
+    it: SECOND_LOOK_S after a hint it answers True once more, whether or not another one came.
+    """
+
+    looks_twice = True
+
+    def __init__(self) -> None:
+        self._second_look_at: float | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a hint; True when one came. Never raises: while hints cannot come, it just waits.
+
+        A hint that came since the last call counts. Once closed, it answers False at once.
+        """
+        due = self._second_look_at
+        if due is not None:
+            timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
+        if self._hear(timeout_s):
+            self._second_look_at = time.monotonic() + SECOND_LOOK_S if self.looks_twice else None
+            return True
+        if due is None or time.monotonic() < due:
+            return False
+        self._second_look_at = None
+        return True
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what it holds; a wait that runs in another thread returns soon."""
+
+    @abstractmethod
+    def _hear(self, timeout_s: float) -> bool:
+        """Wait for one hint; False when the time is over, or when closed."""
+
+
+class PollingListener(Listener):
+    """For where hints cannot come: waits the whole time, and leaves the rest to the poll."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """See Listener."""
+        self._closed.set()
+
+    def _hear(self, timeout_s: float) -> bool:
+        self._closed.wait(timeout_s)
+        return False

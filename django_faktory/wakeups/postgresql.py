@@ -1,0 +1,159 @@
+"""Hints on PostgreSQL: NOTIFY with a queue's name after the commit, LISTEN on a connection of one's own.
+
+Knows no job rows. The listener reads all the time and is never in a transaction: one that stops reading would hold
+up the server's queue of notifications for everybody. NOTIFY inside the pushing transaction would take a lock of the
+whole server at its commit, so it is a statement by itself (reliability N1 to N3).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Collection
+from contextlib import closing, suppress
+from typing import Any
+
+from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .base import Listener
+
+logger = logging.getLogger(__name__)
+
+CHANNEL = "django_faktory"
+MAX_NAMED = 50
+ANY_QUEUE = ""
+_TEST = "?"  # begins the payload of a listener's test of itself; no queue's name has it
+
+HEARD_WITHIN_S = 5.0
+"""How long a listener waits for its own test before it takes it that a pooler keeps notifications from it."""
+
+LONGEST_PAUSE_S = 15.0
+
+
+def notify(connection: BaseDatabaseWrapper, queues: Collection[str]) -> None:
+    """Tell all listeners of this database. A name has 255 bytes at most (W9), a payload may have 7999."""
+    payloads = list(queues) if len(queues) <= MAX_NAMED else [ANY_QUEUE]
+    try:
+        if not connection.get_autocommit():
+            return
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload", [CHANNEL, payloads])
+    except Error as error:
+        logger.debug("hint not sent error=%s", error)
+        with suppress(Error):
+            connection.close()  # broken or not: the next statement finds a good one
+
+
+def can_listen() -> bool:
+    """Whether the driver at hand lets us: psycopg 3 does."""
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # needs a driver, which others do not have
+
+    return bool(is_psycopg3)
+
+
+class PostgresListener(Listener):
+    """Hears NOTIFY on its own connection, in its own thread, and connects anew when that breaks.
+
+    With `queues`, hints of others are not passed on. Right after connecting it gives a hint of its own: what came
+    before was not heard. A test at the start finds poolers that swallow notifications; then only polls remain.
+    """
+
+    def __init__(self, alias: str, queues: Collection[str] | None = None) -> None:
+        super().__init__()
+        self._alias = alias
+        self._wanted = None if queues is None else {*queues, ANY_QUEUE}
+        self._heard = threading.Event()
+        self._closed = threading.Event()
+        self._closing = threading.Lock()
+        self._bell, self._ring = socket.socketpair()
+        self._is_down = False
+        self._thread = threading.Thread(target=self._run, name="faktory-listen", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """See Listener. Waits a moment for the thread, which may be busy connecting."""
+        with self._closing:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            self._heard.set()
+            with self._ring, suppress(OSError):  # the thread may have ended by itself
+                self._ring.send(b".")
+            self._thread.join(1.0)
+
+    def _hear(self, timeout_s: float) -> bool:
+        heard = self._heard.wait(timeout_s) and not self._closed.is_set()
+        if heard:
+            self._heard.clear()
+        return heard
+
+    def _run(self) -> None:
+        import psycopg  # only projects on PostgreSQL have it
+
+        pause_s = 0.5
+        with self._bell:
+            while not self._closed.is_set():
+                try:
+                    with closing(self._connect()) as connection:
+                        pause_s = 0.5
+                        if not self._receive(connection):
+                            return
+                except (psycopg.Error, Error, OSError) as error:
+                    self._report(error)
+                    self._closed.wait(pause_s * random.uniform(0.5, 1.0))
+                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def _connect(self) -> Any:
+        """A driver's connection, in autocommit, outside any pool of Django's."""
+        wrapper = connections[self._alias].copy()
+        wrapper.settings_dict["OPTIONS"].pop("pool", None)
+        connection = wrapper.get_new_connection(wrapper.get_connection_params())
+        connection.autocommit = True
+        return connection
+
+    def _receive(self, connection: Any) -> bool:
+        """Hear until closed. False when notifications do not come here at all."""
+        connection.execute(f"LISTEN {CHANNEL}")
+        self._heard.set()
+        if self._is_down:
+            logger.info("hints are back alias=%s", self._alias)
+            self._is_down = False
+        test = self._send_test()
+        give_up_at: float | None = time.monotonic() + HEARD_WITHIN_S
+        while not self._closed.is_set():
+            wait_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            ready, _, _ = select.select([connection, self._bell], [], [], wait_s)
+            if connection in ready:
+                came = {one.payload for one in connection.notifies(timeout=0)}
+                give_up_at = None if came else give_up_at
+                self._pass_on(came - {test})
+            elif give_up_at is not None and time.monotonic() >= give_up_at:
+                logger.warning(
+                    "NOTIFY does not come through, as behind a pooler: work is found by polling alias=%s", self._alias
+                )
+                return False
+        return True
+
+    def _send_test(self) -> str:
+        # From another connection: a pooler hands back to a sender what it keeps from those who wait.
+        payload = f"{_TEST}{secrets.token_hex(8)}"
+        with closing(self._connect()) as other:
+            other.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+        return payload
+
+    def _pass_on(self, payloads: Collection[str]) -> None:
+        hints = {payload for payload in payloads if not payload.startswith(_TEST)}
+        if hints and (self._wanted is None or hints & self._wanted):
+            self._heard.set()
+
+    def _report(self, error: Exception) -> None:
+        if not self._is_down:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.warning("no hints, polling until the database is back alias=%s error=%s", self._alias, first)
+        self._is_down = True

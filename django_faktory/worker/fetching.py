@@ -1,0 +1,118 @@
+"""Gets jobs while there are threads for them, and gives back those that were not begun. One thread's loop.
+
+Knows no task. Brokers that answer at once are asked again when a hint comes or a poll is due; those that wait
+themselves (`blocking`) are asked for one job after another, and nothing is given back to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from random import Random
+
+from ..brokers.base import Broker
+from ..errors import FaktoryError
+from ..payloads import FetchRequest, Reservation
+from ..wakeups import Listener, PollingListener
+from .held import STUCK_S, HeldJobs
+from .patience import Patience
+from .queue_order import QueueOrder
+
+logger = logging.getLogger(__name__)
+
+
+class Fetcher:
+    """The loop; `run` is a thread's. With `on_drained` it ends, and calls it, when nothing is ready or running."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        held: HeldJobs,
+        *,
+        wid: str,
+        order: QueueOrder,
+        listen: Callable[[], Listener] | None,
+        poll_interval_s: float,
+        on_drained: Callable[[], None] | None,
+    ) -> None:
+        self._broker = broker
+        self._held = held
+        self._wid = wid
+        self._order = order
+        self._listen = listen or PollingListener
+        self._poll_interval_s = poll_interval_s
+        self._on_drained = on_drained
+        self._stopping = threading.Event()
+        self._hints: Listener | None = None
+        self._patience = Patience("fetch")
+        self._rng = Random()
+
+    def run(self) -> None:
+        """Fetch until stopped or drained; then give back what no thread has begun."""
+        self._hints = self._listen()
+        try:
+            while not self._stopping.is_set():
+                self._round(self._hints)
+        finally:
+            self._hints.close()
+            if not self._broker.blocking:
+                self._give_back(self._held.take_waiting())
+            self._broker.close()
+
+    def stop(self) -> None:
+        """End the loop; a fetch that waits at the broker ends in its own time."""
+        self._stopping.set()
+        if self._hints is not None:
+            self._hints.close()
+
+    def _round(self, hints: Listener) -> None:
+        room = self._held.wait_for_room(STUCK_S)
+        if not room:
+            if not self._broker.blocking:
+                self._give_back(self._held.take_stuck())
+            return
+        was_idle, ended = self._held.is_empty(), self._held.ended
+        jobs = self._fetch(1 if self._broker.blocking else room)
+        if jobs:
+            self._take_in(jobs)
+        if jobs is None or len(jobs) == room:
+            return
+        if self._on_drained is None:
+            if not self._broker.blocking:
+                hints.wait(self._poll_interval_s)
+        elif not jobs and was_idle:
+            self._stopping.set()
+            self._on_drained()
+        elif not jobs:  # a job that runs may make another
+            self._held.wait_for_end(ended, self._poll_interval_s)
+
+    def _fetch(self, count: int) -> list[Reservation] | None:
+        """Fetch, or wait a while where that cannot be done just now: then None."""
+        request = FetchRequest(queues=self._order.draw(self._rng), wid=self._wid, count=count)
+        try:
+            [jobs] = self._broker.fetch([request])
+        except FaktoryError as error:
+            self._stopping.wait(self._patience.after(error))
+            return None
+        except Exception:  # a loop: says what happened, and goes on
+            logger.exception("fetch failed wid=%s", self._wid)
+            self._broker.close()
+            self._stopping.wait(1.0)
+            return None
+        self._patience.rewarded()
+        return jobs
+
+    def _take_in(self, jobs: Sequence[Reservation]) -> None:
+        is_too_late = self._stopping.is_set() and not self._broker.blocking
+        if is_too_late or not self._held.add(jobs):
+            self._give_back(jobs)
+
+    def _give_back(self, jobs: Sequence[Reservation]) -> None:
+        if not jobs:
+            return
+        try:
+            self._broker.release(jobs)
+        except Exception as error:  # noqa: BLE001  (a loop)
+            # Not begun, and not run here: who takes leave by `bye`, or is lost, gives them back too.
+            logger.warning("jobs could not be given back yet count=%d error=%s", len(jobs), error)

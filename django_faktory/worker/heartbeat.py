@@ -1,0 +1,79 @@
+"""A worker's signs of life, and the orders that come back with them. Knows no job. Rules: W20, W21."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+import threading
+from collections.abc import Callable
+
+from ..brokers.base import Broker
+from ..errors import FaktoryError, UnknownWorker
+from ..payloads import Beat
+from .patience import Patience
+
+logger = logging.getLogger(__name__)
+
+QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
+
+
+class Heartbeat:
+    """Beats at once, then every `interval_s`; `run` is a thread's. `obey` hears QUIET, TERMINATE or LOST."""
+
+    def __init__(self, broker: Broker, *, wid: str, interval_s: float, obey: Callable[[str], None]) -> None:
+        self._broker = broker
+        self._wid = wid
+        self._interval_s = interval_s
+        self._obey = obey
+        self._state = ""
+        self._due = threading.Event()
+        self._is_stopped = False
+        self._patience = Patience("beats")
+
+    def run(self) -> None:
+        """Beat until stopped. An error costs one beat, and the next comes sooner."""
+        while not self._is_stopped:
+            self._due.clear()
+            self._due.wait(self._beat())
+        self._broker.close()
+
+    def tell(self, state: str) -> None:
+        """Say from now on, first at once, that this worker is QUIET or to TERMINATE."""
+        self._state = state
+        self._due.set()
+
+    def stop(self) -> None:
+        """End the loop."""
+        self._is_stopped = True
+        self._due.set()
+
+    def _beat(self) -> float:
+        """Beat once; returns how long to wait for the next time."""
+        try:
+            [answer] = self._broker.beat([Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb())])
+        except FaktoryError as error:
+            return min(self._interval_s, self._patience.after(error))
+        except Exception:  # a loop: a worker that stops beating loses its jobs
+            logger.exception("beat failed wid=%s", self._wid)
+            self._broker.close()
+            return min(self._interval_s, 1.0)
+        self._patience.rewarded()
+        if isinstance(answer, UnknownWorker):
+            self._obey(LOST)
+        elif isinstance(answer, FaktoryError):
+            logger.error("beat was refused wid=%s error=%s", self._wid, answer)
+        elif answer in (QUIET, TERMINATE):
+            self._obey(answer)
+        return self._interval_s
+
+
+def rss_kb() -> int:
+    """Memory of this process, in KB: what it has now on Linux, the most it ever had elsewhere."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+    except OSError:  # pragma: no cover  (no /proc on this platform)
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most // 1024 if sys.platform == "darwin" else most

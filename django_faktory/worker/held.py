@@ -1,0 +1,131 @@
+"""The jobs a worker holds: waiting for a thread, or running. Hands them on and counts them; each leaves once.
+
+Knows no broker. Its lock decides who reports a job that ends just when the worker gives up on it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from ..payloads import Ack, Failure, Reservation
+from .pace import Pace
+
+STUCK_S = 0.25
+"""Jobs that no thread has begun for so long go back: another worker may be idle."""
+
+MAX_UNREPORTED = 1000
+"""Beyond this many ended jobs the broker does not know of, no new one is begun."""
+
+
+class HeldJobs:
+    """Shared by the thread that fetches, those that run jobs, and the one that reports."""
+
+    def __init__(self, *, concurrency: int, read_ahead: int) -> None:
+        self.finished: SimpleQueue[Ack | Failure | None] = SimpleQueue()
+        """Reports, in the order they came; None wakes the reader."""
+        self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
+        self._held: dict[int, Reservation] = {}  # by id(): one jid may be held twice, by two attempts
+        self._changed = threading.Condition()
+        self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
+        self._moved_at = time.monotonic()
+        self._is_closed = False
+        self.ended = 0
+        """How many jobs have ended so far."""
+
+    def wait_for_room(self, timeout_s: float) -> int:
+        """How many jobs may be fetched: waits up to `timeout_s` for there being room, then may answer 0."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._room() > 0, timeout_s)
+            return self._room()
+
+    def wait_for_end(self, ended: int, timeout_s: float) -> None:
+        """Wait until more than `ended` jobs have ended, or for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ended > ended, timeout_s)
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until every job has ended; False when the time is over first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._held, max(0.0, timeout_s))
+
+    def is_empty(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self._held
+
+    def add(self, jobs: Sequence[Reservation]) -> bool:
+        """Take jobs in; False, and nothing done, where it is too late for them."""
+        with self._changed:
+            if self._is_closed:
+                return False
+            self._held.update((id(job), job) for job in jobs)
+            self._moved_at = time.monotonic()
+        for job in jobs:
+            self._waiting.put(job)
+        return True
+
+    def next(self) -> Reservation | None:
+        """The next job to run; blocks. None: there will be no more."""
+        job = self._waiting.get()
+        self._moved_at = time.monotonic()
+        return job
+
+    def finish(self, job: Reservation, report: Ack | Failure, *, ran_s: float) -> bool:
+        """A job has ended; its report goes on. False, and nothing done, where the worker gave up on it before."""
+        with self._changed:
+            if self._held.pop(id(job), None) is None:
+                return False
+            self.ended += 1
+            self._pace.ended(ran_s)
+            self.finished.put(report)
+            if not self._held or self._room():
+                self._changed.notify_all()
+            return True
+
+    def take_stuck(self) -> list[Reservation]:
+        """Take out jobs that wait where no thread has begun one for STUCK_S."""
+        if self._waiting.empty() or time.monotonic() - self._moved_at < STUCK_S:
+            return []
+        with self._changed:
+            self._pace.got_stuck()
+        return self.take_waiting()
+
+    def take_waiting(self) -> list[Reservation]:
+        """Take out every job that no thread has begun."""
+        taken, ends = [], 0
+        while True:
+            try:
+                job = self._waiting.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                ends += 1
+            else:
+                taken.append(job)
+        for _ in range(ends):
+            self._waiting.put(None)
+        with self._changed:
+            for job in taken:
+                del self._held[id(job)]
+            self._changed.notify_all()
+        return taken
+
+    def abandon(self) -> list[Reservation]:
+        """Give up on what still runs: its end will not be reported, and nothing is taken in any more."""
+        with self._changed:
+            self._is_closed = True
+            left = list(self._held.values())
+            self._held.clear()
+            return left
+
+    def end(self, threads: int) -> None:
+        """Let so many threads know, each by one None, that no more jobs come."""
+        for _ in range(threads):
+            self._waiting.put(None)
+
+    def _room(self) -> int:
+        if self._is_closed or self.finished.qsize() > MAX_UNREPORTED:
+            return 0
+        return self._pace.room(len(self._held))

@@ -1,0 +1,114 @@
+"""Tells the broker how jobs ended: the first at once, those that end meanwhile together. Nothing ended is dropped.
+
+Knows no task and no SQL. A broker that is away is tried until the deadline that `close` gives; what could not be told
+then is logged by jid, and those jobs run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from ..brokers.base import Broker
+from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
+from ..payloads import Ack, Failure
+from .patience import Patience
+
+R = TypeVar("R", Ack, Failure)
+
+logger = logging.getLogger(__name__)
+
+MAX_SET = 500
+
+
+class Reporter:
+    """The loop that sends; `run` is a thread's. One report the broker chokes on holds up no other."""
+
+    def __init__(self, broker: Broker, finished: SimpleQueue[Ack | Failure | None]) -> None:
+        self._broker = broker
+        self._finished = finished
+        self._patience = Patience("reports")
+        self._pause_s = 0.0
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+
+    def run(self) -> None:
+        """Send until closed and done, or until the deadline."""
+        unsent: list[Ack | Failure] = []
+        while not (self._closing.is_set() and not unsent and self._finished.empty()):
+            unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
+            unsent = self._send(unsent)
+            if not unsent:
+                continue
+            if time.monotonic() >= self._deadline:
+                logger.error("jobs ended and could not be reported: they run again jids=%s", _jids(unsent))
+                break
+            self._sleep()
+        self._broker.close()
+
+    def close(self, deadline: float) -> None:
+        """Ask the loop to end when all is sent, or at `deadline` of the monotonic clock."""
+        self._deadline = deadline
+        self._closing.set()
+        self._finished.put(None)
+
+    def _sleep(self) -> None:
+        if self._closing.is_set():
+            time.sleep(max(0.0, min(self._pause_s, self._deadline - time.monotonic())))
+        else:
+            self._closing.wait(self._pause_s)
+
+    def _gather(self, most: int, *, block: bool) -> list[Ack | Failure]:
+        found: list[Ack | Failure] = []
+        try:
+            while len(found) < most:
+                report = self._finished.get(block and not found)
+                if report is None:
+                    break
+                found.append(report)
+        except Empty:
+            pass
+        return found
+
+    def _send(self, reports: Sequence[Ack | Failure]) -> list[Ack | Failure]:
+        """Send these; returns those to be sent again."""
+        acks = [report for report in reports if isinstance(report, Ack)]
+        failures = [report for report in reports if isinstance(report, Failure)]
+        return [*self._deliver(self._broker.ack, acks), *self._deliver(self._broker.fail, failures)]
+
+    def _deliver(self, verb: Callable[[Sequence[R]], Sequence[FaktoryError | bool]], reports: list[R]) -> list[R]:
+        if not reports:
+            return []
+        try:
+            answers = verb(reports)
+        except BrokerUnavailable as error:
+            self._pause_s = self._patience.after(error)
+            return reports
+        except Exception:  # a loop: one bad report must not take the others with it
+            self._broker.close()
+            if len(reports) == 1:
+                logger.exception("the broker cannot take this report, its job will run again jid=%s", reports[0].jid)
+                return []
+            half = len(reports) // 2
+            return self._deliver(verb, reports[:half]) + self._deliver(verb, reports[half:])
+        self._patience.rewarded()
+        for report, answer in zip(reports, answers, strict=True):
+            if answer is not True:
+                _log_without_effect(report, answer)
+        return []
+
+
+def _log_without_effect(report: Ack | Failure, answer: Any) -> None:
+    kind = type(report).__name__.lower()
+    if answer is False or isinstance(answer, JobNotFound):
+        logger.warning("%s came too late, the job is no longer this worker's jid=%s", kind, report.jid)
+    else:
+        logger.error("%s was refused jid=%s error=%s", kind, report.jid, answer)
+
+
+def _jids(reports: Sequence[Ack | Failure]) -> str:
+    return ",".join(report.jid for report in reports)

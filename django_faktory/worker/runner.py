@@ -1,0 +1,195 @@
+"""One worker process: its life from hello to goodbye. A front over the port: knows no SQL, no FWP, no rule of retrying.
+
+Its threads: one fetches, some run jobs, one reports, one beats; the thread that calls `run` decides. Sources: the
+protocol's worker lifecycle, W15, W20, W21; `docs/workers.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from .. import payloads
+from ..brokers.base import Broker
+from ..errors import BrokerUnavailable, FaktoryError
+from ..payloads import WorkerIdentity
+from ..wakeups import Listener
+from .executors import Executors
+from .fetching import Fetcher
+from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
+from .held import HeldJobs
+from .patience import Patience
+from .queue_order import QueueOrder
+from .reports import Reporter
+
+logger = logging.getLogger(__name__)
+
+READ_AHEAD = 50
+"""Most jobs read ahead, however fast they are. Empty jobs a second with 5 threads on PostgreSQL, two cores: 3,700 with
+none read ahead, 6,000 with 25, 7,900 with 50, 7,500 with 100."""
+
+FLUSH_S = 3.0
+"""For the last reports, after the time that running jobs got."""
+
+DRAINED = "drained"
+
+
+def new_wid() -> str:
+    """A name no other worker process has had."""
+    return secrets.token_hex(8)
+
+
+class Worker:
+    """Runs the jobs of `queues`, `concurrency` at a time, until it is stopped; `run` may be called once.
+
+    A wid that was given up as lost (the process stood still too long) is not taken up again, since its jobs have
+    gone to others: the worker finishes what it runs and ends, and whoever started it starts another.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        queues: Sequence[str],
+        concurrency: int = 5,
+        wid: str | None = None,
+        listen: Callable[[], Listener] | None = None,
+        poll_interval: float = 1.0,
+        beat_interval: float = 15.0,
+        shutdown_timeout: float = 25.0,
+        read_ahead: int = READ_AHEAD,
+        drain: bool = False,
+    ) -> None:
+        self.wid = wid or new_wid()
+        self._broker = broker
+        self._shutdown_timeout_s = shutdown_timeout
+        self._orders: SimpleQueue[str] = SimpleQueue()
+        self._is_quiet = False
+        self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
+        self._executors = Executors(self._held, concurrency=concurrency)
+        self._reporter = Reporter(broker, self._held.finished)
+        self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
+        self._fetcher = Fetcher(
+            broker,
+            self._held,
+            wid=self.wid,
+            order=QueueOrder(queues),
+            listen=listen,
+            poll_interval_s=poll_interval,
+            on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
+        )
+        loops = {"fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat}
+        self._loops = {
+            name: threading.Thread(target=self._keep, args=(loop,), name=f"faktory-{name}", daemon=True)
+            for name, loop in loops.items()
+        }
+
+    def stop(self) -> None:
+        """Stop as SIGTERM does. Safe from any thread and from a signal handler."""
+        self._orders.put(TERMINATE)  # SimpleQueue.put is reentrant; an Event's lock is not
+
+    def quiet(self) -> None:
+        """Fetch no more, for good; what runs goes on. Safe as `stop` is."""
+        self._orders.put(QUIET)
+
+    def run(self) -> bool:
+        """Work until stopped. True when every thread has ended; False where user code still keeps one.
+
+        Raises FaktoryError where the broker does not want this worker: wrong password, wrong address.
+        """
+        if not self._register():
+            return True
+        self._executors.start()
+        for thread in self._loops.values():
+            thread.start()
+        if self._is_quiet:
+            self._become_quiet()
+        while (order := self._orders.get()) == QUIET:
+            if not self._is_quiet:
+                self._become_quiet()
+        if order == LOST:
+            logger.error("worker was given up as lost, its jobs are with others: ending wid=%s", self.wid)
+        return self._shut_down()
+
+    def _register(self) -> bool:
+        """Say hello, as often as it takes; False when stopped before."""
+        identity = WorkerIdentity(
+            wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
+        )
+        patience = Patience("hello")
+        while True:
+            try:
+                self._broker.hello(identity)
+                break
+            except BrokerUnavailable as error:
+                pause_s = patience.after(error)
+            with suppress(Empty):
+                if self._orders.get(timeout=pause_s) == TERMINATE:
+                    return False
+                self._is_quiet = True
+        patience.rewarded()
+        self._broker.close()
+        logger.info("worker started wid=%s pid=%d", self.wid, identity.pid)
+        return True
+
+    def _keep(self, loop: Fetcher | Reporter | Heartbeat) -> None:
+        """A thread's work. A worker that lost one of its loops must not look alive: it ends."""
+        try:
+            loop.run()
+        except Exception:
+            logger.exception("a loop of the worker broke, ending wid=%s loop=%s", self.wid, type(loop).__name__)
+            self._orders.put(TERMINATE)
+
+    def _become_quiet(self) -> None:
+        self._is_quiet = True
+        logger.info("worker is quiet wid=%s", self.wid)
+        self._heartbeat.tell(QUIET)
+        self._fetcher.stop()
+
+    def _shut_down(self) -> bool:
+        """Stop fetching, give back, wait, fail the rest, report, say goodbye: in this order."""
+        deadline = time.monotonic() + self._shutdown_timeout_s
+        logger.info("worker stops wid=%s", self.wid)
+        self._heartbeat.tell(TERMINATE)
+        self._fetcher.stop()
+        self._loops["fetch"].join(self._shutdown_timeout_s)
+        self._held.wait_empty(deadline - time.monotonic())
+        self._fail_the_rest()
+        has_ended = self._executors.close(time.monotonic() + 0.5)
+        self._reporter.close(time.monotonic() + FLUSH_S)
+        self._loops["report"].join(FLUSH_S + 0.5)
+        self._heartbeat.stop()
+        self._loops["beat"].join(0.5)
+        self._say_goodbye()
+        logger.info("worker stopped wid=%s", self.wid)
+        return has_ended
+
+    def _fail_the_rest(self) -> None:
+        for job in self._held.abandon():
+            logger.warning("job did not end in time, it runs again jid=%s", job.jid)
+            self._held.finished.put(
+                payloads.failure(
+                    jid=job.jid,
+                    wid=job.wid,
+                    attempt=job.attempt,
+                    errtype="WorkerShutdown",
+                    message=f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s",
+                    retry_in_s=FLUSH_S * 2,  # soon, but not before this process is gone
+                )
+            )
+        self._executors.cancel_async()
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._broker.bye([self.wid])
+        except FaktoryError as error:
+            logger.warning("goodbye was not heard, the worker will count as lost wid=%s error=%s", self.wid, error)
+        with suppress(FaktoryError):
+            self._broker.close()
