@@ -1,0 +1,41 @@
+# Each target is all that a bare clone needs, with Python 3.11 or newer. Another Python: make PYTHON=python3.12 …
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: help demo test lint format setup docs clean
+
+help:
+	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
+	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
+	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations"
+	@echo "make format   format the code"
+	@echo "make setup    make .venv and install what the other targets need"
+	@echo "make docs     write docs/reference/settings.md anew"
+	@echo "make clean    remove what was made here, .venv too"
+
+setup:
+	@$(PYTHON) scripts/bootstrap.py --node
+
+demo:
+	@$(PYTHON) scripts/bootstrap.py
+	@.venv/bin/python scripts/demo.py $(if $(filter 1,$(ONCE)),--once)
+
+test: setup
+	@.venv/bin/python scripts/test.py $(ARGS)
+
+lint:
+	@$(PYTHON) scripts/bootstrap.py
+	@bash scripts/lint
+
+format:
+	@$(PYTHON) scripts/bootstrap.py
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+docs:
+	@$(PYTHON) scripts/bootstrap.py
+	@.venv/bin/python scripts/settings_reference.py
+
+clean:
+	rm -rf .venv .venv-django* .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .import_linter_cache tests/interop/node/node_modules example_project/db.sqlite3*

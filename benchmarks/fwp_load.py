@@ -1,0 +1,95 @@
+"""Load on a Faktory server, any: half of the connections push, half fetch and acknowledge. Not pipelined.
+
+    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS
+
+The original's load test rebuilt: even connections push one job a round trip to five queues at random, odd
+ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+import uuid
+
+QUEUES = ["queue0", "queue1", "queue2", "queue3", "queue4"]
+
+
+class Client:
+    """One connection: a command, then its reply."""
+
+    async def open(self, host, port, wid):
+        self.reader, self.writer = await asyncio.open_connection(host, port)
+        assert (await self.reader.readline()).startswith(b"+HI")
+        hello = {"v": 2} | ({"wid": wid, "hostname": "load", "pid": 1, "labels": []} if wid else {})
+        await self.send(f"HELLO {json.dumps(hello)}")
+        return self
+
+    async def send(self, line):
+        self.writer.write(line.encode() + b"\r\n")
+        reply = await self.reader.readline()
+        if reply.startswith(b"-"):
+            raise RuntimeError(reply.decode())
+        if reply.startswith(b"$") and reply != b"$-1\r\n":
+            return (await self.reader.readexactly(int(reply[1:]) + 2))[:-2]
+        return None if reply == b"$-1\r\n" else reply
+
+
+async def pusher(client, left):
+    while left["push"] > 0:
+        left["push"] -= 1
+        job = {
+            "jid": uuid.uuid4().hex,
+            "jobtype": "noop",
+            "queue": random.choice(QUEUES),
+            "args": [1, "string", 3],
+            "retry": 5,
+            "created_at": "2026-11-21T00:00:00Z",
+        }
+        await client.send("PUSH " + json.dumps(job, separators=(",", ":")))
+
+
+async def fetcher(client, left):
+    while left["take"] > 0:
+        queues = random.sample(QUEUES, len(QUEUES))
+        job = await client.send("FETCH " + " ".join(queues))
+        if job is None:
+            continue
+        left["take"] -= 1
+        jid = json.loads(job)["jid"]
+        if random.random() < 0.01:
+            await client.send("FAIL " + json.dumps({"jid": jid, "errtype": "Oops", "message": "1 %"}))
+        else:
+            await client.send("ACK " + json.dumps({"jid": jid}))
+        left["end"] = time.perf_counter()
+
+
+async def run(host, port, jobs, connections):
+    clients = [await Client().open(host, port, "load" if n % 2 else "") for n in range(connections)]
+    left = {"push": jobs, "take": jobs, "end": 0.0}
+    start = time.perf_counter()
+    works = [fetcher(client, left) if n % 2 else pusher(client, left) for n, client in enumerate(clients)]
+    done, pending = await asyncio.wait([asyncio.ensure_future(work) for work in works], timeout=300)
+    elapsed = left["end"] - start  # not the two seconds that the last FETCHes wait for nothing
+    for task in done:
+        task.result()
+    for task in pending:
+        task.cancel()
+    return jobs / elapsed
+
+
+def main():
+    host, _, port = sys.argv[1].rpartition(":")
+    jobs, connections = int(sys.argv[2]), int(sys.argv[3])
+    try:
+        import uvloop
+
+        runner = uvloop.run
+    except ImportError:
+        runner = asyncio.run
+    print(json.dumps({"jobs_per_s": round(runner(run(host, int(port), jobs, connections)))}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""A project with nothing but the benchmarks' tasks, on PostgreSQL unless BENCH_DATABASE says otherwise."""
+
+import os
+from pathlib import Path
+
+KIND = os.environ.get("BENCH_DATABASE", "postgresql")
+SECRET_KEY = "benchmarks only"  # noqa: S105
+USE_TZ = True
+INSTALLED_APPS = ["django_faktory", "benchmarks"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
+FAKTORY = {}
+LOGGING = {"version": 1, "disable_existing_loggers": False, "root": {"level": "WARNING"}}
+DATABASES = {
+    "postgresql": {
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "faktory_bench",
+            "HOST": os.environ.get("PGHOST", "127.0.0.1"),
+            "PORT": os.environ.get("PGPORT", "5432"),
+            "USER": os.environ.get("PGUSER", "postgres"),
+            "PASSWORD": os.environ.get("PGPASSWORD", ""),
+            "CONN_MAX_AGE": None,
+        }
+    },
+    "sqlite": {
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": str(Path(__file__).parent / "results" / "bench.sqlite3"),
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20,
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            },
+        }
+    },
+}[KIND]

@@ -1,0 +1,1 @@
+"""A project that uses django_faktory: `make demo` runs it."""

@@ -1,0 +1,1 @@
+"""A small shop whose slow work is done by tasks."""

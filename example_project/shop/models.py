@@ -1,0 +1,54 @@
+"""Orders, and what tasks make of them."""
+
+from typing import ClassVar
+
+from django.db import models
+
+
+class Order(models.Model):
+    """Something a customer wants. Placing one enqueues its tasks in the same transaction."""
+
+    customer = models.EmailField()
+    item = models.CharField(max_length=100)
+    price = models.DecimalField(max_digits=8, decimal_places=2)
+    in_stock = models.BooleanField(null=True, editable=False)
+    paid_at = models.DateTimeField(null=True, editable=False)
+    placed_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering: ClassVar = ["-placed_at", "-pk"]
+
+    def __str__(self):
+        return f"order {self.pk}: {self.item}"
+
+
+class Invoice(models.Model):
+    """At most one for each order: a task that runs twice finds the first one."""
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE)
+    sent_at = models.DateTimeField(null=True, editable=False)
+
+    def __str__(self):
+        return f"invoice {self.pk} for {self.order}"
+
+
+class WebhookCall(models.Model):
+    """What the shop's partner received. It answers the first call for an order with 503, as partners do."""
+
+    order = models.ForeignKey(Order, on_delete=models.CASCADE)
+    answer = models.PositiveSmallIntegerField()
+    received_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self):
+        return f"call about {self.order}: {self.answer}"
+
+
+class DailyReport(models.Model):
+    """What was sold on one day."""
+
+    day = models.DateField(unique=True)
+    orders = models.PositiveIntegerField()
+    total = models.DecimalField(max_digits=12, decimal_places=2)
+
+    def __str__(self):
+        return f"{self.day}: {self.orders} orders, {self.total}"

@@ -1,0 +1,8 @@
+"""The shop's addresses."""
+
+from django.urls import path
+
+from . import views
+
+app_name = "shop"
+urlpatterns = [path("", views.home, name="home"), path("partner/orders/", views.partner, name="partner")]

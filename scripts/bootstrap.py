@@ -1,0 +1,160 @@
+"""Make a virtual environment with all that `make` needs, from nothing but Python; the second run is quick.
+
+Standard library only, and no syntax that an old Python cannot read: it must say what it expects instead.
+MariaDB's driver is compiled on the spot. Where that cannot be done, it is left out, and said.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NODE_FOLDER = ROOT / "tests" / "interop" / "node"
+EXTRAS = "dev,postgres,redis"
+OLDEST = (3, 11)
+
+
+def main():
+    if sys.version_info < OLDEST:
+        sys.exit("expected Python 3.11 or newer, got {}.{}: make PYTHON=python3.12".format(*sys.version_info[:2]))
+    options = arguments()
+    folder = ROOT / options.venv
+    stamp = folder / "installed.json"
+    wanted = {"place": [sys.version, str(ROOT)], "content": fingerprint(options)}
+    found = read(stamp)
+    if found != wanted:
+        say(f"installing into {options.venv} (once; some minutes on a slow line)")
+        if found.get("place") != wanted["place"]:
+            make_venv(folder)
+        install(folder, options)
+        stamp.write_text(json.dumps(wanted))
+    if not has_mysqlclient(folder):
+        add_mysqlclient(folder)
+    if options.node:
+        add_node_client()
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description="Make a virtual environment with all that make needs.")
+    parser.add_argument("--venv", default=".venv", help="its folder")
+    parser.add_argument("--django", help="which Django: 6.1 (default: the newest that this Python runs)")
+    parser.add_argument("--node", action="store_true", help="Node's Faktory client too, for its tests")
+    return parser.parse_args()
+
+
+def fingerprint(options):
+    """What is installed depends on this: with the same, it need not be done again."""
+    project = (ROOT / "pyproject.toml").read_bytes()
+    return hashlib.sha256(project + str(options.django).encode()).hexdigest()
+
+
+def read(stamp):
+    try:
+        return json.loads(stamp.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def install(folder, options):
+    django = [f"django=={options.django}.*"] if options.django else []
+    if pip(folder, "--editable", f"{ROOT}[{EXTRAS}]", *django) != 0:
+        sys.exit(f"pip could not install this project into {options.venv} (see above); is there a network?")
+
+
+def make_venv(folder):
+    if not has_ensurepip() and not apt_install(["python{}.{}-venv".format(*sys.version_info[:2])]):
+        sys.exit("expected Python's ensurepip, which is not there; on Debian and Ubuntu: apt-get install python3-venv")
+    # In a process of its own: what was just installed is not known to this one. --clear: another Python's is no use.
+    done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=False)
+    if done.returncode != 0:
+        sys.exit(f"could not make a virtual environment in {folder} (see above)")
+
+
+def has_ensurepip():
+    return subprocess.run([sys.executable, "-c", "import ensurepip"], check=False, capture_output=True).returncode == 0
+
+
+def pip(folder, *what, quiet_errors=False):
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL if quiet_errors else None).returncode
+
+
+def has_mysqlclient(folder):
+    found = subprocess.run([str(folder / "bin" / "python"), "-c", "import MySQLdb"], check=False, capture_output=True)
+    return found.returncode == 0
+
+
+def add_mysqlclient(folder):
+    missing = missing_for_mysqlclient()
+    if missing and not apt_install(missing):
+        say(f"MariaDB is left out: its driver is compiled here and needs {', '.join(missing)}; install them, run again")
+        return
+    if pip(folder, mysqlclient_requirement(), quiet_errors=True) != 0:
+        say(
+            "MariaDB is left out: its driver could not be compiled; "
+            f"to see why: {folder.name}/bin/pip install '{mysqlclient_requirement()}'"
+        )
+
+
+def missing_for_mysqlclient():
+    """Debian's names of the packages that compiling needs and this machine lacks."""
+    packages = []
+    if shutil.which("gcc") is None and shutil.which("cc") is None:
+        packages.append("gcc")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        packages.append("python{}.{}-dev".format(*sys.version_info[:2]))
+    if shutil.which("pkg-config") is None:
+        packages.append("pkg-config")
+    if not any(is_known_to_pkg_config(name) for name in ("libmariadb", "mariadb", "mysqlclient")):
+        packages.append("libmariadb-dev")
+    return packages
+
+
+def is_known_to_pkg_config(name):
+    if shutil.which("pkg-config") is None:
+        return False
+    return subprocess.run(["pkg-config", "--exists", name], check=False).returncode == 0
+
+
+def mysqlclient_requirement():
+    import tomllib  # from Python 3.11 on, which `main` has made sure of by now
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return project["project"]["optional-dependencies"]["mysql"][0]
+
+
+def apt_install(packages):
+    """Install Debian packages, where this is Debian and we may; returns whether they are there now."""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        return False
+    say(f"installing Debian's {', '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        done = subprocess.run(["apt-get", "-qq", *command], env=environment, check=False, stdout=subprocess.DEVNULL)
+    return done.returncode == 0
+
+
+def add_node_client():
+    """Install Node's Faktory client, where npm is; `scripts/test.py` says what it means where it is not."""
+    wanted = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["faktory-worker"]
+    found = read(NODE_FOLDER / "node_modules" / "faktory-worker" / "package.json").get("version")
+    if found == wanted or shutil.which("npm") is None:
+        return
+    say(f"installing Node's faktory-worker {wanted}, for the tests with it")
+    command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
+    if subprocess.run(command, cwd=NODE_FOLDER, check=False, stdin=subprocess.DEVNULL).returncode != 0:
+        say("npm could not install it (see above)")
+
+
+def say(text):
+    print(f"-- {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

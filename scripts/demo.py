@@ -1,0 +1,257 @@
+"""Run the example project with its web server and runfaktory, put real jobs through, and show how they fare.
+
+--once: end by itself, with a summary, and exit code 0 only if every job came to its expected end.
+Ctrl-C stops everything it started.
+"""
+
+import argparse
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import django
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_WITHIN_S = 60
+STOPPED_WITHIN_S = 35
+ROWS = 15
+COLOURS = {"succeeded": 32, "dead": 31, "retries": 33, "working": 36, "scheduled": 34}
+
+
+class Expected(NamedTuple):
+    """A job of the demo: what it shows, and where it ends."""
+
+    jid: str
+    shows: str
+    state: str
+    attempts: int
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Run the example project and show how its jobs fare.")
+    parser.add_argument("--once", action="store_true", help="end by itself, with a summary")
+    parser.add_argument("--within", type=float, default=120, help="with --once: seconds the jobs have (%(default)s)")
+    parser.add_argument("--logs", type=Path, default=ROOT / ".demo", help="folder for the processes' output")
+    options = parser.parse_args()
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, signal.default_int_handler)
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        print("\nstopped")
+        return 1 if options.once else 0
+
+
+def run(options):
+    web, faktory = free_port(8000), free_port(7419)
+    shop = f"http://127.0.0.1:{web}"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings", "SHOP_URL": shop}
+    os.environ.update(environment)
+    sys.path.insert(0, str(ROOT))
+    options.logs.mkdir(exist_ok=True)
+    manage = [sys.executable, "-u", str(ROOT / "manage.py")]
+    say("migrating the example project's database")
+    subprocess.run([*manage, "migrate", "--verbosity=0", "--skip-checks"], cwd=ROOT, check=True)
+    django.setup()
+    password = admin_password()
+    worker = [*manage, "runfaktory", f"127.0.0.1:{faktory}", "--processes=1", "--concurrency=4", "--no-reload"]
+    server = [*manage, "runserver", "--noreload", f"127.0.0.1:{web}"]
+    with running("web", server, port=web, logs=options.logs):
+        say(f"shop    {shop}/")
+        say(f"admin   {shop}/admin/   login: admin   password: {password}")
+        with running("runfaktory", worker, port=faktory, logs=options.logs):
+            say(f"faktory tcp://127.0.0.1:{faktory}   logs: {options.logs}/")
+            return put_jobs_through(once=options.once, within_s=options.within)
+
+
+def put_jobs_through(*, once, within_s):
+    from django_faktory.models import Job  # after django.setup()
+
+    newest = Job.objects.order_by("-pk").first()
+    since_now = Job.objects.filter(pk__gt=newest.pk if newest else 0).order_by("pk")
+    expected = place_orders(since_now)
+    screen = Screen({job.jid: job.shows for job in expected})
+    deadline = time.monotonic() + within_s
+    told = False
+    while not (once and time.monotonic() > deadline):
+        jobs = list(since_now.all())
+        screen.show(jobs)
+        if has_ended(jobs, expected):
+            if once:
+                break
+            if not told:
+                screen.note = "All as expected. Order something in the shop, or look at the admin. Ctrl-C stops."
+                told = True
+        time.sleep(0.2)
+    return summary(list(since_now.all()), expected)
+
+
+def place_orders(since_now):
+    """Do what a customer would, and enqueue a few tasks by hand; returns what is to come of them."""
+    from django.utils import timezone
+
+    from example_project.shop import tasks
+    from example_project.shop.orders import place_order
+
+    order = place_order(customer="ada@example.org", item="Analytical Engine", price="1843.00")
+    from_order = {job.jobtype.rpartition(".")[2]: job.jid for job in since_now.all()}
+    today = timezone.localdate().isoformat()
+    report = tasks.daily_report.using(run_after=timedelta(seconds=4)).enqueue(today)
+    return [
+        Expected(from_order["send_invoice"], "mail, in the order's transaction", "succeeded", 1),
+        Expected(from_order["check_stock"], "an async task", "succeeded", 1),
+        Expected(from_order["call_webhook"], "refused once, then tried again", "succeeded", 2),
+        Expected(from_order["ask_for_review"], "scheduled, in a minute", "scheduled", 0),
+        Expected(report.id, "scheduled, in 4 seconds", "succeeded", 1),
+        Expected(tasks.charge_card.enqueue(order.pk, "4242424242424242").id, "a good card", "succeeded", 1),
+        Expected(tasks.charge_card.enqueue(order.pk, "4000000000000002").id, "declined for good", "dead", 2),
+    ]
+
+
+def has_ended(jobs, expected):
+    ends = {job.jid: (str(job.state), job.attempt) for job in jobs}
+    return all(ends.get(job.jid) == (job.state, job.attempts) for job in expected)
+
+
+def summary(jobs, expected):
+    """Print what came of each job; returns the exit code."""
+    found = {job.jid: job for job in jobs}
+    good = 0
+    print(f"\n{'task':<16} {'shows':<34} {'state':<10} {'tries':>5}  as expected")
+    for job in expected:
+        state, tries = (found[job.jid].state, found[job.jid].attempt) if job.jid in found else ("gone", 0)
+        is_right = (state, tries) == (job.state, job.attempts)
+        good += is_right
+        verdict = "yes" if is_right else f"NO: {job.state} after {job.attempts}"
+        name = found[job.jid].jobtype.rpartition(".")[2] if job.jid in found else "?"
+        print(f"{name:<16} {job.shows:<34} {state:<10} {tries:>5}  {verdict}")
+    print(f"{good} of {len(expected)} jobs ended as expected")
+    return 0 if good == len(expected) else 1
+
+
+class Screen:
+    """The jobs' states: redrawn in a terminal, one line for each change elsewhere."""
+
+    def __init__(self, shows):
+        self.note = ""
+        self._shows = shows
+        self._drawn = 0
+        self._seen = {}
+        self._is_terminal = sys.stdout.isatty()
+
+    def show(self, jobs):
+        if self._is_terminal:
+            self._redraw(jobs[-ROWS:])
+        else:
+            self._tell_changes(jobs)
+
+    def _redraw(self, jobs):
+        width = shutil.get_terminal_size().columns - 1
+        lines = [f"{'task':<16} {'state':<10} {'tries':>5}  ", *map(self._line, jobs), "", self.note]
+        shown = [self._coloured(line[:width]) for line in lines]
+        up = f"\x1b[{self._drawn}A" if self._drawn else "\n"
+        sys.stdout.write(up + "\x1b[J" + "\n".join(shown) + "\n")
+        sys.stdout.flush()
+        self._drawn = len(shown)
+
+    def _tell_changes(self, jobs):
+        for job in jobs:
+            if self._seen.get(job.jid) != (job.state, job.attempt):
+                self._seen[job.jid] = (job.state, job.attempt)
+                print(self._line(job), flush=True)
+
+    def _line(self, job):
+        name = job.jobtype.rpartition(".")[2]
+        trouble = job.errtype.rpartition(".")[2]
+        told = " – ".join(filter(None, [self._shows.get(job.jid, ""), trouble]))
+        return f"{name:<16} {job.state:<10} {job.attempt:>5}  {told}"
+
+    @staticmethod
+    def _coloured(line):
+        for state, colour in COLOURS.items():
+            line = line.replace(f" {state} ", f" \x1b[{colour}m{state}\x1b[0m ", 1)
+        return line
+
+
+@contextmanager
+def running(name, command, *, port, logs):
+    """A process with its log in a file, ready once it accepts connections, and stopped in the end."""
+    path = logs / f"{name}.log"
+    with path.open("w") as log:
+        # A session of its own: Ctrl-C comes to us, and we stop it in order.
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_until_ready(name, process, port, path)
+        yield
+    finally:
+        stop(name, process)
+
+
+def wait_until_ready(name, process, port, log):
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not accepts(port):
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+            said = "did not start" if process.poll() is None else f"ended with exit code {process.returncode}"
+            sys.exit(f"{name} {said}; its log, {log}, ends:\n{tail}")
+        time.sleep(0.1)
+
+
+def stop(name, process):
+    process.terminate()
+    try:
+        process.wait(STOPPED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        say(f"{name} did not stop within {STOPPED_WITHIN_S} s and is killed")
+        process.kill()
+        process.wait()
+
+
+def accepts(port):
+    with closing(socket.socket()) as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port(wanted):
+    """This port, or the next that nobody listens on."""
+    for port in range(wanted, wanted + 100):
+        with closing(socket.socket()) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    sys.exit(f"no free port from {wanted} to {wanted + 99}")
+
+
+def admin_password():
+    """Make the admin's login, or give it a new password: it is shown, so it must not last."""
+    from django.contrib.auth import get_user_model  # after django.setup()
+
+    user, _ = get_user_model().objects.get_or_create(username="admin")
+    user.is_staff = user.is_superuser = True
+    password = secrets.token_urlsafe(9)
+    user.set_password(password)
+    user.save()
+    return password
+
+
+def say(text):
+    print(f"-- {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

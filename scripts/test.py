@@ -1,0 +1,122 @@
+"""Run the tests on every database that can be reached, with coverage over all runs, and say what was left out.
+
+`core` tests need no database and run once. With CI=true whatever cannot be reached is a failure.
+Arguments that are not its own go to pytest: `scripts/test.py tests/store -x`.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests import services  # noqa: E402  (found by the path above)
+
+NOTHING_CHOSEN = 5
+"""pytest's exit code where no test was selected: right for a run of some files that hold core tests only."""
+
+
+class Run:
+    """The tests on one database: pytest's own process, and what it said."""
+
+    def __init__(self, kind, *, is_first, measure, more):
+        self.kind = kind
+        self.report = ROOT / ".demo" / f"tests-{kind}.xml"
+        self.command = [sys.executable, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest"]
+        self.command += ["-q", f"--junit-xml={self.report}", "-o", "junit_logging=no"]
+        self.command += ([] if is_first else ["-m", "not core"]) + more
+        self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+
+    def __call__(self):
+        self.report.unlink(missing_ok=True)
+        begun = time.monotonic()
+        environment = {"FAKTORY_TEST_TAG": tag(), **os.environ, "FAKTORY_TEST_DB": self.kind}
+        self.exit_code = subprocess.run(self.command, cwd=ROOT, env=environment, check=False).returncode
+        self.seconds = time.monotonic() - begun
+        if self.report.exists():
+            self._count(ET.parse(self.report).getroot().iter("testsuite"))
+
+    def _count(self, suites):
+        for suite in suites:
+            failed = int(suite.get("failures")) + int(suite.get("errors"))
+            skipped = int(suite.get("skipped"))
+            self.counts["failed"] += failed
+            self.counts["skipped"] += skipped
+            self.counts["passed"] += int(suite.get("tests")) - failed - skipped
+
+    @property
+    def is_good(self):
+        return self.exit_code in (0, NOTHING_CHOSEN)
+
+
+def main():
+    options, more = arguments()
+    wanted = options.databases.split(",")
+    asked = [services.DATABASES[kind]() for kind in wanted]
+    others = [ask() for ask in services.OTHERS]
+    reachable = [kind for kind, service in zip(wanted, asked, strict=True) if not service.missing]
+    measure = not options.no_coverage and not more
+    if measure:
+        coverage("erase")
+    runs = [Run(kind, is_first=n == 0, measure=measure, more=more) for n, kind in enumerate(reachable)]
+    (ROOT / ".demo").mkdir(exist_ok=True)
+    for run in runs:
+        print(f"\n== {run.kind}", flush=True)
+        run()
+    missing = [service for service in (*asked, *others) if service.missing]
+    is_covered = not measure or covered(everything=len(runs) == len(services.DATABASES))
+    summary(runs, missing)
+    is_whole = not missing or os.environ.get("CI") != "true"
+    sys.exit(0 if all(run.is_good for run in runs) and is_covered and is_whole else 1)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description="Run the tests on every database that can be reached.")
+    parser.add_argument("--databases", default=",".join(services.DATABASES), help="which (default: %(default)s)")
+    parser.add_argument("--no-coverage", action="store_true", help="do not measure it")
+    options, more = parser.parse_known_args()
+    unknown = set(options.databases.split(",")) - services.DATABASES.keys()
+    if unknown:
+        parser.error(f"--databases: expected some of {', '.join(services.DATABASES)}, got {', '.join(unknown)}")
+    return options, more
+
+
+def tag():
+    """Two checkouts on one machine have databases of their own, the same ones at each run."""
+    return f"make{zlib.crc32(str(ROOT).encode()):08x}"
+
+
+def covered(*, everything):
+    """Report the coverage of all runs together; it must be high enough only where every database was there."""
+    coverage("combine", "--quiet")
+    return coverage("report", *([] if everything else ["--fail-under=0"])) == 0
+
+
+def coverage(*arguments):
+    return subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, check=False).returncode
+
+
+def summary(runs, missing):
+    width = shutil.get_terminal_size().columns
+    print(f"\n{' what ran ':=^{width}}")
+    for run in runs:
+        told = ", ".join(f"{count} {word}" for word, count in run.counts.items())
+        trouble = "" if run.is_good else f"  (pytest ended with {run.exit_code})"
+        print(f"{services.DATABASES[run.kind]()!s:<24} {told} in {run.seconds:.0f} s{trouble}")
+    for service in missing:
+        print(f"{service.name:<24} left out: {service.missing}")
+    if missing and os.environ.get("CI") == "true":
+        print("CI=true: what was left out is a failure")
+    totals = {word: sum(run.counts[word] for run in runs) for word in ("passed", "failed", "skipped")}
+    print(", ".join(f"{count} {word}" for word, count in totals.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

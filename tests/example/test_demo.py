@@ -1,0 +1,80 @@
+"""`make demo`, as a user sees it: real processes, on the database at hand."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+from django.db import connection
+
+from tests.settings import KIND
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def database_url():
+    found = connection.settings_dict
+    if KIND == "sqlite":
+        return f"sqlite:///{found['NAME']}"
+    scheme = {"postgresql": "postgres", "mariadb": "mysql"}[KIND]
+    login = f"{quote(found['USER'])}:{quote(found['PASSWORD'])}"
+    return f"{scheme}://{login}@{found['HOST']}:{found['PORT']}/{found['NAME']}"
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Start the demo with these arguments; whatever it leaves behind is ended."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "demo.py"), f"--logs={tmp_path}", *arguments],
+            env={**os.environ, "DATABASE_URL": database_url()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        for left in (*children, process):
+            left.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_demo_ends_by_itself_with_every_job_as_expected(demo):
+    told, _ = demo("--once").communicate(timeout=150)
+    assert "7 of 7 jobs ended as expected" in told
+    assert "/admin/   login: admin   password: " in told
+
+
+def test_the_demo_says_no_where_a_job_does_not_come_to_its_end(demo):
+    process = demo("--once", "--within=0")
+    told, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "NO: dead after 2" in told
+
+
+def test_ctrl_c_ends_the_demo_and_all_it_started(demo):
+    process = demo()
+    for line in process.stdout:
+        if "faktory tcp://" in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert {"runserver", "runfaktory"} <= {word for child in children for word in child.cmdline()}
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert told.endswith("stopped\n")
+    wait_until(lambda: not [child for child in children if child.is_running()], what="every process has ended")

@@ -1,0 +1,127 @@
+"""The example project does what it says, whatever happens twice."""
+
+from datetime import date
+from decimal import Decimal
+from urllib.error import HTTPError
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core import mail
+from django.db import transaction
+from django.utils import timezone
+
+from django_faktory import Discard
+from django_faktory.models import Job
+from example_project.shop import tasks
+from example_project.shop.models import DailyReport, Invoice, Order, WebhookCall
+from example_project.shop.orders import place_order
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls("example_project.urls")]
+
+ENGINE = {"customer": "ada@example.org", "item": "Analytical Engine", "price": "1843.00"}
+
+
+@pytest.fixture
+def order():
+    return Order.objects.create(**ENGINE)
+
+
+def test_an_order_brings_its_jobs(client):
+    answer = client.post("/", ENGINE, follow=True)
+    assert "the invoice is on its way" in answer.content.decode()
+    states = {job.jobtype.rpartition(".")[2]: job.state for job in Job.objects.all()}
+    assert states == {
+        "send_invoice": "enqueued",
+        "check_stock": "enqueued",
+        "call_webhook": "enqueued",
+        "ask_for_review": "scheduled",
+    }
+
+
+def test_an_order_that_is_rolled_back_takes_its_jobs_along():
+    with transaction.atomic():
+        place_order(**ENGINE)
+        assert Job.objects.exists()
+        transaction.set_rollback(True)
+    assert not Order.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_a_wrong_order_is_shown_again_and_brings_nothing(client):
+    answer = client.post("/", ENGINE | {"customer": "nobody"})
+    assert "valid email" in answer.content.decode()
+    assert not Job.objects.exists()
+
+
+def test_an_invoice_is_mailed_once(order):
+    assert tasks.send_invoice.func(order.pk) == tasks.send_invoice.func(order.pk)
+    assert Invoice.objects.get().sent_at
+    assert [message.to for message in mail.outbox] == [["ada@example.org"]]
+
+
+def test_an_invoice_for_an_order_that_is_gone_is_dropped():
+    with pytest.raises(Discard, match="order 404 is gone"):
+        tasks.send_invoice.func(404)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_partner_refuses_once_and_then_takes_the_order(order, live_server, settings):
+    settings.SHOP_URL = live_server.url
+    with pytest.raises(HTTPError, match="503") as refused:
+        tasks.call_webhook.func(order.pk)
+    refused.value.close()
+    assert tasks.call_webhook.func(order.pk) == 200
+    assert list(WebhookCall.objects.order_by("pk").values_list("answer", flat=True)) == [503, 200]
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"order": 404}', '{"order": "x"}', '{"order": null}'])
+def test_the_partner_says_what_it_expects(client, body):
+    answer = client.post("/partner/orders/", body, content_type="application/json")
+    assert answer.status_code == 400
+    assert "expected" in answer.content.decode()
+
+
+def test_the_warehouse_is_asked(order):
+    async_to_sync(tasks.check_stock.func)(order.pk)
+    order.refresh_from_db()
+    assert order.in_stock is True
+
+
+def test_a_card_is_charged_once(order):
+    tasks.charge_card.func(order.pk, "4242424242424242")
+    first = Order.objects.get().paid_at
+    tasks.charge_card.func(order.pk, "4242424242424242")
+    assert Order.objects.get().paid_at == first is not None
+
+
+def test_a_declined_card_is_named_by_its_last_digits_only(order):
+    with pytest.raises(tasks.CardDeclined) as declined:
+        tasks.charge_card.func(order.pk, "4000000000000002")
+    assert "…0002" in str(declined.value)
+    assert "40000" not in str(declined.value)
+
+
+def test_a_report_is_written_anew_not_twice(order):
+    day = timezone.localdate(order.placed_at).isoformat()
+    assert tasks.daily_report.func(day) == 1
+    Order.objects.create(**ENGINE)
+    assert tasks.daily_report.func(day) == 2
+    report = DailyReport.objects.get()
+    assert (report.day, report.total) == (date.fromisoformat(day), Decimal("3686.00"))
+
+
+def test_a_day_without_orders_has_a_report_too():
+    assert tasks.daily_report.func("2026-05-01") == 0
+    assert DailyReport.objects.get().total == 0
+
+
+def test_the_page_shows_orders_and_the_report(client, order):
+    tasks.daily_report.func(timezone.localdate().isoformat())
+    page = client.get("/").content.decode()
+    assert "Analytical Engine" in page
+    assert "1 orders" in page
+
+
+def test_a_review_is_asked_for(order):
+    tasks.ask_for_review.func(order.pk)
+    assert "Analytical Engine" in mail.outbox[0].body

@@ -1,0 +1,121 @@
+"""The servers and programs tests talk to: which can be reached, in which version, and how to mend what cannot.
+
+Knows no Django: `scripts/test.py` asks before Django is loaded. Addresses are those of `tests/settings.py`.
+"""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+NODE_FOLDER = Path(__file__).parent / "interop" / "node"
+TIMEOUT_S = 3
+
+
+@dataclass(frozen=True)
+class Service:
+    name: str
+    version: str = ""
+    missing: str = ""
+    """Why it cannot be used, and how to mend it; empty where it can."""
+
+    def __str__(self):
+        return f"{self.name} {self.version}".strip()
+
+
+def redis_url():
+    return os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
+
+
+def sqlite():
+    return Service("SQLite", sqlite3.sqlite_version)
+
+
+def postgresql():
+    name = "PostgreSQL"
+    host, port = os.environ.get("PGHOST", "127.0.0.1"), os.environ.get("PGPORT", "5432")
+    try:
+        import psycopg  # an extra of the package
+    except ImportError as error:
+        return Service(name, missing=f"its driver is not installed ({error}); remove .venv and run make again")
+    try:
+        with psycopg.connect(
+            host=host,
+            port=port,
+            user=os.environ.get("PGUSER", "postgres"),
+            password=os.environ.get("PGPASSWORD", ""),
+            dbname="postgres",
+            connect_timeout=TIMEOUT_S,
+        ) as connection:
+            version = connection.info.server_version
+    except psycopg.Error as error:
+        told = f"no server at {host}:{port} ({_line(error)}); start one, or set PGHOST, PGPORT, PGUSER, PGPASSWORD"
+        return Service(name, missing=told)
+    return Service(name, f"{version // 10_000}.{version % 10_000}")
+
+
+def mariadb():
+    name = "MariaDB"
+    host, port = os.environ.get("MYSQL_HOST", "127.0.0.1"), os.environ.get("MYSQL_PORT", "3306")
+    try:
+        import MySQLdb  # an extra of the package, compiled on the spot
+    except ImportError:
+        told = (
+            "its driver is not installed: mysqlclient is compiled on the spot and needs the C headers; install "
+            "libmariadb-dev, pkg-config and gcc, then run make again"
+        )
+        return Service(name, missing=told)
+    try:
+        connection = MySQLdb.connect(
+            host=host,
+            port=int(port),
+            user=os.environ.get("MYSQL_USER", "root"),
+            passwd=os.environ.get("MYSQL_PASSWORD", ""),
+            connect_timeout=TIMEOUT_S,
+        )
+    except MySQLdb.Error as error:
+        told = (
+            f"no server at {host}:{port} ({_line(error)}); start one, or set MYSQL_HOST, MYSQL_PORT, MYSQL_USER, "
+            "MYSQL_PASSWORD"
+        )
+        return Service(name, missing=told)
+    version = connection.get_server_info().partition("-")[0]
+    connection.close()
+    return Service(name, version)
+
+
+def redis():
+    name = "Redis"
+    try:
+        from redis import Redis, RedisError  # an extra of the package
+    except ImportError as error:
+        return Service(name, missing=f"its client is not installed ({error}); remove .venv and run make again")
+    try:
+        with Redis.from_url(redis_url(), socket_connect_timeout=TIMEOUT_S, socket_timeout=TIMEOUT_S) as client:
+            return Service(name, str(client.info("server")["redis_version"]))
+    except (RedisError, ValueError) as error:
+        address = urlsplit(redis_url())  # the URL itself may hold a password
+        where = f"{address.hostname}:{address.port or 6379}"
+        return Service(name, missing=f"no server at {where} ({_line(error)}); start one, or set REDIS_URL")
+
+
+def node_client():
+    name = "Node's faktory-worker"
+    if shutil.which("node") is None:
+        return Service(name, missing="node is not installed; install Node.js with npm, then run make again")
+    if not (NODE_FOLDER / "node_modules" / "faktory-worker").is_dir():
+        return Service(name, missing="not installed; with npm at hand, run: make setup")
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, f"on node {version.strip()}")
+
+
+DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
+OTHERS = (redis, node_client)
+
+
+def _line(error):
+    """The first line of what a driver says; they say much."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:150]

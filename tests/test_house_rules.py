@@ -1,0 +1,182 @@
+"""The house style that no linter checks: sizes, names, docstrings, and pages that say what the code says."""
+
+import argparse
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from django.core.management import load_command_class
+
+import django_faktory
+from django_faktory import checks, conf
+
+pytestmark = pytest.mark.core
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+
+def python_files(*folders):
+    return [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not {"migrations", "node_modules"} & set(path.parts)
+    ]
+
+
+PACKAGE = python_files("django_faktory")
+OURS = [*PACKAGE, *python_files("example_project", "scripts", "benchmarks")]
+TESTS = python_files("tests")
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(path):
+    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def length(function):
+    return function.end_lineno - function.lineno + 1
+
+
+def script(file_name):
+    """A script of ours as a module: scripts/ is no package."""
+    spec = importlib.util.spec_from_file_location(file_name, ROOT / "scripts" / f"{file_name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("files", "most"), [(OURS, 400), (TESTS, 600)], ids=["code", "tests"])
+def test_a_module_holds_one_idea(files, most):
+    lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {path: count for path, count in lines.items() if count > most} == {}
+
+
+def test_a_function_fits_on_a_screen():
+    sizes = {f"{name(path)}:{node.name}": length(node) for path in [*OURS, *TESTS] for node in functions(path)}
+    assert {where: size for where, size in sizes.items() if size > 50} == {}
+
+
+def test_a_module_says_what_it_is_for():
+    silent = [
+        name(path) for path in OURS if path.read_text(encoding="utf-8").strip() and not ast.get_docstring(tree(path))
+    ]
+    assert silent == []
+
+
+def test_an_empty_module_is_the_door_of_a_folder():
+    assert [
+        name(path) for path in OURS if not path.read_text(encoding="utf-8").strip() and path.name != "__init__.py"
+    ] == []
+
+
+def test_no_module_is_named_for_what_has_no_other_place():
+    nameless = {"utils", "util", "helpers", "common", "constants", "types", "misc"}
+    assert [name(path) for path in [*OURS, *TESTS] if path.stem in nameless] == []
+
+
+def test_nothing_is_left_for_later():
+    later = re.compile(r"#\s*(TODO|FIXME|XXX|HACK)\b")
+    assert [name(path) for path in [*OURS, *TESTS] if later.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_public_names_are_those_the_docs_list():
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    section = page.partition("## Public names")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)
+    assert documented == sorted(documented, key=str.lower)
+    assert set(documented) == set(django_faktory.__all__)
+
+
+@pytest.mark.parametrize("public", django_faktory.__all__)
+def test_a_public_name_is_there_and_says_what_it_is(public):
+    assert getattr(django_faktory, public).__doc__
+
+
+def test_every_setting_has_a_default_and_a_meaning():
+    assert list(conf.DOCS) == list(conf.DEFAULTS)
+
+
+def test_the_settings_page_is_in_step():
+    page = script("settings_reference")
+    assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
+
+
+def test_every_setting_in_use_is_one_of_ours():
+    used = {
+        (name(path), node.args[0].value)
+        for path in PACKAGE
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "conf.get"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert [use for use in used if use[1] not in conf.DEFAULTS] == []
+
+
+def test_the_commands_page_has_every_command_and_option():
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    commands = [path.stem for path in PACKAGE if path.parent.name == "commands" and path.stem != "__init__"]
+    missing = []
+    for command in commands:
+        parser = argparse.ArgumentParser(add_help=False)
+        load_command_class("django_faktory", command).add_arguments(parser)
+        options = [action.option_strings[0] for action in parser._actions if action.option_strings]
+        missing += [word for word in (f"## {command}", *options) if word not in page]
+    assert missing == []
+
+
+def links():
+    pages = [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            yield page, target
+
+
+def test_links_between_pages_lead_somewhere():
+    assert [f"{name(page)}: {target}" for page, target in links() if not (page.parent / target).exists()] == []
+
+
+def test_pages_of_the_docs_are_all_reached():
+    reached = {(page.parent / target).resolve() for page, target in links()}
+    assert [name(page) for page in DOCS.rglob("*.md") if page not in reached and page.name != "index.md"] == []
+
+
+def snippets():
+    for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
+        for code in re.findall(
+            r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        ):
+            yield page, code
+
+
+def test_python_in_the_docs_is_python():
+    for page, code in snippets():
+        compile(code, name(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_options_for_sqlite_are_the_same_everywhere():
+    [code] = [code for _, code in snippets() if "transaction_mode" in code]
+    found = {"DATABASES": {"default": {}}}
+    exec(code, found)
+    example = (ROOT / "example_project" / "settings.py").read_text(encoding="utf-8")
+    assert found["DATABASES"]["default"]["OPTIONS"] == checks.SQLITE_OPTIONS
+    assert all(f'"{key}": {value!r}'.replace("'", '"') in example for key, value in checks.SQLITE_OPTIONS.items())
+
+
+def test_decisions_fit_on_a_page():
+    for path in (DOCS / "adr").glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 60, name(path)
+        assert re.findall(r"^## (\w+)", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"], name(path)

@@ -1,0 +1,15 @@
+"""Waiting for what other threads and processes do: by looking, never by sleeping and hoping."""
+
+import time
+
+
+def wait_until(predicate, timeout_s=10, *, every_s=0.01, what=""):
+    """Return the first true value of `predicate()`; an AssertionError says what did not come true in `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not true within {timeout_s} s: {what or predicate}; last seen: {value!r:.200}")
+        time.sleep(every_s)
