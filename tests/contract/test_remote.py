@@ -1,0 +1,18 @@
+"""The contract, on a Faktory server: RemoteBroker → our server → OrmBroker → this database."""
+
+import pytest
+
+from django_faktory.brokers.remote import RemoteBroker
+from tests.contract.broker_contract import BrokerContract
+from tests.server.conftest import serve  # noqa: F401  (a fixture)
+
+
+class TestRemoteBroker(BrokerContract):
+    blocking = True
+
+    @pytest.fixture
+    def broker(self, serve):  # noqa: F811
+        host, port = serve().address
+        broker = RemoteBroker(f"tcp://{host}:{port}")
+        yield broker
+        broker.close()

@@ -1,0 +1,90 @@
+"""PyPI's pyfaktory and npm's faktory-worker, each as producer and as worker: a job that succeeds, one that fails
+and is retried, one that dies. Nothing of theirs is changed."""
+
+import json
+import subprocess
+
+import pytest
+from django.utils import timezone
+from pyfaktory import Client, Job, Producer
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Counter, WorkerProcess
+from django_faktory.models import Job as JobRow
+from django_faktory.store import upkeep
+from tests.factories import payload
+from tests.interop.conftest import HERE
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CLIENTS = ["pyfaktory", "node"]
+
+
+def push_by_pyfaktory(url, job):
+    with Client(faktory_url=url, role="producer") as client:
+        pushed = Job(**job)
+        Producer(client=client).push(pushed)
+        return pushed.jid
+
+
+def push_by_node(url, job):
+    command = ["node", str(HERE / "node" / "producer.js"), url, json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["total"] == 1
+    return told["jid"]
+
+
+def processed():
+    return sum(Counter.objects.values_list("processed", flat=True))
+
+
+@pytest.fixture(params=CLIENTS)
+def push(request):
+    """A producer of each client."""
+    if request.param == "node":
+        request.getfixturevalue("node_folder")
+        return push_by_node
+    return push_by_pyfaktory
+
+
+@pytest.mark.parametrize(
+    "job", [{"args": [4, 5]}, {"args": [], "queue": "mail", "retry": 3, "custom": {"a": {"b": 1}}}]
+)
+def test_a_job_pushed_by_another_client_is_stored_as_it_was_sent(url, push, job):
+    jid = push(url, {"jobtype": "add"} | job)
+    row = JobRow.objects.get()
+    assert (row.jid, row.jobtype, row.queue) == (jid, "add", job.get("queue", "default"))
+    stored = json.loads(row.payload)
+    assert {key: stored[key] for key in job} == job
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, start_worker, kind):
+    broker = OrmBroker("default")
+    good = payload("good", "add", [4, 5])
+    flawed = payload("flawed", "fails", ["no luck"], retry=1)
+    broker.push([good, flawed])
+    start_worker(kind)
+
+    wait_until(lambda: not JobRow.objects.filter(jid=good.jid).exists(), 30, what="the good job is done")
+    wait_until(lambda: JobRow.objects.filter(jid=flawed.jid, state="retries").exists(), 30)
+    row = JobRow.objects.get()
+    assert "no luck" in json.loads(row.failure)["message"]
+    assert row.wid == WorkerProcess.objects.get(beat_at__isnull=False).wid
+
+    JobRow.objects.update(run_at=timezone.now())
+    upkeep.enqueue_due(using="default")
+    wait_until(lambda: JobRow.objects.filter(state="dead").exists(), 30, what="the flawed job is dead")
+    assert processed() == 3
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_another_clients_worker_obeys_when_it_is_told_to_end(url, start_worker, kind):
+    """W21: the answer to BEAT reaches it."""
+    process = start_worker(kind)
+    wid = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30).wid
+    WorkerProcess.objects.filter(wid=wid).update(state="terminate")
+    process.communicate(timeout=40)
