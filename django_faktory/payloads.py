@@ -25,12 +25,11 @@ MAX_ERRTYPE_BYTES, MAX_MESSAGE_BYTES, MAX_BACKTRACE_LINES = 100, 1000, 200
 DEFAULT_BACKTRACE_LINES = 30
 MAX_BACKTRACE_LINE_BYTES = 1000
 
-_MAX_COLUMN = 2**31 - 1
 _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
 _epoch = datetime(1970, 1, 1, tzinfo=UTC)
-_ours = ("enqueued_at", "failure")
-_absent = "null"
+ABSENT = "null"
+"""JSON text that counts as a member that was not sent."""
 
 
 class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -132,39 +131,6 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queues: tuple[str, ...]
     wid: str = ""
     count: int = 1
-
-
-def parse_job(text: str) -> JobPayload:
-    """Check a job a client sent and return it ready to store. Raises InvalidPayload naming the field (W9)."""
-    found = jsontext.members(text)
-    jid = _jid(found.get("jid", _absent))
-    try:
-        return _checked_job(jid, found, text)
-    except InvalidPayload as error:
-        raise InvalidPayload(str(error), jid=jid) from None
-
-
-def _checked_job(jid: str, found: dict[str, str], text: str) -> JobPayload:
-    jobtype = _jobtype(found.get("jobtype", _absent))
-    if not found.get("args", "").startswith("["):
-        raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
-    reserve_for = _reserve_for(found)
-    at = _at(found)
-    _instant(found, "created_at")
-    queue = _queue(found)
-    custom = _custom(found)
-    return JobPayload(
-        jid=jid,
-        jobtype=jobtype,
-        queue=queue,
-        priority=priority_from_wire(_integer(found, "priority", default=5, low=1, high=9)),
-        retry=_clamp(_integer(found, "retry", default=DEFAULT_RETRY)),
-        reserve_for=reserve_for,
-        backtrace=max(-1, min(_integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
-        at=at,
-        result_ttl=_result_ttl(custom),
-        text=_stored_text(found, text, queue),
-    )
 
 
 def new_job(
@@ -280,7 +246,7 @@ def parse_instant(field: str, value: str) -> datetime:
         except (ValueError, OverflowError):
             pass
     raise InvalidPayload(
-        f"invalid timestamp for '{field}': {_quoted(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
+        f"invalid timestamp for '{field}': {quoted(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
     )
 
 
@@ -290,135 +256,10 @@ def queue_name(value: str) -> str:
         return DEFAULT_QUEUE
     if not _queue_name.fullmatch(value):
         raise InvalidPayload(
-            rf"cannot get {_quoted(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
+            rf"cannot get {quoted(value)} queue: queue names must match \A[a-zA-Z0-9._-]+\z"
             " and have at most 255 characters"
         )
     return value
-
-
-def _jid(raw: str) -> str:
-    jid = _string(raw)
-    if jid is None or not MIN_JID <= len(jid) <= MAX_NAME or "\x00" in jid or not _is_storable(jid):
-        raise InvalidPayload(
-            f"jobs must have a reasonable jid parameter: jid: expected a string of {MIN_JID} to {MAX_NAME}"
-            f" characters without NUL, got {_shown(raw)}",
-            jid=jid if jid and _is_storable(jid) else "",
-        )
-    return jid
-
-
-def _jobtype(raw: str) -> str:
-    jobtype = _string(raw)
-    if not jobtype or len(jobtype) > MAX_NAME or "\x00" in jobtype or not _is_storable(jobtype):
-        raise InvalidPayload(
-            f"jobs must have a jobtype parameter: jobtype: expected a string of 1 to {MAX_NAME}"
-            f" characters without NUL, got {_shown(raw)}"
-        )
-    return jobtype
-
-
-def _reserve_for(found: dict[str, str]) -> int:
-    seconds = _integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
-    if seconds > MAX_RESERVE_FOR:
-        raise InvalidPayload(
-            f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
-            f" seconds, got {_seen(found, 'reserve_for')}"
-        )
-    return max(seconds, MIN_RESERVE_FOR)
-
-
-def _at(found: dict[str, str]) -> datetime | None:
-    return None if found.get("at") == '""' else _instant(found, "at")
-
-
-def _instant(found: dict[str, str], field: str) -> datetime | None:
-    raw = found.get(field, _absent)
-    if raw == _absent or (field == "created_at" and raw == '""'):
-        return None
-    value = _string(raw)
-    if value is None:
-        raise InvalidPayload(f"invalid timestamp for '{field}': expected an RFC 3339 string, got {_shown(raw)}")
-    return parse_instant(field, value)
-
-
-def _queue(found: dict[str, str]) -> str:
-    raw = found.get("queue", _absent)
-    if raw == _absent:
-        return DEFAULT_QUEUE
-    value = _string(raw)
-    if value is None:
-        raise InvalidPayload(f"queue: expected a string, got {_shown(raw)}")
-    return queue_name(value)
-
-
-def _custom(found: dict[str, str]) -> dict[str, str]:
-    raw = found.get("custom", _absent)
-    if raw == _absent:
-        return {}
-    if not raw.startswith("{"):
-        raise InvalidPayload(f"custom: expected an object or null, got {_shown(raw)}")
-    try:
-        return jsontext.members(raw)
-    except InvalidPayload:  # a key twice is refused at the job's top level only (W7)
-        return {key: jsontext.encode(value) for key, value in jsontext.decode(raw).items()}
-
-
-def _result_ttl(custom: dict[str, str]) -> int | None:
-    if custom.get("result_ttl", _absent) == _absent:
-        return None
-    return _integer(custom, "result_ttl", default=0, low=0, high=_MAX_COLUMN, within="custom.")
-
-
-def _integer(
-    found: dict[str, str],
-    field: str,
-    *,
-    default: int,
-    low: int | None = None,
-    high: int | None = None,
-    within: str = "",
-) -> int:
-    raw = found.get(field, _absent)
-    if raw == _absent:
-        return default
-    if re.fullmatch(r"-?\d{1,4000}", raw, re.ASCII):
-        number = int(raw)
-        if (low is None or number >= low) and (high is None or number <= high):
-            return number
-    span = f" from {low} to {high}" if low is not None else ""
-    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {_shown(raw)}")
-
-
-def _clamp(number: int) -> int:
-    return max(-1, min(number, _MAX_COLUMN))
-
-
-def _string(raw: str) -> str | None:
-    if not raw.startswith('"'):
-        return None
-    value = jsontext.decode(raw)
-    return value if isinstance(value, str) else None
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
-    """The client's text with queue and retry filled in; rewritten only where a member must go or change."""
-    missing = [
-        (key, value)
-        for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
-        if found.get(key, _absent) in (_absent, '""')
-    ]
-    if any(key in found for key, _ in missing) or any(key in found for key in _ours) or found.get("created_at") == '""':
-        gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
-        return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
-    return jsontext.append(text, missing) if missing else text.strip(" \t\r\n")
 
 
 def _has_member(text: str, key: str) -> bool:
@@ -426,16 +267,13 @@ def _has_member(text: str, key: str) -> bool:
     return f'"{key}"' in text and key in jsontext.members(text)
 
 
-def _seen(found: dict[str, str], field: str) -> str:
-    return _shown(found[field]) if field in found else "nothing"
-
-
-def _shown(raw: str) -> str:
+def shown(raw: str) -> str:
     """What came, short enough for one line of an error."""
-    if raw == _absent:
+    if raw == ABSENT:
         return "null or nothing"
     return ascii(raw)[1:-1] if len(raw) <= 60 else f"{ascii(raw[:57])[1:-1]}…"
 
 
-def _quoted(value: str) -> str:
-    return f'"{_shown(value)}"'
+def quoted(value: str) -> str:
+    """The same in double quotes, as the original server's errors have it."""
+    return f'"{shown(value)}"'

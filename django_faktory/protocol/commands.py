@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from .. import jsontext
+from ..admission import parse_job
 from ..errors import InvalidPayload, UnknownCommand
-from ..payloads import DEFAULT_QUEUE, MAX_NAME, Beat, JobPayload, WorkerIdentity, parse_job
+from ..payloads import DEFAULT_QUEUE, MAX_NAME, Beat, JobPayload, WorkerIdentity
 
 VERSION = 2
 

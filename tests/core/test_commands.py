@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_faktory.admission import parse_job
 from django_faktory.errors import InvalidPayload, UnknownCommand
-from django_faktory.payloads import Beat, JobPayload, WorkerIdentity, parse_job
+from django_faktory.payloads import Beat, JobPayload, WorkerIdentity
 from django_faktory.protocol import resp
 from django_faktory.protocol.commands import (
     VERBS,

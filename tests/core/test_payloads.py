@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_faktory import payloads
+from django_faktory.admission import parse_job
 from django_faktory.errors import InvalidPayload
-from django_faktory.payloads import JobPayload, Reservation, parse_job
+from django_faktory.payloads import JobPayload, Reservation
 
 pytestmark = pytest.mark.core
 

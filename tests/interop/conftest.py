@@ -16,10 +16,15 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(params=[False, True], ids=["open", "password"])
-def url(request, serve):  # noqa: F811
-    """The address of a server, with and without a password."""
-    password = "secretword" if request.param else ""
+@pytest.fixture
+def password():
+    """The server's; none, unless a test says otherwise."""
+    return ""
+
+
+@pytest.fixture
+def url(serve, password):  # noqa: F811
+    """The address of a server."""
     host, port = serve(password=password).address
     return f"tcp://:{password}@{host}:{port}" if password else f"tcp://{host}:{port}"
 

@@ -50,6 +50,7 @@ def push(request):
     return push_by_pyfaktory
 
 
+@pytest.mark.parametrize("password", ["", "secretword"], ids=["open", "password"])
 @pytest.mark.parametrize(
     "job", [{"args": [4, 5]}, {"args": [], "queue": "mail", "retry": 3, "custom": {"a": {"b": 1}}}]
 )

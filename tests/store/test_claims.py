@@ -98,9 +98,7 @@ def test_one_fetch_for_many_workers_serves_each_in_its_turn():
 def test_a_paused_queue_is_planned_around():
     QueueFactory(name="a", paused_at="2026-01-01T00:00:00Z")
     jobs.push([payload(queue="a"), payload(queue="b")], using=USING)
-    found = jobs.fetch(
-        [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING
-    )
+    found = jobs.fetch([FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("a",), wid="w2")], using=USING)
     assert [[job.queue for job in one] for one in found] == [["b"], []]
 
 

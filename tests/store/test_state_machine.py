@@ -4,9 +4,10 @@ from datetime import timedelta
 
 import pytest
 
+from django_faktory.admission import parse_job
 from django_faktory.lifecycle import GONE, TRANSITIONS, Event, State
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, FetchRequest, Reservation, failure, parse_job
+from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
 from django_faktory.store import failures, jobs, operations, upkeep
 from tests.factories import T0, JobFactory
 

@@ -1,0 +1,194 @@
+"""What a job must be to be let in: the checks of PUSH, each naming the field and the rule (W9 to W11).
+
+Pure. The client's text is kept as it came; only what is ours, or said nothing, is taken out or filled in.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from . import jsontext
+from .errors import InvalidPayload
+from .payloads import (
+    ABSENT,
+    DEFAULT_QUEUE,
+    DEFAULT_RESERVE_FOR,
+    DEFAULT_RETRY,
+    MAX_BACKTRACE_LINES,
+    MAX_NAME,
+    MAX_RESERVE_FOR,
+    MIN_JID,
+    MIN_RESERVE_FOR,
+    JobPayload,
+    parse_instant,
+    priority_from_wire,
+    queue_name,
+    shown,
+)
+
+_LARGEST = 2**31 - 1
+_ours = ("enqueued_at", "failure")
+
+
+def parse_job(text: str) -> JobPayload:
+    """Check a job a client sent and return it ready to store. Raises InvalidPayload naming the field (W9)."""
+    found = jsontext.members(text)
+    jid = _jid(found.get("jid", ABSENT))
+    try:
+        return _checked_job(jid, found, text)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=jid) from None
+
+
+def _checked_job(jid: str, found: dict[str, str], text: str) -> JobPayload:
+    jobtype = _jobtype(found.get("jobtype", ABSENT))
+    if not found.get("args", "").startswith("["):
+        raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
+    reserve_for = _reserve_for(found)
+    at = _at(found)
+    _instant(found, "created_at")
+    queue = _queue(found)
+    custom = _custom(found)
+    _instant(custom, "expires_at", within="custom.")
+    return JobPayload(
+        jid=jid,
+        jobtype=jobtype,
+        queue=queue,
+        priority=priority_from_wire(_integer(found, "priority", default=5, low=1, high=9)),
+        retry=_clamp(_integer(found, "retry", default=DEFAULT_RETRY)),
+        reserve_for=reserve_for,
+        backtrace=max(-1, min(_integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
+        at=at,
+        result_ttl=_result_ttl(custom),
+        text=_stored_text(found, text, queue),
+    )
+
+
+def _jid(raw: str) -> str:
+    jid = _string(raw)
+    if jid is None or not MIN_JID <= len(jid) <= MAX_NAME or "\x00" in jid or not _is_storable(jid):
+        raise InvalidPayload(
+            f"jobs must have a reasonable jid parameter: jid: expected a string of {MIN_JID} to {MAX_NAME}"
+            f" characters without NUL, got {shown(raw)}",
+            jid=jid if jid and _is_storable(jid) else "",
+        )
+    return jid
+
+
+def _jobtype(raw: str) -> str:
+    jobtype = _string(raw)
+    if not jobtype or len(jobtype) > MAX_NAME or "\x00" in jobtype or not _is_storable(jobtype):
+        raise InvalidPayload(
+            f"jobs must have a jobtype parameter: jobtype: expected a string of 1 to {MAX_NAME}"
+            f" characters without NUL, got {shown(raw)}"
+        )
+    return jobtype
+
+
+def _reserve_for(found: dict[str, str]) -> int:
+    seconds = _integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
+    if seconds > MAX_RESERVE_FOR:
+        raise InvalidPayload(
+            f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
+            f" seconds, got {_seen(found, 'reserve_for')}"
+        )
+    return max(seconds, MIN_RESERVE_FOR)
+
+
+def _at(found: dict[str, str]) -> datetime | None:
+    return None if found.get("at") == '""' else _instant(found, "at")
+
+
+def _instant(found: dict[str, str], field: str, *, within: str = "") -> datetime | None:
+    raw = found.get(field, ABSENT)
+    if raw == ABSENT or (field == "created_at" and raw == '""'):
+        return None
+    value = _string(raw)
+    if value is None:
+        raise InvalidPayload(f"invalid timestamp for '{within}{field}': expected an RFC 3339 string, got {shown(raw)}")
+    return parse_instant(within + field, value)
+
+
+def _queue(found: dict[str, str]) -> str:
+    raw = found.get("queue", ABSENT)
+    if raw == ABSENT:
+        return DEFAULT_QUEUE
+    value = _string(raw)
+    if value is None:
+        raise InvalidPayload(f"queue: expected a string, got {shown(raw)}")
+    return queue_name(value)
+
+
+def _custom(found: dict[str, str]) -> dict[str, str]:
+    raw = found.get("custom", ABSENT)
+    if raw == ABSENT:
+        return {}
+    if not raw.startswith("{"):
+        raise InvalidPayload(f"custom: expected an object or null, got {shown(raw)}")
+    try:
+        return jsontext.members(raw)
+    except InvalidPayload:  # a key twice is refused at the job's top level only (W7)
+        return {key: jsontext.encode(value) for key, value in jsontext.decode(raw).items()}
+
+
+def _result_ttl(custom: dict[str, str]) -> int | None:
+    if custom.get("result_ttl", ABSENT) == ABSENT:
+        return None
+    return _integer(custom, "result_ttl", default=0, low=0, high=_LARGEST, within="custom.")
+
+
+def _integer(
+    found: dict[str, str],
+    field: str,
+    *,
+    default: int,
+    low: int | None = None,
+    high: int | None = None,
+    within: str = "",
+) -> int:
+    raw = found.get(field, ABSENT)
+    if raw == ABSENT:
+        return default
+    if re.fullmatch(r"-?\d{1,4000}", raw, re.ASCII):
+        number = int(raw)
+        if (low is None or number >= low) and (high is None or number <= high):
+            return number
+    span = f" from {low} to {high}" if low is not None else ""
+    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {shown(raw)}")
+
+
+def _clamp(number: int) -> int:
+    return max(-1, min(number, _LARGEST))
+
+
+def _string(raw: str) -> str | None:
+    if not raw.startswith('"'):
+        return None
+    value = jsontext.decode(raw)
+    return value if isinstance(value, str) else None
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
+    """The client's text with queue and retry filled in; rewritten only where a member must go or change."""
+    missing = [
+        (key, value)
+        for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
+        if found.get(key, ABSENT) in (ABSENT, '""')
+    ]
+    if any(key in found for key, _ in missing) or any(key in found for key in _ours) or found.get("created_at") == '""':
+        gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
+        return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
+    return jsontext.append(text, missing) if missing else text.strip(" \t\r\n")
+
+
+def _seen(found: dict[str, str], field: str) -> str:
+    return shown(found[field]) if field in found else "nothing"

@@ -1,0 +1,202 @@
+"""Greeting, HELLO, password, deadlines, places, END. Rules: W1 to W8, on real sockets."""
+
+import json
+import re
+
+import pytest
+from django.test import override_settings
+
+from django_faktory.models import WorkerProcess
+from django_faktory.protocol.connection import hash_password
+from tests.server.raw import RawClient, push, worker
+
+
+@pytest.fixture
+def raw(server):
+    """Open clients that have said nothing yet."""
+    clients = []
+
+    def open_client(address=None):
+        clients.append(RawClient(address or server.address))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.close()
+
+
+def test_the_greeting_has_no_space_in_its_json(raw):
+    """W1."""
+    assert raw().reply() == b'+HI {"v":2}'
+
+
+def test_with_a_password_the_greeting_asks_for_its_hash(serve, raw):
+    """W1."""
+    address = serve(password="secret").address
+    asked = [json.loads(raw(address).reply().removeprefix(b"+HI ")) for _ in range(3)]
+    assert all(set(one) == {"v", "i", "s"} for one in asked)
+    assert all(4000 <= one["i"] <= 8095 and re.fullmatch("[0-9a-f]{16}", one["s"]) for one in asked)
+    assert len({one["s"] for one in asked}) == 3
+
+
+def test_the_right_hash_is_welcome(serve, raw):
+    client = raw(serve(password="secret").address)
+    asked = json.loads(client.reply().removeprefix(b"+HI "))
+    pwdhash = hash_password("secret", asked["s"], asked["i"])
+    assert client.ask(f'HELLO {{"v":2,"pwdhash":"{pwdhash}"}}') == b"+OK"
+
+
+@pytest.mark.parametrize("iterations", [1, None])
+def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw, iterations):
+    """W2."""
+    client = raw(serve(password="secret").address)
+    asked = json.loads(client.reply().removeprefix(b"+HI "))
+    pwdhash = hash_password("secret", asked["s"], iterations) if iterations else ""
+    assert client.ask(json.dumps({"v": 2, "pwdhash": pwdhash}).join(["HELLO ", ""])) == b"-ERR Invalid password"
+    assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"INFO",
+        b"",
+        b"HELLO",
+        b'hello {"v":2}',
+        b"HELLO {",
+        b"HELLO []",
+        b'HELLO {"v":3}',
+        b'HELLO {"v":"2"}',
+        b'HELLO {"v":2,"wid":5}',
+        b'HELLO {"v":2,"labels":"x"}',
+        b"HELLO \xff",
+        b"x" * 5000,
+    ],
+)
+def test_anything_but_a_good_hello_gets_one_error_line_and_is_closed(raw, line):
+    """W2, W7."""
+    client = raw()
+    client.reply()
+    client.send(line)
+    answer = client.reply()
+    assert answer.startswith(b"-ERR ")
+    assert b"\n" not in answer
+    assert client.is_closed()
+
+
+@pytest.mark.parametrize("hello", ["HELLO {}", 'HELLO {"v":2}', 'HELLO {"v":2,"unknown":[1]}'])
+def test_a_missing_version_counts_as_two(raw, hello):
+    """W2."""
+    client = raw()
+    client.reply()
+    assert client.ask(hello) == b"+OK"
+
+
+def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
+    """W3."""
+    with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
+        client = raw(serve().address)
+    client.reply()
+    assert client.reply() == b"-ERR expected HELLO within 0.1 seconds"
+    assert client.is_closed()
+
+
+def test_who_said_hello_in_time_may_idle(serve, raw):
+    """W3."""
+    with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
+        server = serve()
+    idle, silent = raw(server.address), raw(server.address)
+    idle.reply()
+    assert idle.ask("HELLO {}") == b"+OK"
+    silent.reply()
+    assert silent.reply().startswith(b"-ERR")
+    assert idle.ask("INFO")
+
+
+def test_a_consumer_is_registered_once_with_what_it_tells(connect):
+    connect(**worker("wid-a", hostname="h", pid=7, labels=["x", "y"]))
+    connect(**worker("wid-a", hostname="other"))
+    row = WorkerProcess.objects.get()
+    assert (row.wid, row.hostname, row.pid, row.labels, row.beat_at) == ("wid-a", "h", 7, ["x", "y"], None)
+
+
+def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw):
+    """W8."""
+    with override_settings(FAKTORY={"MAX_CONNECTIONS": 1}):
+        server = serve()
+    first = raw(server.address)
+    first.reply()
+    second = raw(server.address)
+    assert second.reply() == b"-ERR too many connections"
+    assert second.is_closed()
+    assert first.ask("HELLO {}") == b"+OK"
+
+
+def test_end_is_answered_and_what_follows_is_not_read(connect):
+    """W4."""
+    client = connect()
+    client.send("END\r\n" + push(jid="after-the-end"))
+    assert client.reply() == b"+OK"
+    assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        (b"NOPE", b"-ERR unknown command NOPE"),
+        (b"", b"-ERR unknown command "),
+        (b"push {}", b"-ERR unknown command push"),
+        (b'HELLO {"v":2}', b"-ERR unknown command HELLO"),
+        (b"N\x00\x1bPE", b"-ERR unknown command N\\x00\\x1bPE"),
+    ],
+)
+def test_an_unknown_verb_is_named_and_the_connection_stays(connect, line, answer):
+    """W5."""
+    client = connect()
+    assert client.ask(line) == answer
+    assert client.ask("INFO")
+
+
+def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_order(connect):
+    """W6."""
+    client = connect(**worker())
+    client.send(f'{push(jid="pipelined")}\nFETCH default\r\nACK {{"jid":"pipelined"}}\nNOPE', end="\n")
+    assert client.reply() == b"+OK"
+    assert json.loads(client.reply())["jid"] == "pipelined"
+    assert client.reply() == b"+OK"
+    assert client.reply() == b"-ERR unknown command NOPE"
+
+
+def test_many_pipelined_commands_are_all_answered(connect):
+    """W6: far more than is read ahead of the command at hand."""
+    client = connect()
+    client.send("\r\n".join(push(jid=f"flood-{n:05d}", args=["x" * 200]) for n in range(1000)))
+    assert [client.reply() for _ in range(1000)] == [b"+OK"] * 1000
+
+
+def test_a_line_too_long_is_refused_before_it_ends(serve):
+    """W7."""
+    with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 10_000}):
+        client = RawClient.identified(serve().address)
+    client.send("PUSH " + "x" * 20_000, end="")
+    assert client.reply().startswith(b"-ERR command too long")
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        b'{"jid":"abcdefgh","jobtype":"t","args":[NaN]}',
+        b'{"jid":"abcdefgh","jobtype":"t","args":[],"args":[1]}',
+        b'{"jid":"abcdefgh","jobtype":"t","args":["\xff"]}',
+        b'{"jid":"abcdefgh","jobtype":"t","args":' + b"[" * 200 + b"]" * 200 + b"}",
+        b'{"jid":"abcdefgh","jobtype":"t","args":[}',
+        b"[]",
+        b"",
+    ],
+)
+def test_broken_json_is_refused_and_nothing_is_stored(connect, job):
+    """W7."""
+    client = connect()
+    assert client.ask(b"PUSH " + job).startswith(b"-ERR invalid JSON: ")
+    assert json.loads(client.ask("INFO"))["faktory"]["total_enqueued"] == 0

@@ -1,0 +1,180 @@
+"""The server's own life: several nodes, a database that is away, stopping. Rules: W13, W20, W28 to W30."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import BrokerUnavailable, FaktoryError
+from django_faktory.models import Job
+from django_faktory.server.listener import Server
+from tests.factories import payload
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+
+class Moody(OrmBroker):
+    """The real broker, whose database can be made to go away, to be slow, or to choke on one jid."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.is_away = False
+        self.may_push = threading.Event()
+        self.may_push.set()
+
+    def _check(self):
+        if self.is_away:
+            raise BrokerUnavailable("database unavailable: gone fishing")
+
+    def push(self, jobs):
+        assert self.may_push.wait(10)
+        self._check()
+        if any(job.jid == "poisoned" for job in jobs):
+            raise RuntimeError("this job chokes the broker")
+        return super().push(jobs)
+
+    def fetch(self, requests):
+        self._check()
+        return super().fetch(requests)
+
+    def info(self):
+        self._check()
+        return super().info()
+
+
+@pytest.fixture
+def broker():
+    return Moody()
+
+
+@pytest.fixture
+def moody(serve, broker):
+    return serve(broker)
+
+
+@pytest.fixture
+def client(moody):
+    client = RawClient.identified(moody.address, **worker())
+    yield client
+    client.close()
+
+
+def test_push_on_one_node_fetch_on_another_ack_on_a_third(serve):
+    nodes = [RawClient.identified(serve().address, **worker()) for _ in range(3)]
+    assert nodes[0].ask(push(jid="abcdefgh")) == b"+OK"
+    assert json.loads(nodes[1].ask("FETCH default"))["jid"] == "abcdefgh"
+    assert nodes[2].ask('ACK {"jid":"abcdefgh"}') == b"+OK"
+    told = [json.loads(node.ask("INFO"))["faktory"] for node in nodes]
+    assert [one["total_processed"] for one in told] == [1, 1, 1]
+    for node in nodes:
+        node.close()
+
+
+@pytest.mark.parametrize("line", [push(jid="abcdefgh"), "FETCH default", "INFO", f"PUSHB [{push(jid='abcdefgh')[5:]}]"])
+def test_while_the_database_is_away_commands_are_told_so_and_then_served_again(client, broker, line):
+    """W30."""
+    broker.is_away = True
+    assert client.ask(line) == b"-ERR database unavailable"
+    broker.is_away = False
+    assert client.ask(push(jid="afterwards")) == b"+OK"
+    assert json.loads(client.ask("FETCH default"))["jid"] == "afterwards"
+
+
+def test_a_command_that_chokes_the_broker_fails_alone(moody, broker):
+    broker.may_push.clear()
+    clients = [RawClient.identified(moody.address) for _ in range(3)]
+    for number, jid in enumerate(("first-good", "poisoned", "second-good")):
+        clients[number].send(push(jid=jid))
+    wait_until(lambda: moody.command_count == 6)
+    broker.may_push.set()
+    assert [one.reply() for one in clients] == [b"+OK", b"-ERR internal error", b"+OK"]
+    assert Job.objects.count() == 2
+    for one in clients:
+        one.close()
+
+
+def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broker, monkeypatch):
+    """W29: and each is answered after it."""
+    sizes = []
+    monkeypatch.setattr(broker, "push", lambda jobs: (sizes.append(len(jobs)), Moody.push(broker, jobs))[1])
+    broker.may_push.clear()
+    clients = [RawClient.identified(moody.address) for _ in range(6)]
+    for number, one in enumerate(clients):
+        one.send(push(jid=f"together-{number}"))
+    wait_until(lambda: moody.command_count == 12)
+    assert not Job.objects.exists()
+    broker.may_push.set()
+    assert [one.reply() for one in clients] == [b"+OK"] * 6
+    assert Job.objects.count() == 6
+    assert len(sizes) == 2
+    for one in clients:
+        one.close()
+
+
+def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(moody, broker):
+    """W28."""
+    waits, pushes, late = (RawClient.identified(moody.address) for _ in range(3))
+    waits.send("FETCH default")
+    broker.may_push.clear()
+    pushes.send(push(jid="accepted"))
+    wait_until(lambda: moody.command_count == 5)
+    moody.stop()
+    assert waits.reply() is None
+    assert late.ask("INFO") == b"-ERR shutdown in progress"
+    assert late.is_closed()
+    broker.may_push.set()
+    assert pushes.reply() == b"+OK"
+    assert pushes.is_closed()
+    assert Job.objects.get().jid == "accepted"
+    for one in (waits, pushes, late):
+        one.close()
+
+
+def test_a_server_told_to_stop_before_it_began_ends_at_once(transactional_db):
+    server = Server(OrmBroker("default"), port=0)
+    server.stop()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_address_in_use_is_one_clear_error(transactional_db):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = Server(OrmBroker("default"), port=taken.getsockname()[1])
+        with pytest.raises(FaktoryError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*choose another port"):
+            server.run()
+
+
+def test_connections_of_a_lost_worker_are_dropped_from_outside(serve):
+    """W20."""
+    server = serve()
+    lost, stays = (RawClient.identified(server.address, **worker(wid)) for wid in ("lost", "stays"))
+    server.drop(["lost", "unknown"])
+    assert lost.is_closed()
+    assert stays.ask("INFO")
+    lost.close()
+    stays.close()
+
+
+def test_a_hint_from_outside_wakes_who_waits(serve):
+    """W13."""
+    hints = threading.Semaphore(0)
+
+    class Hints:
+        def wait(self, timeout_s):
+            return hints.acquire(timeout=timeout_s)
+
+        def close(self):
+            hints.release()
+
+    server = serve(listen=Hints)
+    client = RawClient.identified(server.address, **worker())
+    client.send("FETCH default")
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    OrmBroker("default", announce=lambda *_: None).push([payload("hinted")])
+    hints.release()
+    assert json.loads(client.reply())["jid"] == "job-hinted"
+    client.close()
