@@ -129,16 +129,19 @@ class Connection:
 
     def end(self) -> None:
         """Say END, as the specification asks, and close; the reply is read where there is one."""
-        if self._asking.acquire(timeout=GOODBYE_TIMEOUT_S):
-            try:
-                if self.is_open:
-                    self._socket.settimeout(GOODBYE_TIMEOUT_S)
-                    self._ask([End().line()])
-            except (OSError, ProtocolError):
-                pass  # gone already
-            finally:
-                self._asking.release()
-        self.close()
+        if not self._asking.acquire(timeout=GOODBYE_TIMEOUT_S):
+            with suppress(OSError):  # another thread waits for a reply: it is woken, and closes
+                self._socket.shutdown(socket.SHUT_RDWR)
+            return
+        try:
+            if self.is_open:
+                self._socket.settimeout(GOODBYE_TIMEOUT_S)
+                self._ask([End().line()])
+        except (OSError, ProtocolError):
+            pass  # gone already
+        finally:
+            self._asking.release()
+            self.close()
 
     def close(self) -> None:
         """Close the socket."""

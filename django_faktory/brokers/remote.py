@@ -56,7 +56,8 @@ NOT_NOW = ("database unavailable", "shutdown in progress", "too many connections
 class RemoteBroker(Broker):
     """A Faktory server, by its URL. Jobs go there when push is called: no transaction of this database holds them back.
 
-    Raises AuthenticationFailed from any verb when the server does not accept the password.
+    Raises AuthenticationFailed from any verb while the server has never accepted the password. Once it has, a refusal
+    is BrokerUnavailable: a server that is being set up anew must not cost a worker the reports it holds.
     """
 
     blocking = True
@@ -72,6 +73,7 @@ class RemoteBroker(Broker):
         self.address = parse_url(url)
         self._identity = identity or WorkerIdentity()
         self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
+        self._was_let_in = False
         self._local = threading.local()
         self._open: WeakSet[Connection] = WeakSet()
         self._opening = threading.Lock()
@@ -172,10 +174,10 @@ class RemoteBroker(Broker):
         is_new = connection is None
         try:
             replies = (connection or self._connect()).ask(lines)
-        except AuthenticationFailed:
-            raise
         except (OSError, ProtocolError) as error:
             self.close()
+            if isinstance(error, AuthenticationFailed) and not self._was_let_in:
+                raise
             if again and not is_new and not isinstance(error, TimeoutError):
                 logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
                 return self._ask(lines, again=False)
@@ -202,6 +204,7 @@ class RemoteBroker(Broker):
             reply_timeout_s=self._reply_timeout_s,
         )
         self._local.connection = connection
+        self._was_let_in = True
         with self._opening:
             self._open.add(connection)
         return connection

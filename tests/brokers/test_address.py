@@ -88,6 +88,18 @@ def test_a_wrong_password_is_told_as_that_and_not_tried_again():
         RemoteBroker(server.url(":wrong@")).push([job()])
 
 
+def test_a_password_that_was_good_before_and_is_refused_now_is_an_outage():
+    """A worker keeps its reports and sends them again; a wrong password from the start is told as that."""
+    refusing = session(welcome=b"-ERR Invalid password\r\n")
+    with scripted(session((PUSH, OK), (PUSH, CLOSE)), refusing, session((PUSH, OK))) as server:
+        broker = RemoteBroker(server.url())
+        broker.push([job()])
+        with pytest.raises(BrokerUnavailable, match="Invalid password"):
+            broker.push([job()])
+        assert broker.push([job()]) == [None]
+        broker.close()
+
+
 def test_a_password_that_is_asked_for_and_not_given_names_the_place_to_put_it():
     with scripted([(b"", ASKED)]) as server, pytest.raises(AuthenticationFailed, match="FAKTORY_URL"):
         RemoteBroker(server.url()).push([job()])

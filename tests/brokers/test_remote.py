@@ -28,6 +28,7 @@ from django_faktory.payloads import (
 )
 from django_faktory.protocol import resp
 from tests.brokers.scripted import CLOSE, RESET, Talk, scripted, session
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core
 
@@ -129,7 +130,12 @@ def test_a_fetched_job_is_a_reservation_with_its_text_verbatim():
 
 @pytest.mark.parametrize(
     "members",
-    ["", ',"queue":7,"reserve_for":"x","created_at":"garbage","failure":[]', ',"reserve_for":-1,"created_at":5'],
+    [
+        "",
+        f',"reserve_for":{"9" * 5000}',
+        ',"queue":7,"reserve_for":"x","created_at":"garbage","failure":[]',
+        ',"reserve_for":-1,"created_at":5',
+    ],
 )
 def test_a_job_of_odd_shape_is_handed_on_all_the_same(members):
     """It is reserved already: what is not understood must not lose it."""
@@ -277,6 +283,32 @@ def test_a_goodbye_leaves_the_connections_of_others_alone():
         broker.fetch([ANY])
 
 
+def test_a_goodbye_wakes_a_thread_that_still_waits(monkeypatch):
+    monkeypatch.setattr(connections, "GOODBYE_TIMEOUT_S", 0.02)
+    ended = []
+
+    def fetch():
+        with pytest.raises(BrokerUnavailable):
+            broker.fetch([ANY])
+        ended.append(True)
+
+    talk = Talk(session((b"FETCH default\r\n", None), hello=MY_HELLO), identity=ME)
+    with talk as broker:
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        wait_until(lambda: talk.server.heard[-1:] == [b"FETCH default\r\n"])
+        broker.bye(["wid-me"])
+        thread.join(10)
+    assert ended
+
+
+def test_a_connection_closed_under_its_thread_is_replaced():
+    with Talk(session((push(job()), OK)), session((push(job()), OK))) as broker:
+        broker.push([job()])
+        broker._local.connection._socket.close()
+        assert broker.push([job()]) == [None]
+
+
 def test_a_server_that_closes_without_a_reply_to_end_is_fine():
     """The original does."""
     with Talk(session((b"FETCH default\r\n", NULL), (b"END\r\n", CLOSE), hello=MY_HELLO), identity=ME) as broker:
@@ -420,9 +452,16 @@ def test_another_kind_of_server_is_told_by_what_it_said(greeting):
         broker.push([job()])
 
 
-def test_a_command_that_is_too_long_is_refused_in_the_servers_words_though_it_closes():
-    """W7."""
+def test_a_command_that_is_too_long_is_refused_in_the_servers_words_though_it_hangs_up_on_us():
+    """W7: otherwise it would be sent again for ever."""
+    large = job(args=["x" * 16 * 1024 * 1024])
     refused = b"-ERR command too long: expected at most 100 bytes in a line\r\n"
-    with Talk(session((push(job()), refused), (b"", CLOSE))) as broker:
-        [refusal] = broker.push([job()])
+    with Talk(session((push(large)[:100], refused), (b"", CLOSE))) as broker:
+        [refusal] = broker.push([large])
     assert isinstance(refusal, CommandRefused)
+
+
+def test_a_set_that_cannot_be_written_to_its_end_is_unavailable():
+    reports = [failure(jid="job-0001", backtrace=["x" * 1000] * 200)] * 80
+    with Talk(session((b'FAIL {"jid"', CLOSE))) as broker, pytest.raises(BrokerUnavailable):
+        broker.fail(reports)

@@ -69,7 +69,8 @@ def test_what_counts_as_not_given_is_accepted(connect, fields):
 
 def test_a_job_comes_back_as_it_was_sent(connect):
     """W11."""
-    sent = '{"jid":"verbatim1","zz":1.0,"jobtype":"t","args":[9007199254740993,1.0,"\\u0000é",1e400],"custom":{"b":1,"a":2}}'
+    args = '[9007199254740993,1.0,"\\u0000é",1e400]'
+    sent = f'{{"jid":"verbatim1","zz":1.0,"jobtype":"t","args":{args},"custom":{{"b":1,"a":2}}}}'
     client = connect(**worker())
     assert client.ask(f"PUSH {sent}") == b"+OK"
     told = client.ask("FETCH default").decode()
