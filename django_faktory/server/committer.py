@@ -1,7 +1,8 @@
 """Group commit: commands that come while a transaction runs wait together for the next one.
 
-A lane is one thread that carries out one kind of verb, a set at a time. Nobody waits on a timer: an idle lane
-takes a lone command at once. Answers go back to the event loop after the broker has committed (W29).
+A lane is a thread or two that carry out one kind of verb, a set at a time: with two, the next transaction begins
+while the last one waits for the disk. Nobody waits on a timer: an idle lane takes a lone command at once. Answers
+go back to the event loop after the broker has committed (W29).
 """
 
 from __future__ import annotations
@@ -26,48 +27,56 @@ Answer = TypeVar("Answer")
 
 
 class Lane(Generic[Item, Answer]):
-    """One kind of verb. `carry_out` takes a list of items and returns an answer to each, in a thread of its own."""
+    """One kind of verb. `carry_out` takes a list of items and returns an answer to each, in one of `width` threads."""
 
     def __init__(
         self,
         name: str,
         carry_out: Callable[[list[Item]], Sequence[Answer | FaktoryError]],
         *,
+        width: int = 1,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._carry_out, self._reset, self._loop = carry_out, reset, loop
+        self._free = width
+        self._is_called = False
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
-        self._is_busy = False
         self._batches: SimpleQueue[list[tuple[Item, Callable[[Answer | FaktoryError], object]]] | None] = SimpleQueue()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._thread = threading.Thread(target=self._work, name=f"faktory-{name}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"faktory-{name}-{number}", daemon=True) for number in range(width)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, item: Item, answer: Callable[[Answer | FaktoryError], object]) -> None:
         """Have this carried out with the next set; `answer` is called on the event loop."""
         self._pending.append((item, answer))
-        if not self._is_busy:
-            self._next()
+        if self._free and not self._is_called:
+            self._is_called = True
+            self._idle.clear()
+            self._loop.call_soon(self._next)  # what else came with this read goes along
 
     async def drained(self) -> None:
         """Wait until everything submitted is answered."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """End the thread when it has done what was given to it."""
-        self._batches.put(None)
-        self._thread.join(10)
+        """End the threads when they have done what was given to them."""
+        for _ in self._threads:
+            self._batches.put(None)
+        for thread in self._threads:
+            thread.join(10)
 
     def _next(self) -> None:
+        self._is_called = False
         pending = self._pending
-        batch = [pending.popleft() for _ in range(min(len(pending), MAX_BATCH))]
-        self._is_busy = bool(batch)
-        if batch:
-            self._idle.clear()
-            self._batches.put(batch)
-        else:
+        if pending and self._free:
+            self._free -= 1
+            self._batches.put([pending.popleft() for _ in range(min(len(pending), MAX_BATCH))])
+        elif self._free == len(self._threads):
             self._idle.set()
 
     def _done(
@@ -75,7 +84,8 @@ class Lane(Generic[Item, Answer]):
         batch: list[tuple[Item, Callable[[Answer | FaktoryError], object]]],
         answers: Sequence[Answer | FaktoryError],
     ) -> None:
-        self._next()  # before the answers: the thread works while they are written
+        self._free += 1
+        self._next()  # before the answers: the threads work while they are written
         for (_, answer), told in zip(batch, answers, strict=True):
             answer(told)
 

@@ -40,13 +40,14 @@ class Fetchers:
         self,
         lane: FetchLane,
         *,
+        width: int,
         release: Callable[[list[Reservation]], None],
         poll_s: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._lane, self._loop, self._release, self._poll_s = lane, loop, release, poll_s
         self._waiting: dict[Fetcher, None] = {}
-        self._is_claiming = False
+        self._claims_free = width
         self._poll: asyncio.TimerHandle | None = None
         self._is_stopping = False
 
@@ -76,18 +77,20 @@ class Fetchers:
                 self._expire(fetcher)
 
     def _claim(self) -> None:
-        if self._is_claiming or self._is_stopping:
+        if not self._claims_free or self._is_stopping:
             return
-        batch = [fetcher for fetcher in self._waiting if fetcher.untried and not fetcher.is_over][:MAX_BATCH]
+        batch = [fetcher for fetcher in self._waiting if fetcher.untried and not (fetcher.is_over or fetcher.in_claim)][
+            :MAX_BATCH
+        ]
         if not batch:
             return
-        self._is_claiming = True
+        self._claims_free -= 1
         for fetcher in batch:
             fetcher.untried, fetcher.in_claim = False, True
         self._lane.submit([fetcher.request for fetcher in batch], lambda found: self._claimed(batch, found))
 
     def _claimed(self, batch: list[Fetcher], found: list[list[Reservation]] | FaktoryError) -> None:
-        self._is_claiming = False
+        self._claims_free += 1
         unwanted: list[Reservation] = []
         for place, fetcher in enumerate(batch):
             fetcher.in_claim = False

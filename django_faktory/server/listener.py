@@ -36,6 +36,8 @@ LINGER_S = 0.25
 """How long a stopping server still tells clients that it stops (W28)."""
 
 BACKLOG = 128
+WIDTH = 2
+"""Transactions of one kind at once. Each is a database connection; a third gained nothing on two cores."""
 
 
 class Listener(Protocol):
@@ -163,12 +165,14 @@ class Server:
 
     def _open_lanes(self) -> None:
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
-        self.pushes: Lane[list[JobPayload], list[FaktoryError | None]] = Lane("push", self._push, **common)
-        self.reports: Lane[Ack | Failure, bool] = Lane("report", self._report, **common)
+        self.pushes: Lane[list[JobPayload], list[FaktoryError | None]] = Lane("push", self._push, width=WIDTH, **common)
+        self.reports: Lane[Ack | Failure, bool] = Lane("report", self._report, width=WIDTH, **common)
         self.control: Lane[Callable[[], Any], Any] = Lane("control", _call_each, **common)
-        claims: Lane[list[FetchRequest], list[list[Reservation]]] = Lane("fetch", self._fetch, **common)
+        claims: Lane[list[FetchRequest], list[list[Reservation]]] = Lane("fetch", self._fetch, width=WIDTH, **common)
         self._lanes: tuple[Lane[Any, Any], ...] = (claims, self.pushes, self.reports, self.control)
-        self.fetchers = Fetchers(claims, release=self.release, poll_s=conf.get("POLL_INTERVAL"), loop=self.loop)
+        self.fetchers = Fetchers(
+            claims, width=WIDTH, release=self.release, poll_s=conf.get("POLL_INTERVAL"), loop=self.loop
+        )
         self._hints = self._listen() if self._listen else None
         if self._hints:
             threading.Thread(target=self._hear, args=(self._hints,), name="faktory-hints", daemon=True).start()

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
 from django.db.models.functions import Now
 
 from .. import jsontext
@@ -17,7 +18,7 @@ from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, ou
 from ..models import Job, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
 from .dialects import dialect_of
-from .dialects.base import Tally, holds
+from .dialects.base import JOB, Tally, holds
 from .jobs import is_storable
 from .transactions import run
 
@@ -26,10 +27,8 @@ HISTORY_LIMIT = 50
 """Failed attempts a row remembers; the oldest go first, so that no row grows without end."""
 
 _chance = Random()
-_CHANGED = (
-    "state", "run_at", "enqueued_at", "wid", "started_at", "reserved_until", "finished_at", "purge_at", "failures",
-    "losses", "errtype", "failure", "history",
-)  # fmt: skip
+_TIMES = ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at")
+_CHANGED = ("state", "wid", "failures", "losses", "errtype", "failure", "history", *_TIMES)
 
 
 def fail(
@@ -136,8 +135,9 @@ class _Failing:
             kept: list[Job] = []
             for job, failure in failed:
                 (gone if self._failed(job, failure, clock) is GONE else kept).append(job)
-            Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
-            Job.objects.using(self.using).bulk_update(kept, _CHANGED)
+            if gone:
+                Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
+            self._save(cursor, kept)
             dialect.count(cursor, clock, Tally(processed=len(failed), failed=len(failed), late=late))
         return len(failed)
 
@@ -150,10 +150,21 @@ class _Failing:
             clock = self.now or dialect.now(cursor)
             for job in jobs:
                 self._lost(job, clock)
-            Job.objects.using(self.using).bulk_update(jobs, _CHANGED)
+            self._save(cursor, jobs)
             dead = sum(job.state == State.DEAD for job in jobs)
             dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
         return len(jobs)
+
+    def _save(self, cursor: CursorWrapper, jobs: Sequence[Job]) -> None:
+        """Write what changed. One statement a row: `bulk_update` takes milliseconds to put its one together."""
+        adapt = connections[self.using].ops.adapt_datetimefield_value
+        cursor.executemany(
+            f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in _CHANGED)} WHERE id = %s",
+            [
+                (*(adapt(getattr(job, name)) if name in _TIMES else getattr(job, name) for name in _CHANGED), job.pk)
+                for job in jobs
+            ],
+        )
 
     def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
         keep = job.result_ttl is not None
