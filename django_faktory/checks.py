@@ -45,7 +45,15 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     except ImproperlyConfigured as error:
         return [Error(str(error), id="django_faktory.E007")]
     values = {**conf.DEFAULTS, **configured}
-    found = [*_unknown_keys(configured), *_wrong_values(configured)]
+    found: list[CheckMessage] = [*_unknown_keys(configured), *_wrong_values(configured)]
+    if not settings.USE_TZ:
+        found.append(
+            Error(
+                "USE_TZ: expected True: times of jobs are absolute and shared with other languages",
+                hint="USE_TZ = True (Django's default since 5.0)",
+                id="django_faktory.E011",
+            )
+        )
     return found or [*_unfit(values), *_environment()]
 
 

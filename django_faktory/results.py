@@ -64,6 +64,7 @@ class Attempt(msgspec.Struct):
     errtype: str = ""
     message: str = ""
     backtrace: list[str] = []
+    started_at: str = ""
     failed_at: str = ""
 
 
@@ -102,7 +103,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
         id=job.jid,
         status=status,
         enqueued_at=_instant(call.created_at) or job.created_at,
-        started_at=job.started_at,
+        started_at=_first_start(history) or job.started_at,
         finished_at=job.finished_at if status in (TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL) else None,
         last_attempted_at=job.started_at or (_instant(history[-1].failed_at) if history else None),
         args=call.args,
@@ -128,7 +129,7 @@ def running(
         id=reservation.jid,
         status=TaskResultStatus.RUNNING,
         enqueued_at=_instant(call.created_at) or reservation.created_at,
-        started_at=reservation.started_at,
+        started_at=_first_start(history) or reservation.started_at,
         finished_at=None,
         last_attempted_at=reservation.started_at,
         args=call.args,
@@ -174,6 +175,11 @@ def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str
         return replace(task, **changes)
     except InvalidTask:
         return task
+
+
+def _first_start(history: list[Attempt]) -> datetime | None:
+    """When the first attempt began, by a history's text; None where it does not say."""
+    return _instant(history[0].started_at) if history else None
 
 
 def _instant(text: str | None) -> datetime | None:

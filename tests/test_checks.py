@@ -46,6 +46,12 @@ def test_the_settings_of_the_tests_are_right():
 
 
 @core
+def test_local_times_are_refused():
+    with override_settings(USE_TZ=False):
+        assert "USE_TZ: expected True" in said("E011")
+
+
+@core
 def test_every_setting_has_a_rule_and_its_meaning_and_its_default_passes():
     assert checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
     for key, (is_right, _) in checks.RULES.items():

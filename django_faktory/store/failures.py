@@ -231,6 +231,7 @@ def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> 
     attempt = {
         "attempt": job.attempt,
         "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
         "failed_at": rfc3339(now),
         "errtype": failure.errtype,
         "message": failure.message,

@@ -190,3 +190,13 @@ def test_a_damaged_history_hides_no_result():
     assert (found.worker_ids, found.last_attempted_at) == (["w1"], None)
     Job.objects.filter(jid=job.jid).update(history="[{")
     assert tasks.noop.get_result(job.jid).errors == []
+
+
+def test_a_retried_job_started_when_its_first_attempt_did():
+    first = "2026-05-01T11:00:00Z"
+    job = JobFactory(
+        working=True, jobtype="tests.project.tasks.noop", attempt=2, history=f'[{{"wid":"w0","started_at":"{first}"}}]'
+    )
+    result = tasks.noop.get_result(job.jid)
+    assert result.started_at.isoformat() == "2026-05-01T11:00:00+00:00"
+    assert result.last_attempted_at == job.started_at

@@ -1,0 +1,104 @@
+"""Collisions are tried again, a database that is away is told as such, the caller's own transaction is left to him."""
+
+import pytest
+from django.db import InterfaceError, OperationalError, connection, transaction
+
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job
+from django_faktory.store import jobs
+from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
+from tests.factories import JobFactory, payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def collision():
+    """A deadlock, as this database's driver reports it."""
+    if connection.vendor == "sqlite":
+        return OperationalError("database is locked")
+    cause = Exception()
+    cause.sqlstate = "40P01"
+    error = OperationalError(1213, "Deadlock found") if connection.vendor == "mysql" else OperationalError("deadlock")
+    error.__cause__ = cause
+    return error
+
+
+def failing(times, error):
+    """A verb that raises `error` so many times, then returns how often it was called."""
+    calls = []
+
+    def verb(_):
+        calls.append(1)
+        if len(calls) <= times:
+            raise error
+        return len(calls)
+
+    return verb
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_collision_is_tried_again(atomic):
+    assert run("default", failing(2, collision()), atomic=atomic) == 3
+
+
+def test_a_collision_that_does_not_end_is_told_in_the_end():
+    with pytest.raises(BrokerUnavailable, match="database unavailable: "):
+        run("default", failing(ATTEMPTS, collision()))
+    assert run("default", failing(ATTEMPTS - 1, collision())) == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "error", [OperationalError("server closed the connection\nunexpectedly"), InterfaceError("gone")]
+)
+def test_a_database_that_is_away_is_told_in_one_line_and_not_tried_again(error):
+    verb = failing(1, error)
+    with pytest.raises(BrokerUnavailable) as told:
+        run("default", verb)
+    assert str(told.value) == f"database unavailable: {first_line(error)}"
+    assert "\n" not in str(told.value)
+    assert verb(None) == 2
+
+
+def test_an_error_of_the_verb_itself_comes_through_as_it_is():
+    with pytest.raises(ZeroDivisionError):
+        run("default", lambda _: 1 / 0)
+
+
+def test_inside_the_callers_transaction_the_verb_joins_it_and_errors_are_his():
+    error = collision()
+    with pytest.raises(OperationalError), transaction.atomic():
+        run("default", failing(1, error))
+    with transaction.atomic():
+        jobs.push([payload()], using="default")
+        transaction.set_rollback(True)
+    assert not Job.objects.exists()
+
+
+def test_what_a_verb_wrote_before_it_failed_is_undone():
+    def verb(_):
+        JobFactory()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run("default", verb)
+    assert not Job.objects.exists()
+
+
+def test_other_errors_are_no_collisions():
+    assert not is_collision(OperationalError("no such table"))
+    assert not is_collision(OperationalError())
+    assert first_line(OperationalError()) == "OperationalError"
+
+
+def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
+    if connection.vendor != "postgresql":
+        pytest.skip("ends its own session by SQL: PostgreSQL")
+
+    def end_own_session(at):
+        with at.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(BrokerUnavailable):
+        run("default", end_own_session)
+    jobs.push([payload()], using="default")
+    assert Job.objects.count() == 1

@@ -1,0 +1,146 @@
+"""What time does, on every node. Rules: W13, W18 to W20, and that no loop stops for one bad step."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from django_faktory import maintenance
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.maintenance import Maintenance
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.payloads import Beat, WorkerIdentity
+from django_faktory.store import jobs, upkeep, workers
+from tests.factories import JobFactory, WorkerFactory, payload
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ago(**time):
+    return timezone.now() - timedelta(**time)
+
+
+@pytest.fixture
+def running():
+    """Maintenance in a thread, as nodes run it; joined at the end."""
+    started = []
+
+    def start(**options):
+        upkeeper = Maintenance("default", **options)
+        thread = threading.Thread(target=upkeeper.run)
+        thread.start()
+        started.append((upkeeper, thread))
+        return upkeeper
+
+    yield start
+    for upkeeper, thread in started:
+        upkeeper.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_every_step_does_its_part():
+    due = JobFactory(scheduled=True, run_at=ago(seconds=1))
+    later = JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
+    overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
+    old = JobFactory(dead=True, purge_at=ago(seconds=1))
+    Maintenance("default").run_once()
+    states = dict(Job.objects.values_list("pk", "state"))
+    assert states == {due.pk: "enqueued", later.pk: "scheduled", overdue.pk: "retries"}
+    assert old.pk not in states
+
+
+def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(running):
+    told, heard = [], threading.Event()
+    running(on_work=lambda queues: (told.append(queues), heard.set()))
+    at = timezone.now() + timedelta(seconds=0.4)
+    jobs.push([payload(at=at, queue="mail")], using="default")
+    assert heard.wait(5)
+    row = Job.objects.get()
+    assert (row.state, told) == ("enqueued", [{"mail"}])
+    assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=2)
+
+
+def test_a_worker_that_fell_silent_is_given_up_and_named():
+    """W20."""
+    named = []
+    workers.hello(WorkerIdentity(wid="silent"), using="default")
+    workers.hello(WorkerIdentity(wid="lively"), using="default")
+    workers.hello(WorkerIdentity(wid="never-beat"), using="default")
+    workers.beat([Beat(wid="silent"), Beat(wid="lively")], using="default")
+    held = {wid: JobFactory(working=True, wid=wid) for wid in ("silent", "lively", "never-beat")}
+    Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
+    WorkerProcess.objects.filter(wid="silent").update(beat_at=ago(seconds=61))
+    Maintenance("default", on_lost=named.extend).run_once()
+    assert named == ["silent"]
+    assert {wid: Job.objects.get(pk=job.pk).state for wid, job in held.items()} == {
+        "silent": "enqueued",
+        "lively": "working",
+        "never-beat": "working",
+    }
+    assert set(WorkerProcess.objects.values_list("wid", flat=True)) == {"lively", "never-beat"}
+
+
+def test_the_time_until_a_worker_is_lost_is_a_setting():
+    WorkerFactory(wid="slow", beat_at=ago(seconds=90))
+    with override_settings(FAKTORY={"WORKER_TIMEOUT": 120}):
+        Maintenance("default").run_once()
+        assert WorkerProcess.objects.exists()
+    Maintenance("default").run_once()
+    assert not WorkerProcess.objects.exists()
+
+
+def test_a_worker_that_never_beat_is_forgotten_in_the_end():
+    WorkerFactory(seen_at=ago(hours=2))
+    WorkerFactory(wid="recent", seen_at=ago(minutes=30))
+    Maintenance("default").run_once()
+    assert [worker.wid for worker in WorkerProcess.objects.all()] == ["recent"]
+
+
+def test_more_than_one_chunk_is_done_in_one_go():
+    many = upkeep.CHUNK + 5
+    Job.objects.bulk_create(JobFactory.build_batch(many, scheduled=True, run_at=ago(seconds=5)))
+    Job.objects.bulk_create(JobFactory.build_batch(many, dead=True, purge_at=ago(seconds=5)))
+    Maintenance("default").run_once()
+    assert Job.objects.filter(state="enqueued").count() == many
+    assert not Job.objects.filter(state="dead").exists()
+
+
+def test_two_nodes_at_once_enqueue_each_job_once(running):
+    JobFactory.create_batch(40, scheduled=True, run_at=ago(seconds=5))
+    running()
+    running()
+    wait_until(lambda: Job.objects.filter(state="enqueued").count() == 40)
+    assert Job.objects.count() == 40
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), BrokerUnavailable("database unavailable: gone")])
+def test_a_step_that_fails_stops_neither_the_loop_nor_the_others(running, monkeypatch, error, caplog):
+    failed = threading.Event()
+
+    def broken(**_):
+        failed.set()
+        raise error
+
+    monkeypatch.setattr(maintenance.failures, "reap", broken)
+    JobFactory(scheduled=True, run_at=ago(seconds=1))
+    old = JobFactory(dead=True, purge_at=ago(seconds=1))
+    running()
+    assert failed.wait(10)
+    wait_until(lambda: not Job.objects.filter(pk=old.pk).exists())
+    assert Job.objects.get().state == "enqueued"
+    assert "reservations" in caplog.text
+
+
+def test_while_nothing_is_due_a_look_is_one_statement(django_assert_num_queries):
+    JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
+    upkeeper = Maintenance("default")
+    with django_assert_num_queries(1):
+        assert 0 < upkeeper._enqueue_due() <= maintenance.LONGEST_SLEEP_S
+    with django_assert_num_queries(1):
+        assert upkeeper._reap() is False
+    with django_assert_num_queries(1):
+        assert upkeeper._lose() is False
