@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import dj_database_url
+import django
 
 HERE = Path(__file__).resolve().parent
 
@@ -72,7 +73,11 @@ if REDIS_URL:
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
 FAKTORY = {}
 
-EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+# Mail goes to the console; Django 6.1 has its own word for it.
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": "django.core.mail.backends.console.EmailBackend"}}
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
 DEFAULT_FROM_EMAIL = "shop@example.org"
 SHOP_URL = os.environ.get("SHOP_URL", "http://127.0.0.1:8000")
 

@@ -42,8 +42,8 @@ def main():
     parser.add_argument("--within", type=float, default=120, help="with --once: seconds the jobs have (%(default)s)")
     parser.add_argument("--logs", type=Path, default=ROOT / ".demo", help="folder for the processes' output")
     options = parser.parse_args()
-    for stop in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, signal.default_int_handler)
+    for request in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: a shell's background job ignores it
+        signal.signal(request, signal.default_int_handler)
     try:
         return run(options)
     except KeyboardInterrupt:
@@ -209,13 +209,16 @@ def wait_until_ready(name, process, port, log):
 
 
 def stop(name, process):
+    """Ask it to end, and wait; a second Ctrl-C does not wait."""
     process.terminate()
     try:
         process.wait(STOPPED_WITHIN_S)
     except subprocess.TimeoutExpired:
         say(f"{name} did not stop within {STOPPED_WITHIN_S} s and is killed")
-        process.kill()
-        process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the session is its own, and so is the group
+            process.wait()
 
 
 def accepts(port):

@@ -81,6 +81,7 @@ TEMPLATES = [
 ]
 ROOT_URLCONF = "tests.project.urls"
 SECRET_KEY = "tests only"
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # Django 6.1 asks for it
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 STATIC_URL = "/static/"

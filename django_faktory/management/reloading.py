@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 
 from django.utils import autoreload
@@ -35,12 +36,15 @@ def _run_child(load: Callable[[], None]) -> None:
         env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
         start_new_session=True,  # a terminal's Ctrl-C reaches the reloader, which passes it on as TERM, once
     )
-    atexit.register(_stop, child)
+    reloading = threading.Event()
+    atexit.register(_stop, child, reloading)
     code = child.wait()
-    # It ended by itself, and no change of code will come of that. 3 means "once more" to Django's reloader.
-    os._exit(1 if code else 0)
+    if not reloading.is_set():
+        # It ended by itself, and no change of code will come of that. 3 means "once more" to Django's reloader.
+        os._exit(1 if code else 0)
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def _stop(child: subprocess.Popen[bytes], reloading: threading.Event) -> None:
+    reloading.set()
     child.terminate()
     child.wait()

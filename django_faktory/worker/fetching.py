@@ -68,9 +68,10 @@ class Fetcher:
 
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
+        if not self._broker.blocking and (stuck := self._held.take_stuck()):
+            self._give_back(stuck)
+            return
         if not room:
-            if not self._broker.blocking:
-                self._give_back(self._held.take_stuck())
             return
         was_idle, ended = self._held.is_empty(), self._held.ended
         jobs = self._fetch(1 if self._broker.blocking else room)
@@ -80,7 +81,7 @@ class Fetcher:
             return
         if self._on_drained is None:
             if not self._broker.blocking:
-                hints.wait(self._poll_interval_s)
+                hints.wait(min(STUCK_S, self._poll_interval_s) if self._held.has_waiting() else self._poll_interval_s)
         elif not jobs and was_idle:
             self._stopping.set()
             self._on_drained()

@@ -20,7 +20,7 @@ QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 
 
 class Heartbeat:
-    """Beats at once, then every `interval_s`; `run` is a thread's. `obey` hears QUIET, TERMINATE or LOST."""
+    """Beats every `interval_s`; `run` is a thread's. `obey` hears QUIET, TERMINATE or LOST."""
 
     def __init__(self, broker: Broker, *, wid: str, interval_s: float, obey: Callable[[str], None]) -> None:
         self._broker = broker
@@ -30,13 +30,16 @@ class Heartbeat:
         self._state = ""
         self._due = threading.Event()
         self._is_stopped = False
+        self._pause_s = interval_s
         self._patience = Patience("beats")
 
     def run(self) -> None:
-        """Beat until stopped. An error costs one beat, and the next comes sooner."""
+        """Beat until stopped, the first time after a pause. An error costs one beat, and the next comes sooner."""
         while not self._is_stopped:
+            self._due.wait(self._pause_s)
             self._due.clear()
-            self._due.wait(self._beat())
+            if not self._is_stopped:
+                self.beat()
         self._broker.close()
 
     def tell(self, state: str) -> None:
@@ -49,16 +52,19 @@ class Heartbeat:
         self._is_stopped = True
         self._due.set()
 
-    def _beat(self) -> float:
-        """Beat once; returns how long to wait for the next time."""
+    def beat(self) -> None:
+        """Beat once, and pass on the order that came back. Raises nothing."""
+        self._pause_s = self._interval_s
         try:
             [answer] = self._broker.beat([Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb())])
         except FaktoryError as error:
-            return min(self._interval_s, self._patience.after(error))
+            self._pause_s = min(self._interval_s, self._patience.after(error))
+            return
         except Exception:  # a loop: a worker that stops beating loses its jobs
             logger.exception("beat failed wid=%s", self._wid)
             self._broker.close()
-            return min(self._interval_s, 1.0)
+            self._pause_s = min(self._interval_s, 1.0)
+            return
         self._patience.rewarded()
         if isinstance(answer, UnknownWorker):
             self._obey(LOST)
@@ -66,7 +72,6 @@ class Heartbeat:
             logger.error("beat was refused wid=%s error=%s", self._wid, answer)
         elif answer in (QUIET, TERMINATE):
             self._obey(answer)
-        return self._interval_s
 
 
 def rss_kb() -> int:

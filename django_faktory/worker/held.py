@@ -55,6 +55,10 @@ class HeldJobs:
         """Whether no job waits or runs."""
         return not self._held
 
+    def has_waiting(self) -> bool:
+        """Whether some job has not been begun."""
+        return not self._waiting.empty()
+
     def add(self, jobs: Sequence[Reservation]) -> bool:
         """Take jobs in; False, and nothing done, where it is too late for them."""
         with self._changed:
@@ -86,7 +90,7 @@ class HeldJobs:
 
     def take_stuck(self) -> list[Reservation]:
         """Take out jobs that wait where no thread has begun one for STUCK_S."""
-        if self._waiting.empty() or time.monotonic() - self._moved_at < STUCK_S:
+        if not self.has_waiting() or time.monotonic() - self._moved_at < STUCK_S:
             return []
         with self._changed:
             self._pace.got_stuck()

@@ -119,7 +119,10 @@ class Worker:
         return self._shut_down()
 
     def _register(self) -> bool:
-        """Say hello, as often as it takes; False when stopped before."""
+        """Say hello, as often as it takes, and beat before the first job: who never did is not missed (W20).
+
+        False when stopped before.
+        """
         identity = WorkerIdentity(
             wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
         )
@@ -135,6 +138,7 @@ class Worker:
                     return False
                 self._is_quiet = True
         patience.rewarded()
+        self._heartbeat.beat()
         self._broker.close()
         logger.info("worker started wid=%s pid=%d", self.wid, identity.pid)
         return True

@@ -18,7 +18,7 @@ class Order(models.Model):
     class Meta:
         ordering: ClassVar = ["-placed_at", "-pk"]
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"order {self.pk}: {self.item}"
 
 
@@ -28,7 +28,7 @@ class Invoice(models.Model):
     order = models.OneToOneField(Order, on_delete=models.CASCADE)
     sent_at = models.DateTimeField(null=True, editable=False)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"invoice {self.pk} for {self.order}"
 
 
@@ -39,7 +39,7 @@ class WebhookCall(models.Model):
     answer = models.PositiveSmallIntegerField()
     received_at = models.DateTimeField(auto_now_add=True)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"call about {self.order}: {self.answer}"
 
 
@@ -50,5 +50,5 @@ class DailyReport(models.Model):
     orders = models.PositiveIntegerField()
     total = models.DecimalField(max_digits=12, decimal_places=2)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.day}: {self.orders} orders, {self.total}"

@@ -8,13 +8,14 @@ import sys
 from typing import Any
 
 from django.conf import settings
+from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from ... import tasks
 from ...worker.supervisor import CANNOT_START
-from ..plan import Plan, make_plan
+from ..plan import make_plan
 from ..processes import supervise
 from ..reloading import parent_to_stop_without, run_with_reloader
 
@@ -58,15 +59,13 @@ class Command(BaseCommand):
             run_with_reloader(tasks.autodiscover)
             return
         tasks.autodiscover()
+        self.check()
         plan = make_plan(options)
-        self.check(databases=[plan.alias] if plan.alias else [])
         if plan.alias:
             _require_migrations(plan.alias)
+            self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
         self.stdout.write(f"runfaktory: {plan}")
-        self._run(plan)
-
-    def _run(self, plan: Plan) -> None:
         code = supervise(plan, parent=parent_to_stop_without())
         if code:
             sys.exit(code)

@@ -1,0 +1,47 @@
+"""Tasks for worker processes: what they do is seen in files, and a named pipe lets them go on."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+from django_faktory import task
+
+
+@task
+def writes_pid(path):
+    Path(path).write_text(str(os.getpid()))
+
+
+@task
+def waits(folder):
+    """Tells its process in `folder`/pid, and goes on when somebody writes to `folder`/pipe."""
+    tell_pid(folder)
+    (Path(folder) / "pipe").read_text()
+
+
+@task
+async def waits_async(folder):
+    tell_pid(folder)
+    await asyncio.to_thread((Path(folder) / "pipe").read_text)
+
+
+@task
+def never_ends(folder):
+    tell_pid(folder)
+    threading.Event().wait()
+
+
+@task
+def poison(folder):
+    """Takes the whole process with it, each time."""
+    with (Path(folder) / "deaths").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    os._exit(9)
+
+
+def tell_pid(folder):
+    """Complete or absent: who reads it must not see half a number."""
+    path = Path(folder) / "pid"
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)

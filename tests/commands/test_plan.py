@@ -1,0 +1,104 @@
+"""What the options and settings of runfaktory come to."""
+
+import os
+
+import pytest
+from django.core.management.base import CommandError
+
+from django_faktory.management.plan import make_plan
+from tests.settings import KIND
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def plan(settings, monkeypatch):
+    """A plan from these options and settings."""
+    for name in ("FAKTORY_URL", "FAKTORY_PROVIDER"):
+        monkeypatch.delenv(name, raising=False)
+
+    def made(*, FAKTORY=None, **options):  # noqa: N803  (the setting's name)
+        settings.FAKTORY = FAKTORY or {}
+        nothing = dict.fromkeys(["address", "queues", "processes", "concurrency", "url", "reload"])
+        flags = dict.fromkeys(["server_only", "worker_only", "drain"], False)
+        return make_plan(nothing | flags | options)
+
+    return made
+
+
+def test_without_options_everything_runs_with_the_settings(plan):
+    found = plan(FAKTORY={"BIND": "127.0.0.1:7777", "CONCURRENCY": 7, "QUEUES": ["a", "b:2"]})
+    assert (found.serves, found.works, found.address) == (True, True, ("127.0.0.1", 7777))
+    assert (found.concurrency, found.queues, found.alias) == (7, ("a", "b:2"), "default")
+
+
+def test_options_win_over_settings(plan):
+    found = plan(
+        FAKTORY={"BIND": "127.0.0.1:7777", "CONCURRENCY": 7, "PROCESSES": 7, "QUEUES": ["a"]},
+        address="[::1]:7778",
+        concurrency="8",
+        processes="9",
+        queues="c, d:3",
+    )
+    assert (found.address, found.concurrency, found.processes, found.queues) == (("::1", 7778), 8, 9, ("c", "d:3"))
+
+
+def test_without_a_setting_the_queues_are_those_the_tasks_use(plan):
+    assert {"default", "mail"} <= set(plan().queues)
+
+
+def test_processes_are_as_many_as_cpus_four_at_most_and_one_on_sqlite(plan):
+    assert plan().processes == (1 if KIND == "sqlite" else min(4, len(os.sched_getaffinity(0))))
+    assert plan(worker_only=True, url="tcp://there:7419").processes == min(4, len(os.sched_getaffinity(0)))
+
+
+def test_the_url_given_wins_over_the_environment(plan, monkeypatch):
+    monkeypatch.setenv("FAKTORY_URL", "tcp://elsewhere:7419")
+    found = plan(worker_only=True, url="tcp://:s3cret@there:7420")
+    assert (found.alias, found.url) == (None, "tcp://:s3cret@there:7420")
+    assert "there:7420" in str(found)
+    assert "s3cret" not in str(found)
+
+
+def test_a_remote_broker_takes_the_url_of_the_environment(plan, monkeypatch):
+    monkeypatch.setenv("FAKTORY_PROVIDER", "OUR_FAKTORY")
+    monkeypatch.setenv("OUR_FAKTORY", "tcp://elsewhere:7419")
+    assert plan(FAKTORY={"BROKER": "remote"}, worker_only=True).url == "tcp://elsewhere:7419"
+
+
+def test_a_database_is_not_left_for_an_environment_variable_alone(plan, monkeypatch):
+    monkeypatch.setenv("FAKTORY_URL", "tcp://elsewhere:7419")
+    assert plan(worker_only=True).alias == "default"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"address": "7419"}, ["HOST:PORT", "'7419'"]),
+        ({"address": "localhost:http"}, ["HOST:PORT", "'localhost:http'"]),
+        ({"address": "localhost:70000"}, ["HOST:PORT", "'localhost:70000'"]),
+        ({"processes": "0"}, ["--processes", "1 to 1024", "'0'"]),
+        ({"processes": "two"}, ["--processes", "'two'"]),
+        ({"concurrency": "-1"}, ["--concurrency", "'-1'"]),
+        ({"concurrency": "9999"}, ["--concurrency", "1024"]),
+        ({"queues": "a,,b"}, ["--queues", "name:weight", "''"]),
+        ({"queues": "a:x"}, ["--queues", "'a:x'"]),
+        ({"queues": "a b"}, ["--queues", "a b"]),
+        ({"server_only": True, "worker_only": True}, ["got both"]),
+        ({"worker_only": True, "address": "h:1"}, ["--worker-only", "'h:1'"]),
+        ({"url": "tcp://there:7419"}, ["--worker-only"]),
+        ({"worker_only": True, "url": "http://there"}, ["--url", "tcp://", "'http'"]),
+        ({"worker_only": True, "url": "tcp://:s3cret@:7419"}, ["--url", "host"]),
+        ({"FAKTORY": {"BROKER": "remote"}}, ["--worker-only", '"orm"']),
+        ({"drain": True, "server_only": True}, ["--drain"]),
+        ({"drain": True, "reload": True}, ["--drain", "--reload"]),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_says_what_was_expected(plan, options, words):
+    with pytest.raises(CommandError) as caught:
+        plan(**options)
+    text = str(caught.value)
+    assert [word for word in words if word not in text] == []
+    assert "\n" not in text
+    assert "s3cret" not in text
+    assert caught.value.returncode == 1

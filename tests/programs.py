@@ -1,0 +1,80 @@
+"""Programs under test: started, read along line by line, and ended by their process id, whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parent.parent
+
+
+class Program:
+    """A Python program in a process group of its own; `lines` grows with what it says."""
+
+    def __init__(self, *args, **environment):
+        self.lines = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", *args],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._family = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def said(self, *words, times=1, timeout_s=30):
+        """Wait for `times` lines that have all these words, and return them."""
+
+        def found():
+            lines = [line for line in list(self.lines) if all(word in line for word in words)]
+            return lines if len(lines) >= times else None
+
+        return wait_until(found, timeout_s, what=f"{words} in:\n{self.text}")
+
+    @property
+    def text(self):
+        return "\n".join(self.lines)
+
+    def children(self):
+        """Its child processes now."""
+        found = psutil.Process(self.pid).children()
+        self._family = [*{*self._family, *found}]
+        return found
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def code(self, timeout_s=40):
+        """Wait for its end; the exit code, negative for a signal."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+    def clean_up(self):
+        """End it and all it started."""
+        if self._process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                self._family += psutil.Process(self.pid).children(recursive=True)
+            self.signal(signal.SIGKILL)
+        self._process.wait(10)
+        for process in self._family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._reader.join(10)
+        self._process.stdout.close()

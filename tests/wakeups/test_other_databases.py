@@ -1,0 +1,17 @@
+"""Where hints cannot come, nothing breaks."""
+
+import pytest
+
+from django_faktory import wakeups
+from tests.settings import KIND
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("queues", [["mail"], []])
+def test_announcing_is_safe_on_every_database(queues):
+    assert wakeups.announce("default", queues) is None
+
+
+@pytest.mark.skipif(KIND != "mariadb", reason="about databases without hints")
+def test_other_databases_are_polled(closing_later):
+    assert isinstance(closing_later(wakeups.listen("default")), wakeups.PollingListener)

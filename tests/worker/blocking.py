@@ -1,0 +1,102 @@
+"""Tasks that run until the test says so, and brokers that are away when the test says so."""
+
+import asyncio
+import threading
+from collections import defaultdict
+
+from django_faktory import task
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import BrokerUnavailable
+
+
+class Gate:
+    """Begun when a task has come; the task goes on when opened."""
+
+    def __init__(self):
+        self.begun = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+
+gates = defaultdict(Gate)
+
+
+@task
+def passes(name):
+    gates[name].begun.release()
+    assert gates[name].opened.wait(60)
+    return name
+
+
+@task
+async def passes_async(name):
+    gates[name].begun.release()
+    while not gates[name].opened.is_set():  # noqa: ASYNC110  (opened by a thread)
+        await asyncio.sleep(0.005)
+    return name
+
+
+@task
+async def ignores_cancellation(name):
+    gates[name].begun.release()
+    while not gates[name].opened.is_set():
+        try:
+            await asyncio.sleep(0.005)
+        except asyncio.CancelledError:
+            continue
+
+
+@task
+async def cancels_itself():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(1)
+
+
+@task
+def enqueues(name, times):
+    """Passes a gate, then makes `times` more like itself."""
+    gates[name].begun.release()
+    assert gates[name].opened.wait(60)
+    if times:
+        enqueues.enqueue(name, times - 1)
+
+
+class Unreliable(OrmBroker):
+    """The database, but each verb named in `away` cannot be had."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.away = set()
+        self.tried = []
+
+    def _come(self, verb):
+        self.tried.append(verb)
+        if verb in self.away:
+            raise BrokerUnavailable("switched off by the test")
+
+    def hello(self, worker):
+        self._come("hello")
+        super().hello(worker)
+
+    def fetch(self, requests):
+        self._come("fetch")
+        return super().fetch(requests)
+
+    def ack(self, acks):
+        self._come("ack")
+        return super().ack(acks)
+
+    def fail(self, failures):
+        self._come("fail")
+        return super().fail(failures)
+
+    def release(self, reservations):
+        self._come("release")
+        return super().release(reservations)
+
+    def beat(self, beats):
+        self._come("beat")
+        return super().beat(beats)
+
+    def bye(self, wids):
+        self._come("bye")
+        super().bye(wids)

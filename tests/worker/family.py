@@ -1,0 +1,93 @@
+"""A supervisor and children without a database, as a program: `python -m tests.worker.family SCENE`.
+
+Each line of its output is one thing that happened, with the process' id; the test that started it reads along.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from django_faktory.worker import supervisor
+from django_faktory.worker.supervisor import CANNOT_START, Role, Supervisor
+
+
+def tell(*words):
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def steady(launch):
+    """Lives until told to stop."""
+    stopped = threading.Event()
+    launch.obey(stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid()))
+    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    stopped.wait()
+    tell("stopped", os.getpid())
+    return 0
+
+
+def deaf(launch):
+    """Is told to stop, and does not."""
+    launch.obey(stop=lambda: tell("ignored", os.getpid()))
+    tell("started", os.getpid(), launch.wid)
+    threading.Event().wait()
+
+
+def never_ready(launch):
+    """Hangs before it takes signals."""
+    tell("started", os.getpid(), launch.wid)
+    threading.Event().wait()
+
+
+def crashes(launch):
+    tell("crashing", os.getpid(), launch.wid, ",".join(launch.lost))
+    raise RuntimeError("a bug in the child")
+
+
+def leaves(launch):
+    """Ends well, without being told to."""
+    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    return 0
+
+
+def cannot_start(launch):
+    return CANNOT_START
+
+
+def farewell(wids):
+    tell("farewell", *wids)
+
+
+def farewell_hangs(wids):
+    tell("farewell", *wids)
+    threading.Event().wait()
+
+
+SCENES = {
+    "steady": {"roles": {"one": steady, "two": steady}},
+    "deaf": {"roles": {"one": deaf}},
+    "impatient": {"roles": {"one": deaf}, "grace_s": 0.2},
+    "never-ready": {"roles": {"one": never_ready}, "grace_s": 0.2},
+    "hanging-farewell": {"roles": {"one": deaf}, "grace_s": 0.2, "farewell": farewell_hangs},
+    "crashes": {"roles": {"one": crashes, "two": steady}},
+    "leaves": {"roles": {"one": leaves}},
+    "ends": {"roles": {"one": leaves, "two": steady}, "ends": {"one"}},
+    "cannot-start": {"roles": {"one": steady, "two": cannot_start}},
+    "orphan": {"roles": {"one": steady}, "parent": 1},
+}
+
+
+def main(scene):
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+    setting = {"grace_s": 20, "farewell": farewell, "ends": set()} | SCENES[scene]
+    supervisor.LONGEST_PAUSE_S = 0.05
+    roles = setting.pop("roles")
+    ends = setting.pop("ends")
+    code = Supervisor([Role(name=name, main=live, ends=name in ends) for name, live in roles.items()], **setting).run()
+    tell("ended", code, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,129 @@
+"""The jobs a worker holds: each leaves once."""
+
+import threading
+
+import pytest
+
+from django_faktory.payloads import Ack, Reservation
+from django_faktory.worker import held as held_module
+from django_faktory.worker.held import MAX_UNREPORTED, HeldJobs
+
+pytestmark = pytest.mark.core
+
+
+def reserved(number=1):
+    return Reservation(jid=f"job-{number:05d}", queue="default", text="{}", wid="w1", attempt=1)
+
+
+def ack(job):
+    return Ack(jid=job.jid)
+
+
+@pytest.fixture
+def held():
+    """Two threads' worth, in full swing."""
+    found = HeldJobs(concurrency=2, read_ahead=0)
+    for _ in range(2):
+        run_one(found)
+    while not found.finished.empty():
+        found.finished.get()
+    return found
+
+
+def run_one(held):
+    job = reserved()
+    held.add([job])
+    assert held.next() is job
+    held.finish(job, ack(job), ran_s=1.0)
+
+
+def test_room_is_for_the_threads_that_are_free(held):
+    assert held.wait_for_room(0) == 2
+    held.add([reserved(1)])
+    assert held.wait_for_room(0) == 1
+    held.add([reserved(2)])
+    assert held.wait_for_room(0) == 0
+
+
+def test_the_end_of_a_job_makes_room(held):
+    job = reserved()
+    held.add([job, reserved(2)])
+    room = []
+    waiting = threading.Thread(target=lambda: room.append(held.wait_for_room(30)))
+    waiting.start()
+    held.finish(job, ack(job), ran_s=1.0)
+    waiting.join(5)
+    assert room == [1]
+
+
+def test_a_job_is_reported_once(held):
+    job = reserved()
+    held.add([job])
+    assert held.finish(job, ack(job), ran_s=1.0) is True
+    assert held.finish(job, ack(job), ran_s=1.0) is False
+    assert held.finished.qsize() == 1
+
+
+def test_what_was_abandoned_is_not_reported_by_its_thread(held):
+    job = reserved()
+    held.add([job])
+    assert held.abandon() == [job]
+    assert held.finish(job, ack(job), ran_s=1.0) is False
+    assert held.finished.empty()
+
+
+def test_after_giving_up_nothing_is_taken_in(held):
+    held.abandon()
+    assert held.add([reserved()]) is False
+    assert held.wait_for_room(0) == 0
+    assert held.is_empty()
+
+
+def test_the_same_job_twice_is_two_attempts(held):
+    first, second = reserved(), reserved()
+    held.add([first, second])
+    held.finish(first, ack(first), ran_s=1.0)
+    assert not held.is_empty()
+
+
+def test_what_no_thread_has_begun_can_be_taken_out(held):
+    begun, waiting = reserved(1), reserved(2)
+    held.add([begun, waiting])
+    held.next()
+    held.end(threads=2)
+    assert held.take_waiting() == [waiting]
+    assert [held.next(), held.next()] == [None, None]
+    assert held.abandon() == [begun]
+
+
+def test_waiting_jobs_are_stuck_only_when_no_thread_takes_one(held, monkeypatch):
+    job = reserved()
+    held.add([job])
+    assert held.take_stuck() == []
+    monkeypatch.setattr(held_module, "STUCK_S", 0.0)
+    assert held.take_stuck() == [job]
+    assert held.take_stuck() == []
+
+
+def test_waiting_for_the_end_of_a_job_sees_one_that_ended_before(held):
+    before = held.ended
+    run_one(held)
+    waiting = threading.Thread(target=held.wait_for_end, args=[before, 30])
+    waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+def test_empty_is_waited_for(held):
+    assert held.wait_empty(0) is True
+    job = reserved()
+    held.add([job])
+    assert held.wait_empty(0.01) is False
+    held.finish(job, ack(job), ran_s=1.0)
+    assert held.wait_empty(30) is True
+
+
+def test_while_too_much_is_unreported_nothing_is_begun(held):
+    for _ in range(MAX_UNREPORTED + 1):
+        held.finished.put(ack(reserved()))
+    assert held.wait_for_room(0) == 0

@@ -1,0 +1,342 @@
+"""A worker's life, from hello to goodbye, over a real database."""
+
+import logging
+import threading
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import AuthenticationFailed
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.store import workers
+from tests.factories import JobFactory
+from tests.project import tasks
+from tests.waiting import wait_until
+from tests.worker.blocking import (
+    Unreliable,
+    cancels_itself,
+    enqueues,
+    gates,
+    ignores_cancellation,
+    passes,
+    passes_async,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def begun(name, times=1):
+    for _ in range(times):
+        assert gates[name].begun.acquire(timeout=15), "the task did not begin"
+
+
+def listed(running):
+    return WorkerProcess.objects.filter(wid=running.worker.wid).first()
+
+
+class TestWork:
+    def test_a_job_is_run_and_acknowledged(self, work, state):
+        result = tasks.add.enqueue(2, 3)
+        work()
+        assert state(result, "succeeded").result == "5"
+
+    def test_an_async_job_is_run(self, work, state):
+        result = tasks.async_add.enqueue(2, 3)
+        work()
+        assert state(result, "succeeded").result == "5"
+
+    def test_failures_are_reported(self, work, state):
+        failing, dying = tasks.fails.enqueue(), tasks.async_fails.enqueue("no luck at all")
+        work()
+        assert state(failing, "retries").errtype == "builtins.ValueError"
+        assert "no luck at all" in state(dying, "retries").failure
+
+    def test_a_job_nobody_knows_fails_and_the_next_runs(self, work, state):
+        JobFactory(jid="unknown-1", jobtype="nobody.knows")
+        result = tasks.add.enqueue(1, 1)
+        work()
+        state(result, "succeeded")
+        wait_until(lambda: Job.objects.get(jid="unknown-1").errtype == "UnknownJobType")
+
+    def test_an_async_task_that_cancels_itself_has_failed(self, work, state):
+        result = cancels_itself.enqueue()
+        work()
+        assert "Cancelled" in state(result, "retries").errtype
+
+    def test_a_job_pushed_while_the_worker_waits_is_picked_up_at_once(self, work, state):
+        running = work(poll_interval=0.5)
+        wait_until(lambda: listed(running))
+        state(tasks.noop.enqueue(), "succeeded")
+
+    def test_threads_and_the_event_loop_share_the_places(self, work, state):
+        for _ in range(2):
+            tasks.noop.enqueue()
+        results = [passes_async.enqueue("gate"), passes_async.enqueue("gate"), passes.enqueue("gate")]
+        work(concurrency=2)
+        begun("gate", 2)
+        assert not gates["gate"].begun.acquire(timeout=0.3)
+        gates["gate"].opened.set()
+        for result in results:
+            state(result, "succeeded")
+
+    def test_queues_are_served_in_their_order(self, work, state):
+        first = passes.enqueue("first")
+        low, high = passes.using(queue_name="low").enqueue("low"), passes.using(queue_name="high").enqueue("high")
+        work(queues=["default", "high", "low"], concurrency=1)
+        begun("first")
+        gates["first"].opened.set()
+        begun("high")
+        assert Job.objects.get(jid=low.id).state == "enqueued"
+        gates["high"].opened.set()
+        gates["low"].opened.set()
+        for result in (first, low, high):
+            state(result, "succeeded")
+
+    def test_many_fast_jobs_are_all_run_once(self, work):
+        results = tasks.add.enqueue_many([(number, 0) for number in range(300)])
+        work(concurrency=3)
+        wait_until(lambda: Job.objects.filter(state="succeeded").count() == len(results), 30)
+        assert set(Job.objects.values_list("attempt", flat=True)) <= {1, 2}  # 2: read ahead, given back, fetched again
+
+    def test_jobs_read_ahead_go_back_when_no_thread_begins_them(self, work):
+        """Another worker may be idle."""
+        tasks.noop.enqueue_many([()] * 200)
+        running = work(concurrency=1)
+        wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
+        passes.enqueue_many([("slow",)] * 5)
+        begun("slow")
+        wait_until(lambda: Job.objects.filter(state="enqueued").count() == 4)
+        assert listed(running)
+
+    def test_two_workers_share_the_work(self, work, state):
+        first, second = work(concurrency=1), work(concurrency=1)
+        results = [passes.enqueue("both"), passes.enqueue("both")]
+        begun("both", 2)
+        wids = set(Job.objects.values_list("wid", flat=True))
+        assert wids == {first.worker.wid, second.worker.wid}
+        gates["both"].opened.set()
+        for result in results:
+            state(result, "succeeded")
+
+
+class TestOrders:
+    def test_it_says_hello_beats_and_says_goodbye(self, work):
+        running = work()
+        process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first())
+        assert (process.wid, process.labels) == (running.worker.wid, ["python", "django"])
+        assert process.rss_kb > 1000
+        running.stop()
+        assert running.ended()
+        assert listed(running) is None
+
+    def test_quiet_by_signal_is_for_good_and_told_to_the_broker(self, work):
+        running = work()
+        wait_until(lambda: listed(running))
+        running.worker.quiet()
+        running.worker.quiet()
+        wait_until(lambda: listed(running).state == "quiet")
+        result = tasks.noop.enqueue()
+        running.stop()
+        assert running.ended()
+        assert Job.objects.get(jid=result.id).state == "enqueued"
+
+    def test_quiet_from_outside_lets_running_jobs_end(self, work, state):
+        """W15."""
+        result = passes.enqueue("quiet")
+        running = work()
+        begun("quiet")
+        workers.advance([running.worker.wid], "quiet", using="default")
+        wait_until(lambda: running.worker._is_quiet)
+        gates["quiet"].opened.set()
+        state(result, "succeeded")
+        assert listed(running).state == "quiet"
+
+    def test_terminate_from_outside_ends_it(self, work):
+        """W21."""
+        running = work()
+        wait_until(lambda: listed(running))
+        workers.advance([running.worker.wid], "terminate", using="default")
+        assert running.ended()
+        assert listed(running) is None
+
+    def test_a_worker_given_up_as_lost_finishes_and_ends(self, work, state, caplog):
+        """W20: its jobs are with others, so it neither fetches nor takes the wid up again."""
+        passes.enqueue("lost")
+        running = work()
+        begun("lost")
+        OrmBroker("default").lost([running.worker.wid])
+        wait_until(lambda: "given up as lost" in caplog.text)
+        gates["lost"].opened.set()
+        assert running.ended()
+        assert "came too late" in caplog.text
+        assert Job.objects.get().state == "enqueued"
+
+
+class TestStopping:
+    def test_running_jobs_may_end(self, work):
+        result = passes.enqueue("running")
+        running = work()
+        begun("running")
+        running.stop()
+        wait_until(lambda: listed(running).state == "terminate")
+        gates["running"].opened.set()
+        assert running.ended()
+        assert running.has_ended_well is True
+        assert Job.objects.get(jid=result.id).state == "succeeded"
+
+    def test_what_does_not_end_in_time_is_failed_so_that_it_runs_again(self, work):
+        result = passes.enqueue("stuck")
+        running = work(shutdown_timeout=0.2)
+        begun("stuck")
+        running.stop()
+        assert running.ended()
+        assert running.has_ended_well is False
+        job = Job.objects.get(jid=result.id)
+        assert (job.state, job.errtype, job.failures) == ("retries", "WorkerShutdown", 1)
+
+    def test_an_async_task_that_does_not_end_in_time_is_cancelled(self, work):
+        result = passes_async.enqueue("stuck")
+        running = work(shutdown_timeout=0.2)
+        begun("stuck")
+        running.stop()
+        assert running.ended()
+        assert running.has_ended_well is True
+        assert Job.objects.get(jid=result.id).errtype == "WorkerShutdown"
+
+    def test_an_async_task_that_ignores_its_cancellation_holds_up_nothing(self, work):
+        result = ignores_cancellation.enqueue("deaf")
+        running = work(shutdown_timeout=0.2)
+        begun("deaf")
+        running.stop()
+        assert running.ended()
+        assert running.has_ended_well is False
+        assert Job.objects.get(jid=result.id).errtype == "WorkerShutdown"
+
+    def test_jobs_read_ahead_go_back_to_their_place(self, work):
+        tasks.noop.enqueue_many([()] * 100)
+        running = work(concurrency=1)
+        wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
+        passes.enqueue_many([("last",)] * 5)
+        begun("last")
+        running.stop()
+        gates["last"].opened.set()
+        assert running.ended()
+        left = Job.objects.exclude(state="succeeded")
+        assert set(left.values_list("state", "wid")) <= {("enqueued", "")}
+
+
+class TestDraining:
+    def test_it_ends_when_nothing_is_ready(self, work):
+        tasks.noop.enqueue_many([()] * 20)
+        running = work(drain=True)
+        assert running.ended()
+        assert set(Job.objects.values_list("state", flat=True)) == {"succeeded"}
+
+    def test_jobs_that_make_jobs_are_waited_for(self, work):
+        enqueues.enqueue("chain", 3)
+        running = work(drain=True)
+        begun("chain")
+        gates["chain"].opened.set()
+        assert running.ended()
+        assert list(Job.objects.values_list("state", flat=True)) == ["succeeded"] * 4
+
+
+class TestOutages:
+    def test_reports_wait_for_the_broker_and_none_is_lost(self, work, state):
+        broker = Unreliable()
+        broker.away = {"ack", "fail"}
+        results = [tasks.noop.enqueue(), tasks.fails.enqueue()]
+        work(broker)
+        wait_until(lambda: broker.tried.count("ack") > 1 and broker.tried.count("fail") > 1)
+        broker.away = set()
+        state(results[0], "succeeded")
+        state(results[1], "retries")
+
+    def test_fetching_goes_on_when_the_broker_is_back(self, work, state):
+        broker = Unreliable()
+        broker.away = {"fetch", "beat"}
+        result = tasks.noop.enqueue()
+        work(broker)
+        wait_until(lambda: broker.tried.count("fetch") > 1 and broker.tried.count("beat") > 1)
+        broker.away = set()
+        state(result, "succeeded")
+
+    def test_a_broker_that_is_away_at_the_start_is_waited_for(self, work, state):
+        broker = Unreliable()
+        broker.away = {"hello"}
+        result = tasks.noop.enqueue()
+        work(broker)
+        wait_until(lambda: broker.tried.count("hello") > 1)
+        broker.away = set()
+        state(result, "succeeded")
+
+    def test_quiet_while_the_broker_is_away_at_the_start_is_not_forgotten(self, work):
+        broker = Unreliable()
+        broker.away = {"hello"}
+        running = work(broker)
+        wait_until(lambda: broker.tried)
+        running.worker.quiet()
+        wait_until(lambda: running.worker._is_quiet)
+        broker.away = set()
+        wait_until(lambda: (process := listed(running)) and process.state == "quiet")
+
+    def test_it_can_be_stopped_while_the_broker_is_away_at_the_start(self, work):
+        broker = Unreliable()
+        broker.away = {"hello"}
+        running = work(broker)
+        wait_until(lambda: broker.tried)
+        running.stop()
+        assert running.ended(5)
+        assert running.has_ended_well is True
+
+    def test_a_broker_that_does_not_want_it_is_an_error(self, work):
+        class Locked(OrmBroker):
+            def hello(self, worker):
+                raise AuthenticationFailed("the server refused HELLO: Invalid password")
+
+        running = work(Locked("default"))
+        assert running.ended()
+        assert isinstance(running.error, AuthenticationFailed)
+
+    def test_what_cannot_be_reported_before_the_end_is_told_by_jid(self, work, caplog):
+        broker = Unreliable()
+        broker.away = {"ack", "bye"}
+        result = tasks.noop.enqueue()
+        running = work(broker)
+        wait_until(lambda: "ack" in broker.tried)
+        running.stop()
+        assert running.ended()
+        assert any(result.id in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
+        assert "goodbye was not heard" in caplog.text
+
+    def test_unexpected_errors_stop_no_loop(self, work, state, caplog):
+        class Buggy(OrmBroker):
+            fetched = threading.Event()
+            beaten = threading.Event()
+
+            def fetch(self, requests):
+                if not self.fetched.is_set():
+                    self.fetched.set()
+                    raise RuntimeError("a bug in fetch")
+                return super().fetch(requests)
+
+            def beat(self, beats):
+                if not self.beaten.is_set():
+                    self.beaten.set()
+                    raise RuntimeError("a bug in beat")
+                return super().beat(beats)
+
+        result = tasks.noop.enqueue()
+        running = work(Buggy("default"))
+        state(result, "succeeded")
+        wait_until(lambda: (process := listed(running)) and process.beat_at)
+        assert "a bug in fetch" in caplog.text
+        assert "a bug in beat" in caplog.text
+
+    def test_a_loop_that_breaks_ends_the_worker(self, work, caplog):
+        def listen():
+            raise RuntimeError("cannot listen")
+
+        running = work(listen=listen)
+        assert running.ended()
+        assert "a loop of the worker broke" in caplog.text

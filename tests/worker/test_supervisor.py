@@ -1,0 +1,144 @@
+"""The parent of all processes: restarts, signals, exit codes. No database."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.programs import Program
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def play():
+    """Start a scene of `family.py`."""
+    programs = []
+
+    def start(scene):
+        programs.append(Program("-m", "tests.worker.family", scene))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.clean_up()
+
+
+def pids(lines):
+    return [int(line.split()[1]) for line in lines]
+
+
+def is_gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_term_and_int_stop_the_children_and_then_the_parent(play, number):
+    program = play("steady")
+    program.said("started", times=2)
+    program.signal(number)
+    program.said("stopped", times=2)
+    assert program.code() == 0
+    assert "ended 0 True" in program.lines
+
+
+def test_ctrl_c_in_a_terminal_is_one_order_not_two(play):
+    """It reaches the whole group; the children leave it to their parent."""
+    program = play("steady")
+    program.said("started", times=2)
+    os.killpg(program.pid, signal.SIGINT)
+    program.said("stopped", times=2)
+    assert program.code() == 0
+
+
+def test_a_second_signal_ends_everything_at_once(play):
+    program = play("deaf")
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("ignored")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+
+
+@pytest.mark.parametrize("scene", ["impatient", "never-ready"])
+def test_who_does_not_stop_in_time_is_killed_and_its_jobs_are_given_back(play, scene):
+    program = play(scene)
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+
+
+def test_a_farewell_that_hangs_is_cut_short(play):
+    program = play("hanging-farewell")
+    program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("farewell")
+    assert program.code(10) == 0
+
+
+def test_a_child_that_is_killed_is_replaced_and_its_wid_handed_on(play):
+    program = play("steady")
+    _, pid, wid, *_ = program.said("started", times=2)[0].split()
+    os.kill(int(pid), signal.SIGKILL)
+    *_, replacement = program.said("started", times=3)
+    assert replacement.split()[3] == wid
+    assert replacement.split()[2] != wid
+    assert "exit=SIGKILL" in program.text
+
+
+def test_a_child_that_keeps_crashing_is_started_again_and_hands_on_all_its_wids(play):
+    program = play("crashes")
+    program.said("a bug in the child", times=3)
+    first, second, third = (line.split() for line in program.said("crashing", times=3)[:3])
+    assert third[3] == f"{first[2]},{second[2]}"
+
+
+def test_a_child_that_ends_well_unasked_is_started_again_and_nobody_was_lost(play):
+    program = play("leaves")
+    lines = program.said("started", times=3)
+    assert {len(line.split()) for line in lines} == {3}
+
+
+def test_when_all_that_end_have_ended_the_rest_is_stopped(play):
+    program = play("ends")
+    assert program.code() == 0
+    assert len(program.said("started")) == 2
+
+
+def test_a_child_that_cannot_start_ends_the_whole(play):
+    program = play("cannot-start")
+    assert program.code() == 3
+    assert program.said("stopped")
+
+
+def test_tstp_makes_the_children_quiet(play):
+    program = play("steady")
+    started = program.said("started", times=2)
+    program.signal(signal.SIGTSTP)
+    assert sorted(pids(program.said("quiet", times=2))) == sorted(pids(started))
+    assert len(program.children()) == 2
+
+
+def test_ttin_tells_the_stacks_of_all_threads(play):
+    program = play("steady")
+    program.said("started", times=2)
+    program.signal(signal.SIGTTIN)
+    program.said("stacks of all threads", times=2)
+    program.said("Thread MainThread", times=2)
+    program.said("Thread faktory-watch", times=2)
+
+
+def test_children_end_when_the_parent_is_killed(play):
+    program = play("steady")
+    started = pids(program.said("started", times=2))
+    program.signal(signal.SIGKILL)
+    program.said("the parent process is gone", times=2)
+    wait_until(lambda: all(is_gone(pid) for pid in started))
+
+
+def test_a_supervisor_ends_with_the_process_it_belongs_to(play):
+    assert play("orphan").code() == 0
