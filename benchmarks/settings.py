@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 KIND = os.environ.get("BENCH_DATABASE", "postgresql")
-SECRET_KEY = "benchmarks only"  # noqa: S105
+SECRET_KEY = "benchmarks only"
 USE_TZ = True
 INSTALLED_APPS = ["django_faktory", "benchmarks"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -65,15 +65,15 @@ def run(options):
     password = admin_password()
     worker = [*manage, "runfaktory", f"127.0.0.1:{faktory}", "--processes=1", "--concurrency=4", "--no-reload"]
     server = [*manage, "runserver", "--noreload", f"127.0.0.1:{web}"]
-    with running("web", server, port=web, logs=options.logs):
+    with running("web", server, port=web, logs=options.logs) as check_web:
         say(f"shop    {shop}/")
         say(f"admin   {shop}/admin/   login: admin   password: {password}")
-        with running("runfaktory", worker, port=faktory, logs=options.logs):
+        with running("runfaktory", worker, port=faktory, logs=options.logs) as check_worker:
             say(f"faktory tcp://127.0.0.1:{faktory}   logs: {options.logs}/")
-            return put_jobs_through(once=options.once, within_s=options.within)
+            return put_jobs_through((check_web, check_worker), once=options.once, within_s=options.within)
 
 
-def put_jobs_through(*, once, within_s):
+def put_jobs_through(checks, *, once, within_s):
     from django_faktory.models import Job  # after django.setup()
 
     newest = Job.objects.order_by("-pk").first()
@@ -83,6 +83,8 @@ def put_jobs_through(*, once, within_s):
     deadline = time.monotonic() + within_s
     told = False
     while not (once and time.monotonic() > deadline):
+        for check in checks:
+            check()
         jobs = list(since_now.all())
         screen.show(jobs)
         if has_ended(jobs, expected):
@@ -184,7 +186,10 @@ class Screen:
 
 @contextmanager
 def running(name, command, *, port, logs):
-    """A process with its log in a file, ready once it accepts connections, and stopped in the end."""
+    """A process with its log in a file, ready once it accepts connections, and stopped in the end.
+
+    Yields a function that ends the demo if the process has ended.
+    """
     path = logs / f"{name}.log"
     with path.open("w") as log:
         # A session of its own: Ctrl-C comes to us, and we stop it in order.
@@ -193,7 +198,7 @@ def running(name, command, *, port, logs):
         )
     try:
         wait_until_ready(name, process, port, path)
-        yield
+        yield lambda: check_alive(name, process, path)
     finally:
         stop(name, process)
 
@@ -201,11 +206,20 @@ def running(name, command, *, port, logs):
 def wait_until_ready(name, process, port, log):
     deadline = time.monotonic() + READY_WITHIN_S
     while not accepts(port):
-        if process.poll() is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-            said = "did not start" if process.poll() is None else f"ended with exit code {process.returncode}"
-            sys.exit(f"{name} {said}; its log, {log}, ends:\n{tail}")
+        check_alive(name, process, log)
+        if time.monotonic() > deadline:
+            give_up(f"{name} did not start within {READY_WITHIN_S} s", log)
         time.sleep(0.1)
+
+
+def check_alive(name, process, log):
+    if process.poll() is not None:
+        give_up(f"{name} ended with exit code {process.returncode}", log)
+
+
+def give_up(why, log):
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    sys.exit(f"{why}; its log, {log}, ends:\n{tail}")
 
 
 def stop(name, process):

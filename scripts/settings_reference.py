@@ -21,7 +21,7 @@ REST = """
 
 | variable | meaning |
 |---|---|
-| `FAKTORY_URL` | The Faktory server that jobs are sent to and worked for, where it is not this project's database: `tcp://:password@host:7419`. |
+| `FAKTORY_URL` | The Faktory server that jobs are sent to and worked for, where it is not this project's database: `tcp://:password@host:7419`, or `tcp+tls://…`. |
 | `FAKTORY_PROVIDER` | The *name* of the variable that holds that URL, as hosting services set it; it wins over `FAKTORY_URL`. |
 | `FAKTORY_PASSWORD` | The server's password, or a path beginning with `/` to a file that holds it; it wins over `PASSWORD`. |
 """

@@ -19,6 +19,9 @@ sys.path.insert(0, str(ROOT))
 
 from tests import services  # noqa: E402  (found by the path above)
 
+PROCESSES = 3
+"""Tests mostly wait, for a disk or for another process: more of them than two cores."""
+
 NOTHING_CHOSEN = 5
 """pytest's exit code where no test was selected: right for a run of some files that hold core tests only."""
 
@@ -30,7 +33,7 @@ class Run:
         self.kind = kind
         self.report = ROOT / ".demo" / f"tests-{kind}.xml"
         self.command = [sys.executable, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest"]
-        self.command += ["-q", f"--junit-xml={self.report}", "-o", "junit_logging=no"]
+        self.command += ["-q", "-n", str(PROCESSES), f"--junit-xml={self.report}", "-o", "junit_logging=no"]
         self.command += ([] if is_first else ["-m", "not core"]) + more
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
 

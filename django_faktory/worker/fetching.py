@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """The loop; `run` is a thread's. With `on_drained` it ends, and calls it, when nothing is ready or running."""
+    """The loop; `run` is a thread's. It fetches while `may_fetch` says so. With `on_drained` it ends, and calls it, when nothing is ready or running."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Fetcher:
         order: QueueOrder,
         listen: Callable[[], Listener] | None,
         poll_interval_s: float,
+        may_fetch: Callable[[], bool],
         on_drained: Callable[[], None] | None,
     ) -> None:
         self._broker = broker
@@ -42,6 +43,7 @@ class Fetcher:
         self._order = order
         self._listen = listen or PollingListener
         self._poll_interval_s = poll_interval_s
+        self._may_fetch = may_fetch
         self._on_drained = on_drained
         self._stopping = threading.Event()
         self._hints: Listener | None = None
@@ -72,6 +74,9 @@ class Fetcher:
             self._give_back(stuck)
             return
         if not room:
+            return
+        if not self._may_fetch():
+            self._stopping.wait(0.1)
             return
         was_idle, ended = self._held.is_empty(), self._held.ended
         jobs = self._fetch(1 if self._broker.blocking else room)

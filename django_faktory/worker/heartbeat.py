@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from ..brokers.base import Broker
@@ -15,6 +16,9 @@ from ..payloads import Beat
 from .patience import Patience
 
 logger = logging.getLogger(__name__)
+
+FRESH_BEATS = 2
+"""A wid lives at least so many intervals after its BEAT (check W004)."""
 
 QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 
@@ -31,6 +35,7 @@ class Heartbeat:
         self._due = threading.Event()
         self._is_stopped = False
         self._pause_s = interval_s
+        self._answered_at = float("-inf")
         self._patience = Patience("beats")
 
     def run(self) -> None:
@@ -41,6 +46,11 @@ class Heartbeat:
             if not self._is_stopped:
                 self.beat()
         self._broker.close()
+
+    def is_fresh(self) -> bool:
+        """Whether the broker has lately taken this worker for alive. Who stood still must ask before it fetches: its
+        wid may have been given up, and nobody would miss it if it died holding new jobs."""
+        return time.monotonic() - self._answered_at < FRESH_BEATS * self._interval_s
 
     def tell(self, state: str) -> None:
         """Say from now on, first at once, that this worker is QUIET or to TERMINATE."""
@@ -68,7 +78,9 @@ class Heartbeat:
         self._patience.rewarded()
         if isinstance(answer, UnknownWorker):
             self._obey(LOST)
-        elif isinstance(answer, FaktoryError):
+            return
+        self._answered_at = time.monotonic()
+        if isinstance(answer, FaktoryError):
             logger.error("beat was refused wid=%s error=%s", self._wid, answer)
         elif answer in (QUIET, TERMINATE):
             self._obey(answer)

@@ -66,6 +66,7 @@ class HeldJobs:
                 return False
             self._held.update((id(job), job) for job in jobs)
             self._moved_at = time.monotonic()
+            self._pace.began(self._moved_at)
         for job in jobs:
             self._waiting.put(job)
         return True
@@ -132,4 +133,4 @@ class HeldJobs:
     def _room(self) -> int:
         if self._is_closed or self.finished.qsize() > MAX_UNREPORTED:
             return 0
-        return self._pace.room(len(self._held))
+        return self._pace.room(len(self._held), now=time.monotonic())

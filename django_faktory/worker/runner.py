@@ -83,6 +83,7 @@ class Worker:
             order=QueueOrder(queues),
             listen=listen,
             poll_interval_s=poll_interval,
+            may_fetch=self._heartbeat.is_fresh,
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
         )
         loops = {"fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat}

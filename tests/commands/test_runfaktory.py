@@ -5,6 +5,7 @@ import signal
 
 import psutil
 import pytest
+from django.db import connection
 
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
@@ -154,6 +155,24 @@ class TestCrashes:
             reaches(other, "succeeded")
         assert Job.objects.get(jid=pill.id).errtype == "WorkerLost"
         assert len((meeting.folder / "deaths").read_text().split()) == 3
+
+    @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
+    def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting):
+        """W30."""
+        running = tasks.waits.enqueue(str(meeting))
+        program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")
+        address(program)
+        meeting.pid()
+        for _ in range(3):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            reaches(add.enqueue(1, 2), "succeeded")
+        meeting.go_on()
+        reaches(running, "succeeded")
+        assert Job.objects.get(jid=running.id).attempt == 1
 
 
 class TestOrders:

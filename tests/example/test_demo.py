@@ -66,15 +66,30 @@ def test_the_demo_says_no_where_a_job_does_not_come_to_its_end(demo):
     assert "NO: dead after 2" in told
 
 
-def test_ctrl_c_ends_the_demo_and_all_it_started(demo):
-    process = demo()
+def until_it_runs(process):
+    """Read what the demo says until all is started; returns all its processes, each by the command it runs."""
     for line in process.stdout:
         if "faktory tcp://" in line:
             break
     children = psutil.Process(process.pid).children(recursive=True)
-    assert {"runserver", "runfaktory"} <= {word for child in children for word in child.cmdline()}
+    return {word: [child for child in children if word in child.cmdline()] for word in ("runserver", "runfaktory")}
+
+
+def test_ctrl_c_ends_the_demo_and_all_it_started(demo):
+    process = demo()
+    children = [child for found in until_it_runs(process).values() for child in found]
+    assert len(children) == 4, "web, supervisor, server, worker"
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert told.endswith("stopped\n")
-    wait_until(lambda: not [child for child in children if child.is_running()], what="every process has ended")
+    wait_until(lambda: not [child for child in children if child.is_running()], what="all have ended")
+
+
+def test_the_demo_ends_when_what_it_started_does(demo):
+    process = demo()
+    [web] = until_it_runs(process)["runserver"]
+    web.kill()
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "web ended with exit code -9; its log, " in told

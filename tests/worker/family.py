@@ -84,8 +84,9 @@ def main(scene):
     supervisor.LONGEST_PAUSE_S = 0.05
     roles = setting.pop("roles")
     ends = setting.pop("ends")
+    handler = signal.getsignal(signal.SIGTERM)
     code = Supervisor([Role(name=name, main=live, ends=name in ends) for name, live in roles.items()], **setting).run()
-    tell("ended", code, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    tell("ended", code, signal.getsignal(signal.SIGTERM) is handler)
     return code
 
 

@@ -4,9 +4,10 @@ import logging
 import threading
 
 import pytest
+from msgspec import structs
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.errors import AuthenticationFailed
+from django_faktory.errors import AuthenticationFailed, CommandRefused
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
 from tests.factories import JobFactory
@@ -58,6 +59,20 @@ class TestWork:
         state(result, "succeeded")
         wait_until(lambda: Job.objects.get(jid="unknown-1").errtype == "UnknownJobType")
 
+    def test_a_job_that_breaks_our_own_code_fails_and_the_next_runs(self, work, state, caplog):
+        class Garbled(OrmBroker):
+            def fetch(self, requests):
+                return [
+                    [structs.replace(job, text=None) if "garbled" in job.text else job for job in jobs]
+                    for jobs in super().fetch(requests)
+                ]
+
+        garbled, result = tasks.echo.enqueue("garbled"), tasks.add.enqueue(1, 1)
+        work(Garbled("default"))
+        state(result, "succeeded")
+        state(garbled, "retries")
+        assert "ended outside its task" in caplog.text
+
     def test_an_async_task_that_cancels_itself_has_failed(self, work, state):
         result = cancels_itself.enqueue()
         work()
@@ -78,6 +93,14 @@ class TestWork:
         gates["gate"].opened.set()
         for result in results:
             state(result, "succeeded")
+
+    def test_a_first_job_that_takes_long_does_not_keep_the_other_threads_idle(self, work, state):
+        first = passes.enqueue("long")
+        work(concurrency=2)
+        begun("long")
+        state(tasks.noop.enqueue(), "succeeded")
+        gates["long"].opened.set()
+        state(first, "succeeded")
 
     def test_queues_are_served_in_their_order(self, work, state):
         first = passes.enqueue("first")
@@ -224,6 +247,21 @@ class TestStopping:
         left = Job.objects.exclude(state="succeeded")
         assert set(left.values_list("state", "wid")) <= {("enqueued", "")}
 
+    def test_what_cannot_be_given_back_at_once_goes_back_with_the_goodbye(self, work, caplog):
+        broker = Unreliable()
+        tasks.noop.enqueue_many([()] * 100)
+        running = work(broker, concurrency=1)
+        wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
+        broker.away = {"release"}
+        passes.enqueue_many([("last",)] * 5)
+        begun("last")
+        running.stop()
+        wait_until(lambda: "release" in broker.tried)
+        gates["last"].opened.set()
+        assert running.ended()
+        assert "could not be given back yet" in caplog.text
+        assert set(Job.objects.exclude(state="succeeded").values_list("state", "wid")) <= {("enqueued", "")}
+
 
 class TestDraining:
     def test_it_ends_when_nothing_is_ready(self, work):
@@ -332,6 +370,15 @@ class TestOutages:
         wait_until(lambda: (process := listed(running)) and process.beat_at)
         assert "a bug in fetch" in caplog.text
         assert "a bug in beat" in caplog.text
+
+    def test_a_refused_beat_is_told_and_the_worker_works_on(self, work, state, caplog):
+        class Refusing(OrmBroker):
+            def beat(self, beats):
+                return [CommandRefused("not today") for _ in beats]
+
+        work(Refusing("default"))
+        wait_until(lambda: "not today" in caplog.text)
+        state(tasks.noop.enqueue(), "succeeded")
 
     def test_a_loop_that_breaks_ends_the_worker(self, work, caplog):
         def listen():

@@ -36,6 +36,7 @@ def is_gone(pid):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_term_and_int_stop_the_children_and_then_the_parent(play, number):
+    """And it leaves the signals to whom they belonged."""
     program = play("steady")
     program.said("started", times=2)
     program.signal(number)
