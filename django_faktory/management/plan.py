@@ -1,6 +1,6 @@
 """What one `runfaktory` is to do: its options and the settings, checked and put together. Starts nothing.
 
-Source: interface "Commands"; `docs/commands.md`.
+Source: interface "Commands"; `docs/reference/commands.md`.
 """
 
 from __future__ import annotations
