@@ -7,6 +7,7 @@ Arguments that are not its own go to pytest: `scripts/test.py tests/store -x`.
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -60,6 +61,8 @@ class Run:
 
 
 def main():
+    # A shell's background job ignores Ctrl-C and hands that on to every process that the tests start, and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options, more = arguments()
     wanted = options.databases.split(",")
     asked = [services.DATABASES[kind]() for kind in wanted]

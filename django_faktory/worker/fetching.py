@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """The loop; `run` is a thread's. It fetches while `may_fetch` says so. With `on_drained` it ends, and calls it, when nothing is ready or running."""
+    """The loop; `run` is a thread's. It fetches while `may_fetch` says so.
+
+    With `on_drained` it ends, and calls it, when nothing is ready or running.
+    """
 
     def __init__(
         self,
