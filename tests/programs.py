@@ -60,6 +60,10 @@ class Program:
     def signal(self, number):
         os.kill(self.pid, number)
 
+    def insist(self, number, *words):
+        """Signal again and again until it says these words."""
+        wait_until(lambda: all(word in self.text for word in words) or self.signal(number), every_s=0.1)
+
     def code(self, timeout_s=40):
         """Wait for its end; the exit code, negative for a signal."""
         code = self._process.wait(timeout_s)

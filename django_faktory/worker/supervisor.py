@@ -30,6 +30,9 @@ LONGEST_PAUSE_S = 30
 STEADY_S = 30.0
 """A child that lived so long has started well: the next pause is short again."""
 
+SAME_ORDER_S = 0.5
+"""Signals closer together are one order: `timeout`, `uv run` or honcho pass on what a terminal has sent already."""
+
 MAX_LOST = 20
 FAREWELL_S = 2
 PARENT_CHECK_S = 1.0
@@ -108,6 +111,7 @@ class Supervisor:
         self._parent = parent
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._is_stopping = False
+        self._stopping_since = 0.0
         self._kill_at: float | None = None
         self._killed: list[str] = []
         self._code = CLEAN
@@ -169,10 +173,11 @@ class Supervisor:
     def _stop(self) -> None:
         """The first time gently, the second at once."""
         if self._is_stopping:
-            self._kill()
+            if time.monotonic() >= self._stopping_since + SAME_ORDER_S:
+                self._kill()
             return
         logger.info("stopping")
-        self._is_stopping = True
+        self._is_stopping, self._stopping_since = True, time.monotonic()
         self._kill_at = time.monotonic() + self._grace_s
         self._send(signal.SIGTERM)
 

@@ -117,7 +117,7 @@ class TestStopping:
         meeting.pid()
         program.signal(signal.SIGTERM)
         program.said("worker stops")
-        program.signal(signal.SIGTERM)
+        program.insist(signal.SIGTERM, "stopping at once")
         assert program.code(10) == 0
         job = Job.objects.get(jid=result.id)
         assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)

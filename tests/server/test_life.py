@@ -3,12 +3,14 @@
 import json
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
 from django_faktory.models import Job
+from django_faktory.server import connection
 from django_faktory.server.listener import Server
 from tests.factories import payload
 from tests.server.raw import RawClient, push, worker
@@ -177,4 +179,47 @@ def test_a_hint_from_outside_wakes_who_waits(serve):
     OrmBroker("default", announce=lambda *_: None).push([payload("hinted")])
     hints.release()
     assert json.loads(client.reply())["jid"] == "job-hinted"
+    client.close()
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Small buffers, so that a client need not leave megabytes unread."""
+    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
+    refused = [{"jid": f"refused-{number:06d}", "jobtype": "", "args": []} for number in range(20_000)]
+    return f"PUSHB {json.dumps(refused)}"
+
+
+def flood(client, line, times):
+    """Send on a thread of its own what the server will stop reading; the connection's end ends it."""
+
+    def send():
+        with suppress(OSError):
+            for _ in range(times):
+                client.send(line)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_who_never_reads_is_closed_and_costs_others_nothing(serve, unread):
+    server = serve()
+    deaf, other = (RawClient.identified(server.address) for _ in range(2))
+    thread = flood(deaf, unread, 20)
+    wait_until(lambda: server.connection_count == 1)
+    thread.join(10)
+    assert other.ask(push(jid="abcdefgh")) == b"+OK"
+    for one in (deaf, other):
+        one.close()
+
+
+def test_who_reads_late_misses_nothing(serve, unread, monkeypatch):
+    monkeypatch.setattr(connection, "SLOW_READER_S", 30)
+    client = RawClient.identified(serve().address)
+    thread = flood(client, unread, 8)
+    assert [len(json.loads(client.reply())) for _ in range(8)] == [20_000] * 8
+    thread.join(10)
+    assert client.ask(push(jid="abcdefgh")) == b"+OK"
     client.close()

@@ -34,6 +34,18 @@ def deaf(launch):
     threading.Event().wait()
 
 
+def lingers(launch):
+    """Takes a moment to stop."""
+    stopped = threading.Event()
+    launch.obey(stop=lambda: threading.Thread(target=stopped.set).start())
+    tell("started", os.getpid(), launch.wid)
+    stopped.wait()
+    tell("lingering", os.getpid())
+    threading.Event().wait(0.3)
+    tell("stopped", os.getpid())
+    return 0
+
+
 def never_ready(launch):
     """Hangs before it takes signals."""
     tell("started", os.getpid(), launch.wid)
@@ -67,6 +79,7 @@ def farewell_hangs(wids):
 SCENES = {
     "steady": {"roles": {"one": steady, "two": steady}},
     "deaf": {"roles": {"one": deaf}},
+    "lingers": {"roles": {"one": lingers}, "same_order_s": 60},
     "impatient": {"roles": {"one": deaf}, "grace_s": 0.2},
     "never-ready": {"roles": {"one": never_ready}, "grace_s": 0.2},
     "hanging-farewell": {"roles": {"one": deaf}, "grace_s": 0.2, "farewell": farewell_hangs},
@@ -80,7 +93,8 @@ SCENES = {
 
 def main(scene):
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
-    setting = {"grace_s": 20, "farewell": farewell, "ends": set()} | SCENES[scene]
+    setting = {"grace_s": 20, "farewell": farewell, "ends": set(), "same_order_s": 0} | SCENES[scene]
+    supervisor.SAME_ORDER_S = setting.pop("same_order_s")
     supervisor.LONGEST_PAUSE_S = 0.05
     roles = setting.pop("roles")
     ends = setting.pop("ends")

@@ -54,6 +54,17 @@ def test_ctrl_c_in_a_terminal_is_one_order_not_two(play):
     assert program.code() == 0
 
 
+def test_a_signal_that_is_passed_on_twice_is_one_order(play):
+    """`timeout` does so, and tools that run several programs at once."""
+    program = play("lingers")
+    program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("lingering")
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert program.said("stopped")
+
+
 def test_a_second_signal_ends_everything_at_once(play):
     program = play("deaf")
     [line] = program.said("started")

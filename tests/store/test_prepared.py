@@ -1,0 +1,87 @@
+"""PostgreSQL's statements, planned once: when they are, when anew, and what happens where they cannot be kept."""
+
+import pytest
+from django.db import connection, transaction
+from django.db.utils import ProgrammingError
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.errors import FaktoryError
+from django_faktory.store.dialects import dialect_of, prepared
+from django_faktory.store.dialects.prepared import Statement
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def statement():
+    if connection.vendor != "postgresql":
+        pytest.skip("about PostgreSQL")
+    yield Statement("answer", ["int", "text"], "SELECT $1 + 1, $2 || $2")
+    Statement.works = True
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+
+
+def answers(statement, times=1):
+    """The rows of so many uses, and the SQL that went to the database."""
+    with CaptureQueriesContext(connection) as queries, connection.cursor() as cursor:
+        rows = []
+        for _ in range(times):
+            statement.execute(cursor, [1, "a"])
+            rows += cursor.fetchall()
+    return rows, [query["sql"].split()[0] for query in queries]
+
+
+def test_a_statement_is_prepared_at_its_third_use_on_a_connection(statement):
+    rows, sent = answers(statement, 5)
+    assert rows == [(2, "aa")] * 5
+    assert sent == ["SELECT", "SELECT", "PREPARE", "EXECUTE", "EXECUTE", "EXECUTE"]
+
+
+def test_a_new_connection_begins_anew(statement):
+    answers(statement, 3)
+    connection.close()
+    assert answers(statement)[1] == ["SELECT"]
+
+
+def test_a_plan_is_made_anew_after_its_time(statement, monkeypatch):
+    answers(statement, 3)
+    monkeypatch.setattr(prepared, "REPLAN_S", 0)
+    rows, sent = answers(statement)
+    assert rows == [(2, "aa")]
+    assert sent == ["DEALLOCATE", "EXECUTE"]
+
+
+def test_behind_a_pooler_that_forgets_them_statements_go_as_they_are(statement, caplog):
+    answers(statement, 3)
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")  # as if the next transaction had another session
+    rows, _ = answers(statement, 3)
+    assert rows == [(2, "aa")] * 3
+    assert Statement.works is False
+    assert caplog.text.count("prepared statements are lost") == 1
+    assert answers(statement)[1] == ["SELECT"]
+
+
+def test_inside_a_transaction_the_error_is_the_callers_and_the_next_one_works(statement):
+    answers(statement, 3)
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+        with pytest.raises(ProgrammingError), transaction.atomic():
+            statement.execute(cursor, [1, "a"])
+    assert answers(statement)[0] == [(2, "aa")]
+
+
+def test_other_errors_are_told_as_they_are(statement):
+    wrong = Statement("wrong", ["int"], "SELECT 1 / $1")
+    with connection.cursor() as cursor:
+        for _ in range(4):
+            with pytest.raises(Exception, match="division by zero"):
+                wrong.execute(cursor, [0])
+    assert Statement.works is True
+
+
+def test_a_database_we_do_not_speak_is_told_so(monkeypatch):
+    monkeypatch.setattr(connection, "vendor", "oracle")
+    with pytest.raises(FaktoryError, match="expected PostgreSQL, MariaDB or SQLite, got oracle"):
+        dialect_of(connection)
