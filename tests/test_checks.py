@@ -11,7 +11,7 @@ from django_faktory.compat import Task, task_backends
 BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
 
-core = pytest.mark.core
+pytestmark = pytest.mark.django_db  # from Django 6.1 on the checks of models ask the database what it can do
 
 
 def ids(found=None):
@@ -40,25 +40,21 @@ def database():
     del connection.vendor  # an instance's own, over its class's
 
 
-@core
 def test_the_settings_of_the_tests_are_right():
     assert ids() == []
 
 
-@core
 def test_local_times_are_refused():
     with override_settings(USE_TZ=False):
         assert "USE_TZ: expected True" in said("E011")
 
 
-@core
 def test_every_setting_has_a_rule_and_its_meaning_and_its_default_passes():
     assert checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
     for key, (is_right, _) in checks.RULES.items():
         assert is_right(conf.DEFAULTS[key]), key
 
 
-@core
 def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
     with override_settings(FAKTORY={"CONCURENCY": 5}):
         assert said("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
@@ -66,7 +62,6 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         assert "Known: BEAT_INTERVAL, BIND, " in said("E001")
 
 
-@core
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -110,7 +105,6 @@ def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
         assert said("E002").startswith(f"FAKTORY['{key}']: expected ")
 
 
-@core
 def test_right_values_pass():
     with override_settings(
         FAKTORY={
@@ -125,26 +119,22 @@ def test_right_values_pass():
         assert ids() == []
 
 
-@core
 def test_a_broker_may_be_a_class_by_its_dotted_path():
     with override_settings(FAKTORY={"BROKER": "django_faktory.brokers.orm.OrmBroker"}):
         assert ids() == []
 
 
-@core
 def test_a_wrong_password_is_never_shown():
     with override_settings(FAKTORY={"PASSWORD": ["hunter2"]}):
         assert "hunter2" not in said("E002")
 
 
-@core
 def test_faktory_must_be_a_dict():
     with override_settings(FAKTORY=["CONCURRENCY"]):
         assert said("E007").startswith("FAKTORY: expected a dict, got list")
         assert ids() == ["django_faktory.E007"]
 
 
-@core
 def test_an_unknown_database_is_an_error_that_names_the_known_ones():
     with override_settings(FAKTORY={"DATABASE": "jobs"}):
         assert "'jobs'; known: 'default'" in said("E003")
@@ -152,7 +142,6 @@ def test_an_unknown_database_is_an_error_that_names_the_known_ones():
         assert ids() == []
 
 
-@core
 def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("FAKTORY_PASSWORD", str(tmp_path / "missing"))
     assert "expected a readable file at" in said("E004")
@@ -160,7 +149,6 @@ def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
     assert ids() == []
 
 
-@core
 @pytest.mark.parametrize(
     ("value", "said_so"), [("tcp://localhost:7419", "set FAKTORY_URL instead"), ("NO_SUCH_VARIABLE", "it is not set")]
 )
@@ -169,20 +157,17 @@ def test_faktory_provider_must_name_a_variable_that_holds_a_url(monkeypatch, val
     assert said_so in said("E005")
 
 
-@core
 def test_a_provider_that_leads_to_a_url_is_right(monkeypatch):
     monkeypatch.setenv("FAKTORY_PROVIDER", "MY_FAKTORY")
     monkeypatch.setenv("MY_FAKTORY", "tcp://localhost:7419")
     assert ids() == []
 
 
-@core
 def test_a_beat_too_slow_for_its_timeout_is_a_warning():
     with override_settings(FAKTORY={"BEAT_INTERVAL": 40, "WORKER_TIMEOUT": 60}):
         assert "at least twice BEAT_INTERVAL" in said("W004")
 
 
-@core
 @pytest.mark.parametrize(
     "entry",
     [
@@ -197,19 +182,16 @@ def test_tasks_without_our_backend_are_a_warning(entry):
         assert ids(checks.check_tasks_setting()) == ["django_faktory.W001"]
 
 
-@core
 def test_a_queue_name_the_protocol_cannot_carry_is_an_error():
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["fine", "not fine", "", 5]}}):
         assert ids() == ["django_faktory.E008"] * 3
 
 
-@core
 def test_options_of_the_backend_are_an_error():
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"CONCURRENCY": 5}}}):
         assert said("E009").startswith("TASKS['default']: OPTIONS: expected none, got 'CONCURRENCY'")
 
 
-@core
 def test_the_backend_without_the_app_is_an_error(settings):
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_faktory"]
     assert ids(task_backends["default"].check()) == ["django_faktory.E010"]
@@ -217,7 +199,6 @@ def test_the_backend_without_the_app_is_an_error(settings):
     assert ids(task_backends["default"].check()) == []
 
 
-@core
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
@@ -236,7 +217,6 @@ def test_sqlite_without_the_options_that_workers_need_is_a_warning(database, opt
     ] == missing
 
 
-@core
 def test_the_options_to_paste_are_what_passes(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
     hint = said("W002").split(" | ")[1]
@@ -245,20 +225,17 @@ def test_the_options_to_paste_are_what_passes(database):
     assert ids() == []
 
 
-@core
 def test_sqlite_in_memory_is_left_alone(database):
     database("sqlite", NAME=":memory:", OPTIONS={})
     assert ids() == []
 
 
-@core
 @pytest.mark.parametrize("level", [None, "repeatable read", "serializable"])
 def test_mysql_that_locks_gaps_is_a_warning(database, level):
     database("mysql", OPTIONS={"isolation_level": level})
     assert "isolation_level" in said("W003")
 
 
-@core
 def test_mysql_with_djangos_own_isolation_level_is_right(database):
     database("mysql", OPTIONS={})
     assert ids() == []
@@ -266,7 +243,6 @@ def test_mysql_with_djangos_own_isolation_level_is_right(database):
     assert ids() == []
 
 
-@core
 def test_jobs_elsewhere_need_nothing_of_this_database(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
     with override_settings(FAKTORY={"BROKER": "remote"}):
@@ -288,7 +264,6 @@ def test_a_database_too_old_is_an_error(monkeypatch):
     assert connection.display_name in message.msg
 
 
-@core
 def test_no_database_is_asked_unless_django_names_it():
     assert checks.check_database_version(databases=None) == []
     assert checks.check_database_version(databases=["other"]) == []

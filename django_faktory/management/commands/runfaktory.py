@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.conf import settings
@@ -13,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from ... import tasks
+from ... import conf, tasks
 from ...worker.supervisor import CANNOT_START
 from ..plan import make_plan
 from ..processes import supervise
@@ -27,7 +29,7 @@ class Command(BaseCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """See interface "Commands"."""
+        """The options, as `docs/reference/commands.md` has them."""
         parser.add_argument(
             "address", nargs="?", metavar="HOST:PORT", help="Where to listen; default: FAKTORY['BIND']."
         )
@@ -59,11 +61,12 @@ class Command(BaseCommand):
             run_with_reloader(tasks.autodiscover)
             return
         tasks.autodiscover()
-        self.check()
-        plan = make_plan(options)
-        if plan.alias:
-            _require_migrations(plan.alias)
-            self.check(tags=[Tags.database], databases=[plan.alias])
+        with _a_database_away_told_in_one_line():
+            self.check()  # asks the database what it can do, from Django 6.1 on
+            plan = make_plan(options)
+            if plan.alias:
+                _require_migrations(plan.alias)
+                self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
         self.stdout.write(f"runfaktory: {plan}")
         code = supervise(plan, parent=parent_to_stop_without())
@@ -81,15 +84,20 @@ def _log_somewhere() -> None:
         logger.setLevel(logging.INFO)
 
 
-def _require_migrations(alias: str) -> None:
+@contextmanager
+def _a_database_away_told_in_one_line() -> Iterator[None]:
     try:
-        executor = MigrationExecutor(connections[alias])
-        missing = executor.migration_plan(executor.loader.graph.leaf_nodes("django_faktory"))
+        yield
     except DatabaseError as error:
-        first = (str(error).splitlines() or [""])[0]
+        alias, first = conf.get("DATABASE"), (str(error).splitlines() or [""])[0]
         raise CommandError(
             f"the database {alias!r} cannot be used: {first}; see DATABASES", returncode=CANNOT_START
         ) from error
+
+
+def _require_migrations(alias: str) -> None:
+    executor = MigrationExecutor(connections[alias])
+    missing = executor.migration_plan(executor.loader.graph.leaf_nodes("django_faktory"))
     if missing:
         raise CommandError(f"the database {alias!r} lacks {len(missing)} migrations of ours; run manage.py migrate")
 
