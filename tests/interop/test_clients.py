@@ -3,6 +3,7 @@ and is retried, one that dies. Nothing of theirs is changed."""
 
 import json
 import subprocess
+from datetime import timedelta
 
 import pytest
 from django.utils import timezone
@@ -76,7 +77,7 @@ def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, 
     assert "no luck" in json.loads(row.failure)["message"]
     assert row.wid == WorkerProcess.objects.get(beat_at__isnull=False).wid
 
-    JobRow.objects.update(run_at=timezone.now())
+    JobRow.objects.update(run_at=timezone.now() - timedelta(seconds=1))  # SQLite's clock has milliseconds only
     upkeep.enqueue_due(using="default")
     wait_until(lambda: JobRow.objects.filter(state="dead").exists(), 30, what="the flawed job is dead")
     assert processed() == 3
