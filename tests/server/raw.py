@@ -7,14 +7,14 @@ import socket
 class RawClient:
     """One socket to a server; every read has a deadline."""
 
-    def __init__(self, address, *, timeout_s=10):
+    def __init__(self, address, *, timeout_s=20):
         self.socket = socket.create_connection(address, timeout=timeout_s)
         self.stream = self.socket.makefile("rb")
 
     @classmethod
-    def identified(cls, address, **hello):
+    def identified(cls, address, *, timeout_s=20, **hello):
         """Connect and say HELLO."""
-        client = cls(address)
+        client = cls(address, timeout_s=timeout_s)
         assert client.reply().startswith(b"+HI ")
         assert client.ask(f"HELLO {json.dumps({'v': 2} | hello)}") == b"+OK"
         return client
