@@ -40,6 +40,8 @@ def main():
     parser = argparse.ArgumentParser(description="Run the example project and show how its jobs fare.")
     parser.add_argument("--once", action="store_true", help="end by itself, with a summary")
     parser.add_argument("--within", type=float, default=120, help="with --once: seconds the jobs have (%(default)s)")
+    parser.add_argument("--web-port", type=int, default=8000, help="or the next free one (%(default)s)")
+    parser.add_argument("--faktory-port", type=int, default=7419, help="or the next free one (%(default)s)")
     parser.add_argument("--logs", type=Path, default=ROOT / ".demo", help="folder for the processes' output")
     options = parser.parse_args()
     for request in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: a shell's background job ignores it
@@ -52,7 +54,7 @@ def main():
 
 
 def run(options):
-    web, faktory = free_port(8000), free_port(7419)
+    web, faktory = free_port(options.web_port), free_port(options.faktory_port)
     shop = f"http://127.0.0.1:{web}"
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings", "SHOP_URL": shop}
     os.environ.update(environment)

@@ -35,6 +35,7 @@ def runfaktory(transactional_db):
     yield start
     for program in programs:
         program.clean_up()
+        print(f"--- {program.pid}\n{program.text}")  # noqa: T201  (shown where the test failed)
 
 
 @pytest.fixture

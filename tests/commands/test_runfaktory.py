@@ -24,7 +24,11 @@ def state_of(result):
 
 
 def reaches(result, state, timeout_s=30):
-    return wait_until(lambda: state_of(result) == state, timeout_s, what=f"{result.id} {state}")
+    try:
+        wait_until(lambda: state_of(result) == state, timeout_s)
+    except AssertionError:
+        row = Job.objects.filter(jid=result.id).values().first()
+        raise AssertionError(f"job not {state} within {timeout_s} s: {row}") from None
 
 
 class TestWorking:

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,14 +30,25 @@ def database_url():
     return f"{scheme}://{login}@{found['HOST']}:{found['PORT']}/{found['NAME']}"
 
 
+def free_ports():
+    """Two that are nobody's: the demo's own choice would be that of a demo beside it."""
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as one,
+        closing(socket.create_server(("127.0.0.1", 0))) as other,
+    ):
+        return one.getsockname()[1], other.getsockname()[1]
+
+
 @pytest.fixture
 def demo(tmp_path):
     """Start the demo with these arguments; whatever it leaves behind is ended."""
     started = []
 
     def start(*arguments):
+        web, faktory = free_ports()
+        ports = [f"--web-port={web}", f"--faktory-port={faktory}"]
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts" / "demo.py"), f"--logs={tmp_path}", *arguments],
+            [sys.executable, str(ROOT / "scripts" / "demo.py"), f"--logs={tmp_path}", *ports, *arguments],
             env={**os.environ, "DATABASE_URL": database_url()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
