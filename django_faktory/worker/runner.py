@@ -40,6 +40,10 @@ FLUSH_S = 3.0
 
 DRAINED = "drained"
 
+SIGNAL_CHECK_S = 0.5
+"""Longest sleep of the main thread. Python runs signal handlers between two bytecodes: one whose signal came just
+before the sleep began, or to another thread, waits for its end."""
+
 
 def new_wid() -> str:
     """A name no other worker process has had."""
@@ -112,12 +116,17 @@ class Worker:
             thread.start()
         if self._is_quiet:
             self._become_quiet()
-        while (order := self._orders.get()) == QUIET:
+        while (order := self._next_order()) == QUIET:
             if not self._is_quiet:
                 self._become_quiet()
         if order == LOST:
             logger.error("worker was given up as lost, its jobs are with others: ending wid=%s", self.wid)
         return self._shut_down()
+
+    def _next_order(self) -> str:
+        while True:
+            with suppress(Empty):
+                return self._orders.get(timeout=SIGNAL_CHECK_S)
 
     def _register(self) -> bool:
         """Say hello, as often as it takes, and beat before the first job: who never did is not missed (W20).

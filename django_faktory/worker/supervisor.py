@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from .runner import new_wid
+from .runner import SIGNAL_CHECK_S, new_wid
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ SAME_ORDER_S = 0.5
 
 MAX_LOST = 20
 FAREWELL_S = 2
-PARENT_CHECK_S = 1.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
 
 
@@ -161,14 +160,12 @@ class Supervisor:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill()
 
-    def _patience_s(self) -> float | None:
-        """How long there is nothing to do unless a signal comes."""
+    def _patience_s(self) -> float:
+        """How long there is nothing to do unless a signal comes; never long, since a signal may be noticed late."""
         dues = [child.start_at for child in self._children if child.start_at is not None and not self._is_stopping]
         if self._kill_at is not None:
             dues.append(self._kill_at)
-        if self._parent is not None:
-            dues.append(time.monotonic() + PARENT_CHECK_S)
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
+        return max(0.0, min([*dues, time.monotonic() + SIGNAL_CHECK_S]) - time.monotonic())
 
     def _stop(self) -> None:
         """The first time gently, the second at once."""
