@@ -76,8 +76,20 @@ def farewell_hangs(wids):
     threading.Event().wait()
 
 
+def sleep_through_term():
+    """Once USR2 comes, TERM comes to a thread that is not the main one: it does not wake that up."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def relay():
+        signal.sigwait({signal.SIGUSR2})
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    threading.Thread(target=relay, daemon=True).start()
+
+
 SCENES = {
     "steady": {"roles": {"one": steady, "two": steady}},
+    "sleeps": {"roles": {"one": steady}, "before": sleep_through_term},
     "deaf": {"roles": {"one": deaf}},
     "lingers": {"roles": {"one": lingers}, "same_order_s": 60},
     "impatient": {"roles": {"one": deaf}, "grace_s": 0.2},
@@ -96,6 +108,7 @@ def main(scene):
     setting = {"grace_s": 20, "farewell": farewell, "ends": set(), "same_order_s": 0} | SCENES[scene]
     supervisor.SAME_ORDER_S = setting.pop("same_order_s")
     supervisor.LONGEST_PAUSE_S = 0.05
+    setting.pop("before", lambda: None)()
     roles = setting.pop("roles")
     ends = setting.pop("ends")
     handler = signal.getsignal(signal.SIGTERM)

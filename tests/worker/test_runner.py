@@ -1,15 +1,19 @@
 """A worker's life, from hello to goodbye, over a real database."""
 
+import contextlib
 import logging
+import signal
 import threading
 
 import pytest
+from django.db import connection
 from msgspec import structs
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import AuthenticationFailed, CommandRefused
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
+from django_faktory.worker.runner import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
 from tests.waiting import wait_until
@@ -261,6 +265,28 @@ class TestStopping:
         assert running.ended()
         assert "could not be given back yet" in caplog.text
         assert set(Job.objects.exclude(state="succeeded").values_list("state", "wid")) <= {("enqueued", "")}
+
+    def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(self):
+        """Python keeps it for later, as it does with one that comes just before the thread goes to sleep."""
+        worker = Worker(OrmBroker("default"), queues=["default"], concurrency=1)
+        rescue = threading.Timer(15, worker.stop)
+
+        def tell_another_thread():
+            with contextlib.closing(connection):
+                wait_until(lambda: WorkerProcess.objects.filter(wid=worker.wid).exists())
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: worker.stop())
+        another = threading.Thread(target=tell_another_thread)
+        another.start()
+        rescue.start()
+        try:
+            assert worker.run()
+            assert rescue.is_alive(), "the signal was not noticed"
+        finally:
+            rescue.cancel()
+            another.join()
+            signal.signal(signal.SIGUSR1, before)
 
 
 class TestDraining:

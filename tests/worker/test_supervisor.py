@@ -54,6 +54,15 @@ def test_ctrl_c_in_a_terminal_is_one_order_not_two(play):
     assert program.code() == 0
 
 
+def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(play):
+    """Python keeps it for later, as it does with one that comes just before the thread goes to sleep."""
+    program = play("sleeps")
+    program.said("started")
+    program.signal(signal.SIGUSR2)
+    program.said("stopped")
+    assert program.code() == 0
+
+
 def test_a_signal_that_is_passed_on_twice_is_one_order(play):
     """`timeout` does so, and tools that run several programs at once."""
     program = play("lingers")
