@@ -20,7 +20,8 @@ from ..errors import BrokerUnavailable, FaktoryError
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 500
-"""Commands a transaction: so many that its own cost vanishes, so few that it stays short."""
+"""The weight of a transaction, a plain command being 1: so much that its own cost vanishes, so little that it
+stays short."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -35,10 +36,11 @@ class Lane(Generic[Item, Answer]):
         carry_out: Callable[[list[Item]], Sequence[Answer | FaktoryError]],
         *,
         width: int = 1,
+        weigh: Callable[[Item], int] = lambda _: 1,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._carry_out, self._reset, self._loop = carry_out, reset, loop
+        self._carry_out, self._weigh, self._reset, self._loop = carry_out, weigh, reset, loop
         self._free = width
         self._is_called = False
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
@@ -72,12 +74,19 @@ class Lane(Generic[Item, Answer]):
 
     def _next(self) -> None:
         self._is_called = False
-        pending = self._pending
-        if pending and self._free:
+        if self._pending and self._free:
             self._free -= 1
-            self._batches.put([pending.popleft() for _ in range(min(len(pending), MAX_BATCH))])
+            self._batches.put(self._take())
         elif self._free == len(self._threads):
             self._idle.set()
+
+    def _take(self) -> list[tuple[Item, Callable[[Answer | FaktoryError], object]]]:
+        """The next set: as many as are light enough together, and one in any case."""
+        batch = [self._pending.popleft()]
+        room = MAX_BATCH - self._weigh(batch[0][0])
+        while self._pending and (room := room - self._weigh(self._pending[0][0])) >= 0:
+            batch.append(self._pending.popleft())
+        return batch
 
     def _done(
         self,
@@ -86,8 +95,11 @@ class Lane(Generic[Item, Answer]):
     ) -> None:
         self._free += 1
         self._next()  # before the answers: the threads work while they are written
-        for (_, answer), told in zip(batch, answers, strict=True):
-            answer(told)
+        for (item, answer), told in zip(batch, answers, strict=True):
+            try:
+                answer(told)
+            except Exception:  # the others of the set wait for theirs
+                logger.exception("answer failed item=%.200r", item)
 
     def _work(self) -> None:
         while (batch := self._batches.get()) is not None:
@@ -101,7 +113,7 @@ class Lane(Generic[Item, Answer]):
         except BrokerUnavailable as error:
             logger.warning("database unavailable commands=%d error=%s", len(items), error)
             self._reset()
-            return [FaktoryError("database unavailable")] * len(items)
+            return [BrokerUnavailable("database unavailable")] * len(items)
         except Exception as error:  # one poisoned command must not fail its neighbours, nor end the lane
             self._reset()
             if len(items) > 1:

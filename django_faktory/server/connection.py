@@ -28,22 +28,38 @@ READ_AHEAD_BYTES = 64 * 1024
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 SLOW_READER_S = 30.0
+TURN = 100
+"""Commands answered without a broker before other clients have their turn."""
+
+LAST_LOOK_S = 1.0
+"""How long a connection stays half open for its client to read the last reply."""
+
+SENT_LOOK_S = 0.05
+"""Between two looks whether a reply that must not get lost has left."""
+
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A peer that vanished without a word is noticed within 90 s, not after the system's two hours."""
+
 NOBODY = WorkerIdentity()
 
 
 class Connection(asyncio.Protocol):
-    """See the module. `busy` is set while a command is being carried out; `finish` answers it."""
+    """One command at a time is at hand; `finish`, `hand_over` or `dismiss` answers it, and the next is read."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.on_gone: Callable[[], None] | None = None
+        """Called where the client goes away while its command is at hand; set by who can take that back."""
+        self.is_ending = False
+        """Whether the client has said that it sends no more."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
         self._transport: asyncio.Transport | None = None
-        self._is_busy = False
-        self._is_ending = False  # the client sends no more
+        self._is_busy = False  # a command is at hand
+        self._is_resting = False  # others have their turn
         self._is_closed = False  # nothing more is written
-        self._is_paused = False
+        self._is_paused = False  # the client does not read
         self._reads_no_more = False
+        self._on_unsent: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
@@ -70,48 +86,56 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if raw := transport.get_extra_info("socket"):
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _keep_alive(raw)
         if not self.server.admits(self):
             self._write(resp.error("too many connections"))
             self.close()
             return
         self._write(self._protocol.greeting())
-        self._timer = self.server.loop.call_later(self.server.hello_timeout_s, self._no_hello)
+        self._arm(self.server.hello_timeout_s, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless a command is at hand and enough waits behind it."""
+        """Read on, unless a command is at hand."""
+        if self._is_closed:
+            return  # read only so that the last reply is not lost to a reset
         self._protocol.receive(data)
         self._read_on()
-        if self._transport and self._is_busy and self._protocol.buffered_bytes > READ_AHEAD_BYTES:
-            self._reads_no_more = True
-            self._transport.pause_reading()
+        self._regulate()
 
     def eof_received(self) -> bool:
-        """The client sends no more: a FETCH that waits gets no job (W14), other commands are answered first."""
-        self._is_ending = True
-        if self.on_gone or not self._is_busy:
-            self.close()
-        return True  # keep it open for the answer to the command at hand
+        """The client sends no more. What it sent is answered; a FETCH that waits gets no job (W14)."""
+        self.is_ending = True
+        if self.on_gone:
+            self._abandon()
+            self.finish(resp.NULL)
+        else:
+            self._read_on()
+        return not self._is_closed  # keep it open for the answers that are left
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._leave()
         if self._timer:
             self._timer.cancel()
+        if exc is not None:
+            self._unsent()
         self.server.forgets(self)
         self._transport = None
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is done for it, and not for ever."""
         self._is_paused = True
-        self._timer = self.server.loop.call_later(SLOW_READER_S, self.abort)
+        self._arm(SLOW_READER_S, self.abort)
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self._is_paused = False
+        if self._is_closed:
+            return
         if self._timer:
             self._timer.cancel()
         self._read_on()
+        self._regulate()
 
     # --- what the server tells ---
 
@@ -122,45 +146,58 @@ class Connection(asyncio.Protocol):
         if not self._write(reply):
             return False
         self._read_on()
-        if self._reads_no_more and not self._is_busy and self._transport:
-            self._reads_no_more = False
-            self._transport.resume_reading()
+        self._regulate()
         return True
+
+    def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
+        """Answer with something of value: `on_unsent` is called where the client was gone before it was sent (W14)."""
+        self._on_unsent.append(on_unsent)
+        if self.finish(reply):
+            self.server.loop.call_soon(self._look_whether_sent)  # the event loop writes in between
+        else:
+            self._unsent()
 
     def dismiss(self, reply: bytes) -> None:
         """Answer the command at hand, and close: what came after it is not read."""
         self._is_busy = False
+        self.on_gone = None
         self._write(reply)
         self.close()
 
     def close(self) -> None:
         """Close when what is written has been sent."""
-        self._leave()
-        if self._transport:
-            self._transport.close()
+        if not self._is_closed:
+            self._part(more_may_come=self._reads_no_more or self._protocol.buffered_bytes > 0)
 
     def abort(self) -> None:
         """Close at once."""
         self._leave()
         if self._transport:
             self._transport.abort()
+        self._unsent()
+
+    # --- reading ---
 
     def _read_on(self) -> None:
-        while not (self._is_busy or self._is_paused or self._is_closed):
+        answered = 0
+        while not (self._is_busy or self._is_paused or self._is_closed or self._is_resting):
             try:
                 command = self._protocol.next_command()
             except (InvalidPayload, UnknownCommand) as error:
                 self._write(resp.error(str(error), code=error.code))
-                continue
             except ProtocolError as error:
                 self._write(resp.error(str(error), code=error.code))
-                self.close()
-                return
-            if command is None:
-                break
-            self._carry_out(command)
-        if self._is_ending and not self._is_busy:
-            self.close()
+                self._part(more_may_come=True)
+            else:
+                if command is None:
+                    if self.is_ending:
+                        self.close()
+                    return
+                self._carry_out(command)
+            answered += 1
+            if answered == TURN:
+                self._is_resting = True
+                self.server.loop.call_soon(self._rested)
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Hello) and self._timer:
@@ -172,19 +209,87 @@ class Connection(asyncio.Protocol):
             self._is_busy = False
             self._write(reply)
 
+    def _rested(self) -> None:
+        self._is_resting = False
+        self._read_on()
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Stop reading while enough waits that cannot be carried out now, so that memory stays bounded (W6, W7)."""
+        must_wait = self._is_busy or self._is_paused or self._is_resting
+        is_enough = must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES
+        if is_enough is self._reads_no_more or self.is_ending or self._is_closed:
+            return
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._reads_no_more = is_enough
+        if is_enough:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _no_hello(self) -> None:
+        if not self._protocol.is_identified:
+            self._write(resp.error(f"expected HELLO within {self.server.hello_timeout_s:g} seconds"))
+            self.close()
+
+    # --- writing and closing ---
+
     def _write(self, reply: bytes) -> bool:
         if self._is_closed or self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(reply)
         return True
 
+    def _look_whether_sent(self) -> None:
+        if not self._on_unsent or self._transport is None or self._transport.is_closing():
+            return  # where it is being closed, `connection_lost` tells how that went
+        if self._transport.get_write_buffer_size():
+            self.server.loop.call_later(SENT_LOOK_S, self._look_whether_sent)
+        else:
+            self._on_unsent.clear()
+
+    def _unsent(self) -> None:
+        lost, self._on_unsent = self._on_unsent, []
+        for on_unsent in lost:
+            on_unsent()
+
     def _leave(self) -> None:
         self._is_closed = True
-        if self.on_gone:
-            self.on_gone()
-            self.on_gone = None
+        self._abandon()
 
-    def _no_hello(self) -> None:
-        if not self._protocol.is_identified:
-            self._write(resp.error(f"expected HELLO within {self.server.hello_timeout_s:g} seconds"))
-            self.close()
+    def _abandon(self) -> None:
+        if self.on_gone:
+            on_gone, self.on_gone = self.on_gone, None
+            on_gone()
+
+    def _part(self, *, more_may_come: bool) -> None:
+        """Close; only our half at first where bytes may be unread: a reset would take the last replies along."""
+        self._leave()
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self.is_ending or not more_may_come:
+            self._hang_up()
+            return
+        self._transport.write_eof()
+        if self._reads_no_more:
+            self._transport.resume_reading()
+        self._arm(LAST_LOOK_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self._transport:
+            self._transport.close()
+            self._arm(SLOW_READER_S, self.abort)  # for one that never reads what is left
+
+    def _arm(self, seconds: float, act: Callable[[], None]) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self.server.loop.call_later(seconds, act)
+
+
+def _keep_alive(raw: socket.socket) -> None:
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        option = getattr(socket, name, None)  # not every system has them all
+        if option is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 
 from ..errors import FaktoryError
 from ..payloads import FetchRequest, Reservation
@@ -15,7 +16,7 @@ from .committer import MAX_BATCH, Lane
 
 WAIT_S = 2.0
 
-FetchLane = Lane[list[FetchRequest], "list[list[Reservation]]"]
+FetchLane = Lane[FetchRequest, "list[Reservation]"]
 
 
 class Fetcher:
@@ -31,6 +32,17 @@ class Fetcher:
         self.in_claim = False
         self.is_over = False  # its two seconds have passed while a claim for it ran
         self.is_gone = False  # its client went away
+
+
+class _Claim:
+    """One set of fetchers that are tried together."""
+
+    __slots__ = ("left", "unwanted")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.unwanted: list[Reservation] = []
+        """Found for clients that had gone by then."""
 
 
 class Fetchers:
@@ -49,6 +61,8 @@ class Fetchers:
         self._waiting: dict[Fetcher, None] = {}
         self._claims_free = width
         self._poll: asyncio.TimerHandle | None = None
+        self._hinted: set[str] | None = set()  # None: all queues
+        self._is_called = False
         self._is_stopping = False
 
     def add(self, fetcher: Fetcher) -> None:
@@ -64,10 +78,15 @@ class Fetchers:
 
     def wake(self, queues: Collection[str] | None = None) -> None:
         """There may be work in these queues; None: in any."""
-        for fetcher in self._waiting:
-            if queues is None or (not fetcher.untried and any(queue in queues for queue in fetcher.request.queues)):
-                fetcher.untried = True
-        self._claim()
+        if not self._waiting:
+            return
+        if queues is None:
+            self._hinted = None
+        elif self._hinted is not None:
+            self._hinted.update(queues)
+        if not self._is_called:
+            self._is_called = True
+            self._loop.call_soon(self._take_hints)  # one look for all the jobs of a transaction
 
     def stop(self) -> None:
         """Send all away with nothing (W28)."""
@@ -85,29 +104,40 @@ class Fetchers:
         if not batch:
             return
         self._claims_free -= 1
+        claim = _Claim(left=len(batch))
         for fetcher in batch:
             fetcher.untried, fetcher.in_claim = False, True
-        self._lane.submit([fetcher.request for fetcher in batch], lambda found: self._claimed(batch, found))
+            self._lane.submit(fetcher.request, partial(self._claimed, claim, fetcher))
 
-    def _claimed(self, batch: list[Fetcher], found: list[list[Reservation]] | FaktoryError) -> None:
-        self._claims_free += 1
-        unwanted: list[Reservation] = []
-        for place, fetcher in enumerate(batch):
-            fetcher.in_claim = False
-            if isinstance(found, FaktoryError):
-                self._answer(fetcher, found)
-                continue
-            jobs = found[place]
-            if fetcher.is_gone:
-                unwanted += jobs
-            elif jobs:
-                self._answer(fetcher, jobs[0])
-            elif fetcher.is_over or self._is_stopping:
-                self._answer(fetcher, None)
-            else:
-                self._park(fetcher)
-        if unwanted:
-            self._release(unwanted)
+    def _claimed(self, claim: _Claim, fetcher: Fetcher, found: list[Reservation] | FaktoryError) -> None:
+        fetcher.in_claim = False
+        try:
+            self._settle(claim, fetcher, found)
+        finally:
+            claim.left -= 1
+            if not claim.left:
+                self._claims_free += 1
+                if claim.unwanted:
+                    self._release(claim.unwanted)
+                self._claim()
+
+    def _settle(self, claim: _Claim, fetcher: Fetcher, found: list[Reservation] | FaktoryError) -> None:
+        if isinstance(found, FaktoryError):
+            self._answer(fetcher, found)
+        elif fetcher.is_gone:
+            claim.unwanted += found
+        elif found:
+            self._answer(fetcher, found[0])
+        elif fetcher.is_over or self._is_stopping:
+            self._answer(fetcher, None)
+        else:
+            self._park(fetcher)
+
+    def _take_hints(self) -> None:
+        queues, self._hinted, self._is_called = self._hinted, set(), False
+        for fetcher in self._waiting:
+            if queues is None or (not fetcher.untried and any(queue in queues for queue in fetcher.request.queues)):
+                fetcher.untried = True
         self._claim()
 
     def _answer(self, fetcher: Fetcher, told: Reservation | FaktoryError | None) -> None:

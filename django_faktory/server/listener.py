@@ -6,6 +6,7 @@ Usable in a process of its own or in a thread; `stop` and `drop` may be called f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 from .. import conf
 from ..brokers.base import Broker
-from ..errors import FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError
 from ..payloads import Ack, Failure, FetchRequest, JobPayload, Reservation
 from ..protocol import resp
 from ..protocol.commands import Command
@@ -34,6 +35,13 @@ logger = logging.getLogger(__name__)
 
 LINGER_S = 0.25
 """How long a stopping server still tells clients that it stops (W28)."""
+
+LAST_REPLIES_S = 3.0
+"""How long it then waits for clients to read what they were answered."""
+
+RELEASE_AGAIN_S = 1.0
+BYTES_A_WEIGHT = 8 * 1024
+"""Jobs of this size and below weigh the same, so a transaction carries about 4 MiB of larger ones."""
 
 BACKLOG = 128
 WIDTH = 2
@@ -75,6 +83,8 @@ class Server:
         self._by_wid: dict[str, set[Connection]] = {}
         self._is_stopping = False
         self._stopped = asyncio.Event()
+        self._deserted = asyncio.Event()
+        self._ears: threading.Thread | None = None
         self._since = time.monotonic()
 
     def run(self) -> None:
@@ -100,7 +110,7 @@ class Server:
 
     def admits(self, connection: Connection) -> bool:
         """Whether there is a place for one more (W8); if so it is taken."""
-        if len(self._connections) >= self._max_connections or self._is_stopping:
+        if len(self._connections) >= self._max_connections:
             return False
         self._connections.add(connection)
         return True
@@ -112,6 +122,8 @@ class Server:
     def forgets(self, connection: Connection) -> None:
         """A connection is closed."""
         self._connections.discard(connection)
+        if not self._connections:
+            self._deserted.set()
         mates = self._by_wid.get(connection.identity.wid)
         if mates is not None:
             mates.discard(connection)
@@ -165,31 +177,50 @@ class Server:
 
     def _open_lanes(self) -> None:
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
-        self.pushes: Lane[list[JobPayload], list[FaktoryError | None]] = Lane("push", self._push, width=WIDTH, **common)
-        self.reports: Lane[Ack | Failure, bool] = Lane("report", self._report, width=WIDTH, **common)
+        self.pushes: Lane[list[JobPayload], list[FaktoryError | None]] = Lane(
+            "push", self._push, width=WIDTH, weigh=_weight, **common
+        )
+        self.reports: Lane[Ack | Failure, FaktoryError | bool] = Lane("report", self._report, width=WIDTH, **common)
         self.control: Lane[Callable[[], Any], Any] = Lane("control", _call_each, **common)
-        claims: Lane[list[FetchRequest], list[list[Reservation]]] = Lane("fetch", self._fetch, width=WIDTH, **common)
+        claims: Lane[FetchRequest, list[Reservation]] = Lane("fetch", self.broker.fetch, width=WIDTH, **common)
         self._lanes: tuple[Lane[Any, Any], ...] = (claims, self.pushes, self.reports, self.control)
         self.fetchers = Fetchers(
             claims, width=WIDTH, release=self.release, poll_s=conf.get("POLL_INTERVAL"), loop=self.loop
         )
         self._hints = self._listen() if self._listen else None
         if self._hints:
-            threading.Thread(target=self._hear, args=(self._hints,), name="faktory-hints", daemon=True).start()
+            self._ears = threading.Thread(target=self._hear, args=(self._hints,), name="faktory-hints", daemon=True)
+            self._ears.start()
 
     async def _wind_down(self) -> None:
         self.fetchers.stop()
         await asyncio.sleep(LINGER_S if self._connections else 0)
-        for lane in self._lanes * 2:  # a claim that came back may have given jobs to release
-            await lane.drained()
-        await asyncio.sleep(0)
-        for connection in list(self._connections):
-            connection.close()
-        await asyncio.sleep(0)
+        await self._drain()
+        await self._part()
+        await self._drain()  # jobs whose clients had gone before they were sent
         if self._hints:
             self._hints.close()
         for lane in self._lanes:
             await asyncio.to_thread(lane.close)
+        if self._ears:
+            await asyncio.to_thread(self._ears.join, 2.0)
+
+    async def _drain(self) -> None:
+        for lane in self._lanes * 2:  # a claim that came back may have given jobs to release
+            await lane.drained()
+        await asyncio.sleep(0)
+
+    async def _part(self) -> None:
+        """Close all connections, when their clients have read what they were answered, or will not."""
+        for connection in list(self._connections):
+            connection.close()
+        self._deserted.clear()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._deserted.wait(), LAST_REPLIES_S)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)
 
     def _drop(self, wids: list[str]) -> None:
         for wid in wids:
@@ -197,8 +228,9 @@ class Server:
                 connection.close()
 
     def _from_outside(self, work: Callable[..., None], *args: Any) -> None:
-        if self.started.is_set() and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(work, *args)
+        if self.started.is_set():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                self.loop.call_soon_threadsafe(work, *args)
 
     def _hear(self, hints: Listener) -> None:
         while not self._is_stopping:
@@ -216,15 +248,28 @@ class Server:
         failed = iter(self.broker.fail([report for report in reports if isinstance(report, Failure)]))
         return [next(acked) if isinstance(report, Ack) else next(failed) for report in reports]
 
-    def _fetch(self, sets: list[list[FetchRequest]]) -> list[list[list[Reservation]] | FaktoryError]:
-        answers = iter(self.broker.fetch([request for requests in sets for request in requests]))
-        return [[next(answers) for _ in requests] for requests in sets]
-
     def release(self, jobs: Sequence[Reservation]) -> None:
         """Give back what was claimed for clients that went away, and let others have it (W14)."""
-        queues = {job.queue for job in jobs}
-        self.control.submit(lambda: self.broker.release(jobs), lambda _: self.fetchers.wake(queues))
+
+        def answer(told: int | FaktoryError) -> None:
+            if isinstance(told, BrokerUnavailable) and not self._is_stopping:
+                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs)
+            elif isinstance(told, FaktoryError):
+                logger.error("jobs not given back, their reservations must end jids=%s", [job.jid for job in jobs])
+            else:
+                self.fetchers.wake({job.queue for job in jobs})
+
+        self.control.submit(lambda: self.broker.release(jobs), answer)
+
+
+def _weight(jobs: list[JobPayload]) -> int:
+    return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in jobs)
 
 
 def _call_each(calls: list[Callable[[], Any]]) -> list[Any]:
-    return [call() for call in calls]
+    """Each call's answer; equal ones (INFO) are made once."""
+    told: dict[Callable[[], Any], Any] = {}
+    for call in calls:
+        if call not in told:
+            told[call] = call()
+    return [told[call] for call in calls]

@@ -5,6 +5,7 @@ A handler returns the reply, or None where `connection.finish` will be called wi
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 from collections.abc import Callable
@@ -33,15 +34,24 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .listener import Server
 
+logger = logging.getLogger(__name__)
+
 Handler = Callable[["Server", "Connection", Any], bytes | None]
 
 
 def hello(server: Server, connection: Connection, command: Hello) -> bytes | None:
-    """A producer is welcome at once; a worker process is registered first."""
+    """A producer is welcome at once; a worker process is registered first, and is none where that failed (W2)."""
     if not command.identity.wid:
         return resp.OK
     server.joins(connection)
-    server.control.submit(lambda: server.broker.hello(command.identity), lambda told: connection.finish(_ok(told)))
+
+    def answer(told: FaktoryError | None) -> None:
+        if told is None:
+            connection.finish(resp.OK)
+        else:
+            connection.dismiss(_error(told))
+
+    server.control.submit(lambda: server.broker.hello(command.identity), answer)
     return None
 
 
@@ -84,13 +94,21 @@ def push_bulk(server: Server, connection: Connection, command: PushBulk) -> byte
 
 
 def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | None:
-    """Wait for a job."""
+    """Wait for a job; who has gone, or sends no more, gets none (W14)."""
+    if connection.is_ending:
+        return resp.NULL
 
     def answer(told: Reservation | FaktoryError | None) -> None:
         if not isinstance(told, Reservation):
             connection.finish(resp.NULL if told is None else _error(told))
-        elif not connection.finish(resp.bulk(told.wire())):
-            server.release([told])
+            return
+        try:
+            reply = resp.bulk(told.wire())
+        except InvalidPayload as error:
+            _kill(server, told, error)
+            connection.finish(resp.NULL)
+        else:
+            connection.hand_over(reply, on_unsent=lambda: server.release([told]))
 
     fetcher = Fetcher(FetchRequest(queues=command.queues, wid=connection.identity.wid), answer)
     connection.on_gone = lambda: server.fetchers.leave(fetcher)
@@ -175,6 +193,20 @@ def carry_out(server: Server, connection: Connection, command: Command) -> bytes
     return VERBS[type(command)](server, connection, command)
 
 
+def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
+    """A row that somebody spoilt can be given to no worker: it goes to dead, where a person finds it."""
+    logger.error("stored job is not JSON jid=%s queue=%s error=%s", job.jid, job.queue, error)
+    report = failure(
+        jid=job.jid,
+        wid=job.wid,
+        attempt=job.attempt,
+        errtype=type(error).__name__,
+        message=str(error),
+        verdict="kill",
+    )
+    server.reports.submit(report, lambda _: None)
+
+
 def _ok(refusal: Any) -> bytes:
     return _error(refusal) if isinstance(refusal, FaktoryError) else resp.OK
 
@@ -206,7 +238,7 @@ def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
             "total_queues": numbers["total_queues"],
         },
         "server": {
-            "description": "django_faktory",
+            "description": "Faktory",
             "faktory_version": __version__,
             "uptime": int(server.uptime_s),
             "connections": server.connection_count,

@@ -21,6 +21,9 @@ from .queue_order import QueueOrder
 
 logger = logging.getLogger(__name__)
 
+DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
+"""So many fetches in a row that find nothing, so far apart, mean that nothing is ready."""
+
 
 class Fetcher:
     """The loop; `run` is a thread's. It fetches while `may_fetch` says so.
@@ -51,6 +54,7 @@ class Fetcher:
         self._stopping = threading.Event()
         self._hints: Listener | None = None
         self._patience = Patience("fetch")
+        self._looks = 0
         self._rng = Random()
 
     def run(self) -> None:
@@ -84,6 +88,7 @@ class Fetcher:
         was_idle, ended = self._held.is_empty(), self._held.ended
         jobs = self._fetch(1 if self._broker.blocking else room)
         if jobs:
+            self._looks = 0
             self._take_in(jobs)
         if jobs is None or len(jobs) == room:
             return
@@ -91,10 +96,18 @@ class Fetcher:
             if not self._broker.blocking:
                 hints.wait(min(STUCK_S, self._poll_interval_s) if self._held.has_waiting() else self._poll_interval_s)
         elif not jobs and was_idle:
-            self._stopping.set()
-            self._on_drained()
+            self._end_or_look_again(self._on_drained)
         elif not jobs:  # a job that runs may make another
             self._held.wait_for_end(ended, self._poll_interval_s)
+
+    def _end_or_look_again(self, on_drained: Callable[[], None]) -> None:
+        # One look proves nothing: jobs whose rows somebody has just locked are passed over.
+        self._looks += 1
+        if self._looks < DRAINED_LOOKS and not self._broker.blocking:
+            self._stopping.wait(DRAINED_PAUSE_S)
+            return
+        self._stopping.set()
+        on_drained()
 
     def _fetch(self, count: int) -> list[Reservation] | None:
         """Fetch, or wait a while where that cannot be done just now: then None."""

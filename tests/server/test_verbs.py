@@ -139,6 +139,7 @@ def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
     for number, client in enumerate(clients, 1):
         client.send("FETCH default")
         wait_until(lambda number=number: len(server.fetchers._waiting) == number)
+    wait_until(lambda: all(fetcher.timer and not fetcher.in_claim for fetcher in list(server.fetchers._waiting)))
     producer = connect()
     for number in range(3):
         producer.ask(push(jid=f"in-order-{number}"))
@@ -155,6 +156,7 @@ def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server
         gone.close()
     else:
         gone.socket.shutdown(1)
+        assert gone.reply() is None
         assert gone.is_closed()
     wait_until(lambda: not server.fetchers._waiting)
     producer.ask(push(jid="abcdefgh"))

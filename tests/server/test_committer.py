@@ -1,0 +1,144 @@
+"""The lane by itself: what goes together, what fails alone, what is done before it ends. Rules: W29, W30."""
+
+import asyncio
+import threading
+
+import pytest
+
+from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
+from django_faktory.server.committer import MAX_BATCH, Lane
+
+pytestmark = pytest.mark.core
+
+
+class Counter:
+    """Something to carry out: tells how large each set was, and can be made to wait."""
+
+    def __init__(self):
+        self.sets, self.resets = [], 0
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.began = threading.Event()
+
+    def __call__(self, items):
+        self.began.set()
+        assert self.may_go.wait(10)
+        self.sets.append(len(items))
+        for error in (item for item in items if isinstance(item, Exception)):
+            raise error
+        return [item * 2 for item in items]
+
+    def reset(self):
+        self.resets += 1
+
+
+def carry_out(items, counter, *, at_once=True, answer=None, **options):
+    """Submit all and return the answers in the order they came. Without `at_once` the first goes alone."""
+
+    async def run():
+        loop, told = asyncio.get_running_loop(), []
+        lane = Lane("test", counter, reset=counter.reset, loop=loop, **options)
+        first, rest = ([], items) if at_once else (items[:1], items[1:])
+        if not at_once:
+            counter.may_go.clear()
+        for item in first:
+            lane.submit(item, answer or told.append)
+        if first:
+            await asyncio.to_thread(counter.began.wait, 10)
+        for item in rest:
+            lane.submit(item, answer or told.append)
+        counter.may_go.set()
+        await lane.drained()
+        await asyncio.to_thread(lane.close)
+        return told
+
+    return asyncio.run(run())
+
+
+def test_what_is_submitted_together_is_carried_out_together_and_answered_in_order():
+    """W29."""
+    counter = Counter()
+    assert carry_out([1, 2, 3], counter) == [2, 4, 6]
+    assert counter.sets == [3]
+
+
+def test_what_comes_while_a_transaction_runs_shares_the_next():
+    """W29."""
+    counter = Counter()
+    assert carry_out([1, 2, 3, 4], counter, at_once=False) == [2, 4, 6, 8]
+    assert counter.sets == [1, 3]
+
+
+def test_a_second_thread_does_not_wait_for_the_first():
+    counter = Counter()
+
+    async def run():
+        lane = Lane("test", counter, width=2, reset=counter.reset, loop=asyncio.get_running_loop())
+        counter.may_go.clear()
+        for item in (1, 2):
+            counter.began.clear()
+            lane.submit(item, lambda _: None)
+            assert await asyncio.to_thread(counter.began.wait, 10)
+        counter.may_go.set()
+        await lane.drained()
+        await asyncio.to_thread(lane.close)
+
+    asyncio.run(run())
+    assert counter.sets == [1, 1]
+
+
+def test_a_set_has_a_limit_to_its_number_and_to_its_weight():
+    counter = Counter()
+    carry_out([1] * (MAX_BATCH + 1), counter)
+    carry_out([300, 100, 100, 1, 900, 1], counter, weigh=lambda item: item)
+    assert counter.sets == [MAX_BATCH, 1, 3, 1, 1, 1]
+
+
+def test_a_poisoned_command_fails_alone(caplog):
+    counter = Counter()
+    told = carry_out([1, RuntimeError("poison"), 3], counter)
+    assert (told[0], str(told[1]), told[2]) == (2, "internal error", 6)
+    assert counter.sets == [3, 1, 1, 1]
+    assert "command failed" in caplog.text
+
+
+def test_an_error_that_is_ours_is_the_answer():
+    told = carry_out([JobNotFound("abcdefgh"), 1], Counter())
+    assert [str(told[0]), told[1]] == ["Job not found abcdefgh", 2]
+
+
+def test_without_a_database_all_are_told_so_once_and_the_connection_is_let_go():
+    """W30."""
+    counter = Counter()
+    told = carry_out([1, BrokerUnavailable("no route to host"), 3], counter)
+    assert [(type(one), str(one)) for one in told] == [(BrokerUnavailable, "database unavailable")] * 3
+    assert counter.sets == [3]
+    assert counter.resets == 2, "after the error, and at the end"
+
+
+def test_an_answer_that_cannot_be_given_keeps_no_other_from_its_own(caplog):
+    told = []
+
+    def answer(one):
+        if one == 4:
+            raise ValueError("nobody is there")
+        told.append(one)
+
+    carry_out([1, 2, 3], Counter(), answer=answer)
+    assert told == [2, 6]
+    assert "answer failed" in caplog.text
+
+
+def test_an_idle_lane_is_drained_and_closes_at_once():
+    counter = Counter()
+    assert carry_out([], counter) == []
+    assert (counter.sets, counter.resets) == ([], 1)
+
+
+def test_what_was_submitted_is_answered_before_the_lane_ends():
+    """W28."""
+    assert carry_out(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
+
+
+def test_internal_error_does_not_tell_what_happened():
+    assert [type(one) for one in carry_out([RuntimeError("secret")], Counter())] == [FaktoryError]

@@ -1,0 +1,223 @@
+"""Clients that go away with a FETCH behind them swallow no job. Rule: W14."""
+
+import json
+import socket
+import struct
+import threading
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job
+from django_faktory.server import connection
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+
+class Slow(OrmBroker):
+    """The real broker; its claims are told only when they may be (`tells_nothing_late`: those that found nothing too),
+    and giving back fails as often as it is told to."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.may_tell = threading.Event()
+        self.has_claimed = threading.Event()
+        self.release_errors = []
+        self.tells_nothing_late = False
+
+    def fetch(self, requests):
+        found = super().fetch(requests)
+        if any(found) or self.tells_nothing_late:
+            self.has_claimed.set()
+            assert self.may_tell.wait(10)
+        return found
+
+    def release(self, reservations):
+        if self.release_errors:
+            raise self.release_errors.pop()
+        return super().release(reservations)
+
+
+@pytest.fixture
+def broker():
+    return Slow()
+
+
+@pytest.fixture
+def slow(serve, broker):
+    return serve(broker)
+
+
+def reset(client):
+    """Close so that the other side gets a reset."""
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def is_back():
+    return Job.objects.filter(state="enqueued", wid="").exists()
+
+
+@pytest.mark.parametrize("leave", [RawClient.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
+def test_a_job_claimed_for_who_left_meanwhile_goes_back_and_to_who_waits(slow, broker, leave):
+    leaver, producer, stays = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p", "stays"))
+    producer.ask(push(jid="abcdefgh"))
+    leaver.send("FETCH default")
+    assert broker.has_claimed.wait(10)
+    leave(leaver)
+    wait_until(lambda: "gone" not in slow._by_wid)
+    stays.send("FETCH default")
+    broker.may_tell.set()
+    assert json.loads(stays.reply())["jid"] == "abcdefgh"
+    for one in (leaver, producer, stays):
+        one.close()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_job_is_given_back_though_the_database_was_away(slow, broker, times, monkeypatch):
+    monkeypatch.setattr("django_faktory.server.listener.RELEASE_AGAIN_S", 0.01)
+    broker.release_errors = [BrokerUnavailable("no route to host")] * times
+    leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
+    producer.ask(push(jid="abcdefgh"))
+    leaver.send("FETCH default")
+    assert broker.has_claimed.wait(10)
+    leaver.close()
+    wait_until(lambda: "gone" not in slow._by_wid)
+    broker.may_tell.set()
+    wait_until(is_back)
+    producer.close()
+
+
+def test_a_job_that_cannot_be_given_back_is_logged_and_not_tried_for_ever(slow, broker, caplog):
+    broker.release_errors = [RuntimeError("this job chokes the broker")]
+    leaver, producer = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p"))
+    producer.ask(push(jid="abcdefgh"))
+    leaver.send("FETCH default")
+    assert broker.has_claimed.wait(10)
+    leaver.close()
+    wait_until(lambda: "gone" not in slow._by_wid)
+    broker.may_tell.set()
+    wait_until(lambda: "jobs not given back" in caplog.text)
+    assert producer.ask("INFO")
+    producer.close()
+
+
+def test_a_fetch_whose_turn_comes_after_the_end_of_file_takes_no_job(connect, server):
+    """Its client cannot be told from one that is gone."""
+    connect().ask(push(jid="abcdefgh"))
+    gone = connect(**worker("gone"))
+    gone.send('BEAT {"wid":"gone"}\r\nFETCH default')
+    gone.socket.shutdown(socket.SHUT_WR)
+    assert (gone.reply(), gone.reply()) == (b"+OK", None)
+    assert gone.is_closed()
+    assert Job.objects.get().state == "enqueued"
+
+
+def test_commands_behind_a_fetch_that_waits_are_answered_at_the_end_of_file(connect, server):
+    client = connect(**worker())
+    client.send("FETCH default\r\n" + push(jid="abcdefgh"))
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    client.socket.shutdown(socket.SHUT_WR)
+    assert (client.reply(), client.reply()) == (None, b"+OK")
+    assert client.is_closed()
+    assert Job.objects.get().jid == "abcdefgh"
+
+
+def test_a_job_whose_reply_could_not_be_written_goes_back(connect, server):
+    """What was sent behind the FETCH keeps the server from reading on: only writing tells that the client is gone."""
+    gone, producer = connect(**worker("gone")), connect()
+    gone.send("FETCH default\r\n" + "x" * 300_000)
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    (place,) = server._by_wid["gone"]
+    wait_until(lambda: place._reads_no_more)
+    reset(gone)
+    producer.ask(push(jid="abcdefgh"))
+    wait_until(is_back)
+
+
+def fetch_without_reading(server, wid="deaf"):
+    """A client whose reply is larger than what the system takes."""
+    client = RawClient.identified(server.address, **worker(wid))
+    client.send("FETCH default")
+    (place,) = server._by_wid[wid]
+    wait_until(lambda: place._on_unsent)
+    return client
+
+
+@pytest.mark.parametrize("limit", [10**9, 10_000])
+def test_a_job_of_which_only_a_part_was_sent_goes_back(connect, server, monkeypatch, limit):
+    """Whether the client resets, or is closed because it does not read."""
+    connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
+    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", limit)
+    monkeypatch.setattr(connection, "SLOW_READER_S", 0.2)
+    deaf = fetch_without_reading(server)
+    if limit == 10**9:
+        reset(deaf)
+    wait_until(is_back)
+    deaf.close()
+
+
+def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
+    connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
+    late = fetch_without_reading(server)
+    assert json.loads(late.reply())["jid"] == "abcdefgh"
+    (place,) = server._by_wid["deaf"]
+    wait_until(lambda: not place._on_unsent)
+    reset(late)
+    wait_until(lambda: "deaf" not in server._by_wid)
+    assert connect().ask("INFO"), "what a reset could have given back would be given back by now"
+    assert Job.objects.get().state == "working"
+
+
+def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
+    """W28."""
+    monkeypatch.setattr("django_faktory.server.listener.LAST_REPLIES_S", 0.2)
+    server = serve()
+    producer = RawClient.identified(server.address)
+    producer.ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
+    deaf = fetch_without_reading(server)
+    server.stop()
+    wait_until(is_back)
+    for one in (deaf, producer):
+        one.close()
+
+
+@pytest.mark.parametrize("is_job_there", [True, False])
+def test_a_claim_on_its_way_when_the_server_stops_is_answered(slow, broker, is_job_there):
+    """W28."""
+    waits = RawClient.identified(slow.address, **worker())
+    if is_job_there:
+        waits.ask(push(jid="abcdefgh"))
+    broker.tells_nothing_late = True
+    waits.send("FETCH default")
+    assert broker.has_claimed.wait(10)
+    slow.stop()
+    wait_until(lambda: all(fetcher.is_over for fetcher in list(slow.fetchers._waiting)))
+    broker.may_tell.set()
+    told = waits.reply()
+    assert (told and json.loads(told)["jid"]) == ("abcdefgh" if is_job_there else None)
+    assert waits.is_closed()
+    waits.close()
+
+
+def test_a_row_that_somebody_spoilt_is_given_to_nobody_and_goes_to_dead(connect):
+    client = connect(**worker())
+    client.ask(push(jid="spoilt-1", priority=9))
+    client.ask(push(jid="abcdefgh"))
+    Job.objects.filter(jid="spoilt-1").update(payload='{"created_at":')
+    assert client.ask("FETCH default") is None
+    assert json.loads(client.ask("FETCH default"))["jid"] == "abcdefgh"
+    wait_until(lambda: Job.objects.get(jid="spoilt-1").state == "dead")
+    assert json.loads(Job.objects.get(jid="spoilt-1").failure)["errtype"] == "InvalidPayload"
+
+
+def test_a_queue_no_database_can_know_fails_nobodys_fetch(connect, server):
+    odd, good = connect(**worker("odd")), connect(**worker("good"))
+    odd.send("FETCH a\x00b default")
+    good.send("FETCH default")
+    wait_until(lambda: len(server.fetchers._waiting) == 2)
+    producer = connect()
+    producer.ask(push(jid="abcdefgh"))
+    producer.ask(push(jid="ijklmnop"))
+    assert {json.loads(one.reply())["jid"] for one in (odd, good)} == {"abcdefgh", "ijklmnop"}

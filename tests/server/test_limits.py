@@ -1,0 +1,187 @@
+"""What one client may cost the others: memory, turns, the last reply. Rules: W2, W6 to W8, W28."""
+
+import json
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+from django.test import override_settings
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job
+from django_faktory.server import connection
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+
+def only_connection(server):
+    return next(iter(server._connections))
+
+
+def send_until_refused(client, data, most_bytes):
+    """Send until the server takes no more; returns how much it took."""
+    client.socket.settimeout(1)
+    sent = 0
+    with suppress(OSError):
+        while sent < most_bytes:
+            sent += client.socket.send(data)
+    return sent
+
+
+def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monkeypatch):
+    """W6, W7: replies of bad lines need no database, so nothing else would stop it."""
+    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 50_000)
+    deaf = connect()
+    sent = send_until_refused(deaf, b"NOPE\r\n" * 10_000, 100_000_000)
+    assert sent < 50_000_000
+    assert only_connection(server)._protocol.buffered_bytes < 1_000_000
+
+
+def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
+    """W6."""
+    client = connect(**worker())
+    client.send("FETCH default")
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    assert send_until_refused(client, b"x" * 100_000, 100_000_000) < 50_000_000
+    assert only_connection(server)._protocol.buffered_bytes < 1_000_000
+
+
+def test_a_flood_of_bad_lines_leaves_others_their_turn(connect, server):
+    """W6: all are answered, but a good client does not wait until they are."""
+    number = 200_000
+    flooder, good = connect(**worker("flooder")), connect()
+    (place,) = server._by_wid["flooder"]
+    thread = threading.Thread(target=flooder.send, args=("\n" * number,), kwargs={"end": ""})
+    thread.start()
+    first = flooder.reply()
+    assert good.ask("INFO")
+    assert place._protocol.buffered_bytes, "most of the flood still waits"
+    left = sum(flooder.reply() == b"-ERR unknown command " for _ in range(number - 1))
+    thread.join(10)
+    assert (first, left) == (b"-ERR unknown command ", number - 1)
+
+
+@pytest.mark.parametrize("ending", ["NOPE\r\nEND", "x" * 20_000])
+def test_the_last_replies_arrive_though_more_was_sent(serve, ending):
+    """W4, W7: what the server did not read must not reset the connection before the client has read."""
+    with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 10_000}):
+        client = RawClient.identified(serve().address)
+    lines = [push(jid=f"ahead-{number:05d}", args=["x" * 200]) for number in range(1000)]
+    with suppress(OSError):  # the server need not read what comes after the end
+        client.send("\r\n".join([*lines, ending, "junk" * 100_000]))
+    assert [client.reply() for _ in range(1000)] == [b"+OK"] * 1000
+    last = client.reply()
+    if ending.startswith("NOPE"):
+        assert (last, client.reply()) == (b"-ERR unknown command NOPE", b"+OK")
+    else:
+        assert last.startswith(b"-ERR command too long")
+    assert client.is_closed()
+    client.close()
+
+
+def test_a_half_closed_connection_is_closed_though_its_client_stays(serve, monkeypatch):
+    monkeypatch.setattr(connection, "LAST_LOOK_S", 0.05)
+    server = serve()
+    client = RawClient(server.address)
+    client.reply()
+    assert client.ask("INFO").startswith(b"-ERR expected HELLO")
+    assert client.is_closed()
+    wait_until(lambda: server.connection_count == 0)
+    client.close()
+
+
+def test_who_does_not_read_the_last_reply_is_closed_all_the_same(serve, monkeypatch):
+    monkeypatch.setattr(connection, "SLOW_READER_S", 0.1)
+    server = serve()
+    client = RawClient.identified(server.address, **worker())
+    assert client.ask(push(jid="abcdefgh", args=["x" * 12_000_000])) == b"+OK"
+    monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 10**9)
+    other = RawClient.identified(server.address, **worker("other"))
+    other.send("FETCH default\r\nEND")
+    wait_until(lambda: "other" not in server._by_wid)
+    for one in (client, other):
+        one.close()
+
+
+class NoPlaceForWorkers(OrmBroker):
+    """A database that goes away when somebody says HELLO."""
+
+    def hello(self, worker):
+        raise BrokerUnavailable("no route to host")
+
+
+def test_a_worker_that_could_not_be_registered_is_no_worker(serve):
+    """W2, W30."""
+    client = RawClient(serve(NoPlaceForWorkers("default")).address)
+    client.reply()
+    assert client.ask(f"HELLO {json.dumps({'v': 2} | worker())}") == b"-ERR database unavailable"
+    assert client.is_closed()
+    client.close()
+
+
+def test_a_vanished_peer_is_noticed_by_the_system(connect, server):
+    connect()
+    raw = only_connection(server)._transport.get_extra_info("socket")
+    assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
+class Gated(OrmBroker):
+    """The real broker; its pushes wait until they may go, and tell how many jobs went together."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.may_push = threading.Event()
+        self.sizes = []
+
+    def push(self, jobs):
+        assert self.may_push.wait(10)
+        self.sizes.append(len(jobs))
+        return super().push(jobs)
+
+
+def test_a_transaction_has_a_limit_to_its_jobs_and_to_their_bytes(serve):
+    broker = Gated()
+    server = serve(broker)
+    bulk = [{"jobtype": "noop", "args": []}] * 300
+    large = [{"jobtype": "noop", "args": ["x" * 1_500_000]}]
+    clients = [RawClient.identified(server.address) for _ in range(12)]
+    for number, client in enumerate(clients):
+        jobs = bulk if number % 2 else large
+        client.send(f"PUSHB {json.dumps([job | {'jid': f'job-{number}-{n}..'} for n, job in enumerate(jobs)])}")
+    wait_until(lambda: server.command_count == 24)
+    broker.may_push.set()
+    assert [client.reply() for client in clients] == [b"{}"] * 12
+    assert Job.objects.count() == sum(broker.sizes) == 6 * 301
+    assert max(broker.sizes) <= 302
+    for client in clients:
+        client.close()
+
+
+def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
+    """W28."""
+    server = serve()
+    client = RawClient.identified(server.address, **worker())
+    job = push(jid="abcdefgh", args=["x" * 12_000_000])
+    assert client.ask(job) == b"+OK"
+    client.send("FETCH default")
+    wait_until(lambda: Job.objects.get().state == "working")
+    server.stop()
+    with pytest.raises(AssertionError, match="not true within"):
+        wait_until(server.loop.is_closed, 0.7)
+    assert json.loads(client.reply())["jid"] == "abcdefgh"
+    assert client.is_closed()
+    client.close()
+
+
+def test_a_call_from_outside_after_the_end_is_nothing(serve):
+    """W20: maintenance may outlive the server by a moment."""
+    server = serve()
+    server.stop()
+    wait_until(server.loop.is_closed)
+    server.drop(["wid-1"])
+    server.wake()
+    server.stop()
