@@ -304,6 +304,21 @@ class TestDraining:
         assert running.ended()
         assert list(Job.objects.values_list("state", flat=True)) == ["succeeded"] * 4
 
+    def test_one_look_that_finds_nothing_is_not_the_end(self, work):
+        """A job whose row somebody has just locked is passed over."""
+
+        class PassesOver(OrmBroker):
+            looks = 0
+
+            def fetch(self, requests):
+                self.looks += 1
+                return [[] for _ in requests] if self.looks == 1 else super().fetch(requests)
+
+        tasks.noop.enqueue()
+        running = work(PassesOver("default"), drain=True)
+        assert running.ended()
+        assert Job.objects.get().state == "succeeded"
+
 
 class TestOutages:
     def test_reports_wait_for_the_broker_and_none_is_lost(self, work, state):
