@@ -8,11 +8,20 @@ A single job is a set of one. Answers come in the order of what was asked.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..errors import FaktoryError
+from ..mutations import Mutation
 from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, WorkerIdentity
+
+
+class Exchanged(NamedTuple):
+    """The answers of `push`, `ack` and `fetch`."""
+
+    pushed: list[FaktoryError | None]
+    acked: list[bool]
+    fetched: list[list[Reservation]]
 
 
 class Broker(ABC):
@@ -47,6 +56,14 @@ class Broker(ABC):
         A request whose wid is quiet or terminating, and a paused queue, get none.
         """
 
+    def exchange(self, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
+        """`ack`, `push` and `fetch` in this order, as one where the store can: one round trip, one commit.
+
+        Raises what they raise; where they are one nothing was done then.
+        """
+        acked = self.ack(acks)
+        return Exchanged(self.push(jobs), acked, self.fetch(requests))
+
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """End jobs well. False where it changed nothing: not stored, not working, or held by another (W16)."""
@@ -76,8 +93,39 @@ class Broker(ABC):
         """Give up worker processes known to be dead: their jobs go back, or to dead at the third loss (W20)."""
 
     @abstractmethod
+    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Change all jobs of a set that a filter describes, in short steps (W23).
+
+        Asked between two steps, `go_on` may end it: FaktoryError, with the steps so far done. As in `remove` and
+        `flush`, the same call again does the rest.
+        """
+
+    @abstractmethod
+    def pause(self, queues: Sequence[str] | None) -> None:
+        """Give out no job of these queues, or of all there are; a name never used becomes a queue (W24)."""
+
+    @abstractmethod
+    def resume(self, queues: Sequence[str] | None) -> None:
+        """Give out jobs of these queues, or of all, again (W24)."""
+
+    @abstractmethod
+    def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Drop what is enqueued in these queues, or in all, and forget them and their pauses (W24)."""
+
+    @abstractmethod
+    def latency(self, queues: Sequence[str]) -> dict[str, float]:
+        """Seconds the oldest enqueued job of each queue has waited; 0.0 where none waits (W24)."""
+
+    @abstractmethod
+    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Forget all jobs, queues, pauses and totals; worker processes stay (W25).
+
+        A Faktory server may refuse it (CommandRefused); this database never does.
+        """
+
+    @abstractmethod
     def info(self) -> dict[str, Any]:
-        """The numbers of INFO, without the part about the server process (W22)."""
+        """The numbers of INFO, without the part about the server process (W22); `workers` are those that live."""
 
     @abstractmethod
     def close(self) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db import connections, transaction
 
 from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError
+from ..mutations import Mutation
 from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, WorkerIdentity
-from ..store import failures, jobs, stats, workers
-from .base import Broker
+from ..store import failures, jobs, many, queues, stats, workers
+from ..wakeups.postgresql import ANY_QUEUE
+from .base import Broker, Exchanged
+
+
+REMEMBER_QUEUE_S = 10.0
+"""How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
 
 
 class OrmBroker(Broker):
@@ -25,30 +32,42 @@ class OrmBroker(Broker):
         alias: str = "default",
         *,
         dead_for_s: int = 180 * 86_400,
+        worker_timeout_s: float = 60,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
     ) -> None:
         self.alias = alias
         self.dead_for_s = dead_for_s
+        self.worker_timeout_s = worker_timeout_s
         self._announce = announce
-        self._known_queues: set[str] = set()
+        self._known_queues: dict[str, float] = {}
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
         jobs.push(jobs_, using=self.alias)
+        self._tell(jobs_)
+        return [None] * len(jobs_)
+
+    def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
+        """See Broker."""
+        acked, fetched = jobs.exchange(jobs_, acks, requests, using=self.alias)
+        self._tell(jobs_)
+        return Exchanged([None] * len(jobs_), acked, fetched)
+
+    def _tell(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
         if queues:
             transaction.on_commit(lambda: self._after_push(queues), using=self.alias)
-        return [None] * len(jobs_)
 
     def _after_push(self, queues: set[str]) -> None:
         self._announce(self.alias, queues)
-        unknown = queues - self._known_queues
+        now = time.monotonic()
+        unknown = {queue for queue in queues if self._known_queues.get(queue, 0.0) <= now}
         if unknown:
             try:
                 stats.add_queues(unknown, using=self.alias)
             except BrokerUnavailable:  # the jobs are stored; an empty queue's line in INFO can wait for the next push
                 return
-            self._known_queues |= unknown
+            self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """See Broker."""
@@ -85,10 +104,50 @@ class OrmBroker(Broker):
         """See Broker."""
         return failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s)
 
+    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """See Broker. Hints go out as the steps are done: the first job need not wait for the last."""
+        for changed in _done(many.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
+            if changed and mutation.command == "requeue":
+                self._announce(self.alias, {ANY_QUEUE})
+
+    def pause(self, queues_: Sequence[str] | None) -> None:
+        """See Broker."""
+        queues.pause(queues_, using=self.alias)
+
+    def resume(self, queues_: Sequence[str] | None) -> None:
+        """See Broker."""
+        resumed = queues.resume(queues_, using=self.alias)
+        if resumed:
+            self._announce(self.alias, resumed)
+
+    def remove(self, queues_: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """See Broker."""
+        for _ in _done(many.remove_queues(queues_, using=self.alias), go_on):
+            self._known_queues.clear()
+
+    def latency(self, queues_: Sequence[str]) -> dict[str, float]:
+        """See Broker."""
+        return queues.latency(queues_, using=self.alias)
+
+    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """See Broker."""
+        for _ in _done(many.flush(using=self.alias), go_on):
+            self._known_queues.clear()
+
     def info(self) -> dict[str, Any]:
         """See Broker."""
-        return stats.snapshot(using=self.alias)
+        return stats.snapshot(using=self.alias, worker_timeout_s=self.worker_timeout_s)
 
     def close(self) -> None:
         """Close this thread's database connection."""
         connections[self.alias].close()
+
+
+def _done(steps: Iterable[many.Step], go_on: Callable[[], bool]) -> Iterator[int]:
+    """Carry out the steps one after the other, as long as it may go on; a single one always is. Tells what changed."""
+    begun = False
+    for step in steps:
+        if begun and not go_on():
+            raise FaktoryError("shutdown in progress: the jobs so far were changed; send it again for the rest")
+        begun = True
+        yield step()

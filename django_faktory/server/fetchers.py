@@ -13,10 +13,11 @@ from functools import partial
 from ..errors import FaktoryError
 from ..payloads import FetchRequest, Reservation
 from .committer import MAX_BATCH, Lane
+from .turns import Item
 
 WAIT_S = 2.0
 
-FetchLane = Lane[FetchRequest, "list[Reservation]"]
+FetchLane = Lane[Item, "list[Reservation]"]
 
 
 class Fetcher:

@@ -11,17 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from .. import conf
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
-from ..payloads import Ack, Failure, FetchRequest, JobPayload, Reservation
+from ..payloads import Failure, JobPayload, Reservation
 from ..protocol import resp
 from ..protocol.commands import Command
-from .committer import Lane
+from .committer import MAX_BATCH, Lane
 from .connection import Connection
 from .fetchers import Fetchers
+from .turns import Item, take_turn, weight
 from .verbs import carry_out
 
 try:
@@ -40,12 +42,10 @@ LAST_REPLIES_S = 3.0
 """How long it then waits for clients to read what they were answered."""
 
 RELEASE_AGAIN_S = 1.0
-BYTES_A_WEIGHT = 8 * 1024
-"""Jobs of this size and below weigh the same, so a transaction carries about 4 MiB of larger ones."""
-
+MAX_PUSH_IN_TURN = 50
 BACKLOG = 128
 WIDTH = 2
-"""Transactions of one kind at once. Each is a database connection; a third gained nothing on two cores."""
+"""Turns at once. Each is a database connection; a third gained nothing on two cores."""
 
 
 class Listener(Protocol):
@@ -138,15 +138,21 @@ class Server:
             return None
         return carry_out(self, connection, command)
 
+    def push(
+        self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
+    ) -> None:
+        """Store jobs with the next turn; a large set on a way of its own, so that nobody waits for it."""
+        lane = self.turns if weight(jobs) <= MAX_PUSH_IN_TURN else self._bulk
+        lane.submit(jobs, answer)
+
+    def goes_on(self) -> bool:
+        """Whether there is time for more: long work ends between two of its steps when the server stops."""
+        return not self._is_stopping
+
     @property
     def connection_count(self) -> int:
         """Clients connected to this node."""
         return len(self._connections)
-
-    @property
-    def worker_count(self) -> int:
-        """Worker processes connected to this node."""
-        return len(self._by_wid)
 
     @property
     def uptime_s(self) -> float:
@@ -177,15 +183,17 @@ class Server:
 
     def _open_lanes(self) -> None:
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
-        self.pushes: Lane[list[JobPayload], list[FaktoryError | None]] = Lane(
-            "push", self._push, width=WIDTH, weigh=_weight, **common
-        )
-        self.reports: Lane[Ack | Failure, FaktoryError | bool] = Lane("report", self._report, width=WIDTH, **common)
+        turn = partial(take_turn, self.broker)
+        self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, **common)
+        self._bulk: Lane[Item, Any] = Lane("bulk", turn, weigh=weight, **common)
+        self.failures: Lane[Failure, FaktoryError | bool] = Lane("fail", self.broker.fail, **common)
         self.control: Lane[Callable[[], Any], Any] = Lane("control", _call_each, **common)
-        claims: Lane[FetchRequest, list[Reservation]] = Lane("fetch", self.broker.fetch, width=WIDTH, **common)
-        self._lanes: tuple[Lane[Any, Any], ...] = (claims, self.pushes, self.reports, self.control)
+        self.long_work: Lane[Callable[[], Any], Any] = Lane(
+            "long", _call_each, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
+        )
+        self._lanes: tuple[Lane[Any, Any], ...] = (self.turns, self._bulk, self.failures, self.control, self.long_work)
         self.fetchers = Fetchers(
-            claims, width=WIDTH, release=self.release, poll_s=conf.get("POLL_INTERVAL"), loop=self.loop
+            self.turns, width=WIDTH, release=self.release, poll_s=conf.get("POLL_INTERVAL"), loop=self.loop
         )
         self._hints = self._listen() if self._listen else None
         if self._hints:
@@ -239,15 +247,6 @@ class Server:
 
     # --- what the lanes carry out, in their threads ---
 
-    def _push(self, sets: list[list[JobPayload]]) -> list[list[FaktoryError | None] | FaktoryError]:
-        answers = iter(self.broker.push([job for jobs in sets for job in jobs]))
-        return [[next(answers) for _ in jobs] for jobs in sets]
-
-    def _report(self, reports: list[Ack | Failure]) -> list[bool | FaktoryError]:
-        acked = iter(self.broker.ack([report for report in reports if isinstance(report, Ack)]))
-        failed = iter(self.broker.fail([report for report in reports if isinstance(report, Failure)]))
-        return [next(acked) if isinstance(report, Ack) else next(failed) for report in reports]
-
     def release(self, jobs: Sequence[Reservation]) -> None:
         """Give back what was claimed for clients that went away, and let others have it (W14)."""
 
@@ -260,10 +259,6 @@ class Server:
                 self.fetchers.wake({job.queue for job in jobs})
 
         self.control.submit(lambda: self.broker.release(jobs), answer)
-
-
-def _weight(jobs: list[JobPayload]) -> int:
-    return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in jobs)
 
 
 def _call_each(calls: list[Callable[[], Any]]) -> list[Any]:

@@ -28,6 +28,7 @@ from ..protocol.commands import (
     Push,
     PushBulk,
 )
+from . import management_verbs
 from .fetchers import Fetcher
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
         if refusal is None:
             server.fetchers.wake({command.job.queue})
 
-    server.pushes.submit([command.job], answer)
+    server.push([command.job], answer)
     return None
 
 
@@ -89,7 +90,7 @@ def push_bulk(server: Server, connection: Connection, command: PushBulk) -> byte
         connection.finish(resp.bulk(jsontext.encode(refused | late)))
         server.fetchers.wake({job.queue for job in good})
 
-    server.pushes.submit(good, answer)
+    server.push(good, answer)
     return None
 
 
@@ -122,7 +123,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
     def answer(told: FaktoryError | bool) -> None:
         connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
 
-    server.reports.submit(Ack(jid=command.jid, wid=connection.identity.wid), answer)
+    server.turns.submit(Ack(jid=command.jid, wid=connection.identity.wid), answer)
     return None
 
 
@@ -139,7 +140,7 @@ def fail(server: Server, connection: Connection, command: FailJob) -> bytes | No
         message=command.message,
         backtrace=command.backtrace,
     )
-    server.reports.submit(report, answer)
+    server.failures.submit(report, answer)
     return None
 
 
@@ -185,6 +186,7 @@ VERBS: dict[type[Any], Handler] = {
     FailJob: fail,
     BeatWorker: beat,
     Info: info,
+    **management_verbs.VERBS,
 }
 
 
@@ -204,7 +206,7 @@ def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
         message=str(error),
         verdict="kill",
     )
-    server.reports.submit(report, lambda _: None)
+    server.failures.submit(report, lambda _: None)
 
 
 def _ok(refusal: Any) -> bytes:
@@ -230,7 +232,7 @@ def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
                 "Dead": {**idle, "size": sets["dead"]},
                 "Retries": {**idle, "size": sets["retries"]},
                 "Scheduled": {**idle, "size": sets["scheduled"]},
-                "Workers": {"reaped": 0, "size": server.worker_count},
+                "Workers": {"reaped": 0, "size": numbers["workers"]},
             },
             "total_enqueued": numbers["total_enqueued"],
             "total_failures": numbers["total_failures"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 from django.db import connections
@@ -14,7 +15,7 @@ from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Slot, holds
+from .dialects.base import Dialect, Ended, Plan, Slot, holds
 from .transactions import run
 
 CHUNK = 500
@@ -30,7 +31,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     """
     if not jobs:
         return
-    distinct = list({job.jid: job for job in reversed(jobs)}.values())[::-1]
+    distinct = _distinct(jobs)
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         dialect = dialect_of(connection)
@@ -41,6 +42,11 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     run(using, insert, atomic=not one_statement)
 
 
+def _distinct(jobs: Sequence[JobPayload]) -> list[JobPayload]:
+    """The first of those with one jid."""
+    return list({job.jid: job for job in reversed(jobs)}.values())[::-1]
+
+
 def _needs_atomic(using: str, jobs: Sequence[JobPayload]) -> bool:
     # executemany is one statement a row where the driver has no set: SQLite. One row commits alone anywhere.
     return len(jobs) > 1 and not _dialect(using).one_statement
@@ -49,23 +55,73 @@ def _needs_atomic(using: str, jobs: Sequence[JobPayload]) -> bool:
 def fetch(requests: Sequence[FetchRequest], *, using: str, now: datetime | None = None) -> list[list[Reservation]]:
     """Reserve jobs for each request, in its order of queues, then priority, then age (W13).
 
-    Requests that name the same queues for the same worker are claimed for together; the rest are first
-    planned by what waits in each queue, so that no row is locked that is not handed out.
+    No row is locked that is not handed out: requests of one worker that name the same queues are claimed for together,
+    otherwise each tries its first queue; who got too little is planned for by what waits in each queue.
     """
-    found: list[list[Reservation]] = [[] for _ in requests]
     requests = [_answerable(request) for request in requests]
-    alike = {(request.queues, request.wid) for request in requests}
-    if len(alike) == 1:
-        queues, wid = next(iter(alike))
-        total = sum(request.count for request in requests)
-        plan = [Slot(queue, wid, total) for queue in dict.fromkeys(queues)]
-        _deal(found, requests, _claim(plan, total, using=using, now=now))
+    claimed = _claim(_first_plan(requests), using=using, now=now)
+    return _shared_out(requests, claimed, using=using, now=now)
+
+
+class Exchanged(NamedTuple):
+    """What `exchange` did: the answers of `ack` and `fetch`."""
+
+    acked: list[bool]
+    fetched: list[list[Reservation]]
+
+
+def exchange(
+    jobs: Sequence[JobPayload],
+    acks: Sequence[Ack],
+    requests: Sequence[FetchRequest],
+    *,
+    using: str,
+    now: datetime | None = None,
+) -> Exchanged:
+    """`ack`, `push` and `fetch` in one transaction, on PostgreSQL in one round trip; what is pushed may be fetched."""
+    if max(len(jobs), len(acks)) > CHUNK or not all(is_storable(ack.jid) for ack in acks):
+        acked = ack(acks, using=using, now=now)
+        push(jobs, using=using, now=now)
+        return Exchanged(acked, fetch(requests, using=using, now=now))
+    distinct = _distinct(jobs)
+    requests = [_answerable(request) for request in requests]
+    plan = _first_plan(requests)
+    ended, claimed = run(
+        using,
+        lambda connection: dialect_of(connection).exchange(connection, distinct, acks, plan, now),
+        atomic=not _dialect(using).joins(connections[using]),
+    )
+    acked = [_was_holder(ack, ended) for ack in acks]
+    return Exchanged(acked, _shared_out(requests, claimed, using=using, now=now))
+
+
+def _first_plan(requests: Sequence[FetchRequest]) -> Plan:
+    """What to claim at first sight."""
+    total = sum(request.count for request in requests)
+    if len({(request.queues, request.wid) for request in requests}) == 1:
+        return Plan([Slot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total)
+    if len({request.wid for request in requests}) > 1:
+        return Plan()  # which of them comes first in a queue takes a plan
+    slots: dict[str, int] = {}
+    for request in requests:
+        for queue in request.queues[:1]:
+            slots[queue] = slots.get(queue, 0) + request.count
+    return Plan([Slot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
+
+
+def _shared_out(
+    requests: Sequence[FetchRequest], claimed: Sequence[Reservation], *, using: str, now: datetime | None
+) -> list[list[Reservation]]:
+    """What was claimed, dealt to the requests, and more for those that it did not suffice for."""
+    found: list[list[Reservation]] = [[] for _ in requests]
+    _deal(found, requests, claimed)
+    if len({(request.queues, request.wid) for request in requests}) <= 1:
         return found
     for _ in range(MAX_ROUNDS):
-        plan = _plan(requests, found, using=using)
-        if not plan:
+        if all(len(got) >= request.count for request, got in zip(requests, found, strict=True)):
             break
-        claimed = _claim(plan, sum(slot.count for slot in plan), using=using, now=now)
+        plan = _plan(requests, found, using=using)
+        claimed = _claim(plan, using=using, now=now)
         if not claimed:
             break
         _deal(found, requests, claimed)
@@ -79,18 +135,18 @@ def _answerable(request: FetchRequest) -> FetchRequest:
     return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
 
 
-def _claim(plan: Sequence[Slot], limit: int, *, using: str, now: datetime | None) -> list[Reservation]:
-    if not plan or limit < 1:
+def _claim(plan: Plan, *, using: str, now: datetime | None) -> list[Reservation]:
+    if not plan.slots or plan.limit < 1:
         return []
-    one_statement = _dialect(using).one_statement and len({slot.wid for slot in plan}) == 1
+    joined = len({slot.wid for slot in plan.slots}) == 1 or _dialect(using).joins(connections[using])
     return run(
         using,
-        lambda connection: dialect_of(connection).claim(connection, plan, limit, now),
-        atomic=not one_statement,
+        lambda connection: dialect_of(connection).claim(connection, plan, now),
+        atomic=not (_dialect(using).one_statement and joined),
     )
 
 
-def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation]], *, using: str) -> list[Slot]:
+def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation]], *, using: str) -> Plan:
     """Who takes from which queue, by how many wait in each: every request in turn, its queues in order."""
     wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
@@ -109,7 +165,7 @@ def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation
                 waiting[queue] -= take
                 missing -= take
                 slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
-    return [Slot(queue, wid, count) for (queue, wid), count in slots.items()]
+    return Plan([Slot(queue, wid, count) for (queue, wid), count in slots.items()], sum(slots.values()))
 
 
 def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]) -> None:

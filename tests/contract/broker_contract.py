@@ -117,6 +117,43 @@ class BrokerContract:
         broker.push([payload("twin", args=[1]), payload("twin", args=[2])])
         assert '"args":[1]' in Job.objects.get().payload
 
+    def test_an_exchange_is_ack_push_and_fetch_in_this_order(self, broker, me):
+        broker.push([payload(), payload()])
+        done, running = self.fetch_all(broker, count=2)
+        new = payload()
+        told = broker.exchange(
+            [new],
+            [Ack(jid=done.jid, wid=me, attempt=done.attempt), Ack(jid="nobody-knows", wid=me)],
+            [FetchRequest(queues=("default",), wid=me)],
+        )
+        assert told.pushed == [None]
+        assert told.acked[0] is True
+        [[got]] = told.fetched
+        assert got.jid == new.jid
+        assert set(Job.objects.values_list("jid", "state")) == {(running.jid, "working"), (new.jid, "working")}
+
+    def test_an_exchange_serves_requests_with_different_queues(self, broker, me):
+        broker.push([payload(queue="a"), payload(queue="b")])
+        requests = [
+            FetchRequest(queues=("a", "b"), wid=me), FetchRequest(queues=("b", "c"), wid=me),
+            FetchRequest(queues=("a", "c"), wid=me),
+        ]  # fmt: skip
+        told = broker.exchange([payload(queue="c")], [], requests)
+        assert [[got.queue for got in one] for one in told.fetched] == [["a"], ["b"], ["c"]]
+
+    def test_an_exchange_of_many_is_as_good_as_one_of_few(self, broker, me):
+        broker.push([payload() for _ in range(600)])
+        held = self.fetch_all(broker, count=600)
+        told = broker.exchange(
+            [payload(queue="b") for _ in range(600)],
+            [Ack(jid=job.jid, wid=me, attempt=job.attempt) for job in held] + [Ack(jid="no\x00such", wid=me)],
+            [FetchRequest(queues=("b",), wid=me)],
+        )
+        assert told.pushed == [None] * 600
+        assert told.acked[:600] == [True] * 600
+        assert [len(one) for one in told.fetched] == [1]
+        assert Job.objects.count() == 600
+
     def test_an_acknowledged_job_is_gone(self, broker, me):
         broker.push([payload()])
         [got] = self.fetch(broker)

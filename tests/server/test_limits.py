@@ -56,8 +56,8 @@ def test_a_flood_of_bad_lines_leaves_others_their_turn(connect, server):
     thread = threading.Thread(target=flooder.send, args=("\n" * number,), kwargs={"end": ""})
     thread.start()
     first = flooder.reply()
-    assert good.ask("INFO")
-    assert place._protocol.buffered_bytes, "most of the flood still waits"
+    assert good.ask("NOPE") == b"-ERR unknown command NOPE"
+    assert thread.is_alive() or place._protocol.buffered_bytes, "the flood is not over"
     left = sum(flooder.reply() == b"-ERR unknown command " for _ in range(number - 1))
     thread.join(10)
     assert (first, left) == (b"-ERR unknown command ", number - 1)

@@ -27,8 +27,8 @@ def answers(statement, times=1):
     with CaptureQueriesContext(connection) as queries, connection.cursor() as cursor:
         rows = []
         for _ in range(times):
-            statement.execute(cursor, [1, "a"])
-            rows += cursor.fetchall()
+            [found] = prepared.execute(cursor, [(statement, [1, "a"])])
+            rows += found
     return rows, [query["sql"].split()[0] for query in queries]
 
 
@@ -36,6 +36,37 @@ def test_a_statement_is_prepared_at_its_third_use_on_a_connection(statement):
     rows, sent = answers(statement, 5)
     assert rows == [(2, "aa")] * 5
     assert sent == ["SELECT", "SELECT", "PREPARE", "EXECUTE", "EXECUTE", "EXECUTE"]
+
+
+def test_several_go_as_one_message_and_each_gives_its_rows(statement):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE noted (what text)")
+        note = Statement("note", ["text"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+        read = Statement("read", ["int"], "SELECT what FROM noted LIMIT $1")
+        for use in range(4):
+            with CaptureQueriesContext(connection) as queries, connection.cursor() as own:
+                found = prepared.execute(own, [(statement, [use, "b"]), (note, ["x"]), (read, [9])])
+            assert found == [[(use + 1, "bb")], [], [("x",)] * (use + 1)]
+            assert len(queries) == (4 if use == 2 else 1), "two uses as they are, the third prepares all three"
+        with pytest.raises(Exception, match="division by zero"):
+            prepared.execute(cursor, [(note, ["x"]), (Statement("wrong", ["int"], "SELECT 1 / $1"), [0])])
+        assert prepared.execute(cursor, [(read, [9])]) == [[("x",)] * 4], "all of them or none"
+        cursor.execute("DROP TABLE noted")
+
+
+def test_where_the_server_binds_the_values_they_go_one_by_one(statement):
+    connection.close()
+    options = connection.settings_dict["OPTIONS"]
+    connection.settings_dict["OPTIONS"] = {**options, "server_side_binding": True}
+    try:
+        with connection.cursor() as cursor, transaction.atomic():
+            for _ in range(4):
+                found = prepared.execute(cursor, [(statement, [1, "a"]), (statement, [2, "b"])])
+                assert found == [[(2, "aa")], [(3, "bb")]]
+        assert not dialect_of(connection).joins(connection)
+    finally:
+        connection.settings_dict["OPTIONS"] = options
+        connection.close()
 
 
 def test_a_new_connection_begins_anew(statement):
@@ -68,7 +99,7 @@ def test_inside_a_transaction_the_error_is_the_callers_and_the_next_one_works(st
     with connection.cursor() as cursor:
         cursor.execute("DEALLOCATE ALL")
         with pytest.raises(ProgrammingError), transaction.atomic():
-            statement.execute(cursor, [1, "a"])
+            prepared.execute(cursor, [(statement, [1, "a"])])
     assert answers(statement)[0] == [(2, "aa")]
 
 
@@ -77,7 +108,7 @@ def test_other_errors_are_told_as_they_are(statement):
     with connection.cursor() as cursor:
         for _ in range(4):
             with pytest.raises(Exception, match="division by zero"):
-                wrong.execute(cursor, [0])
+                prepared.execute(cursor, [(wrong, [0])])
     assert Statement.works is True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
@@ -25,8 +26,8 @@ SLOTS = 16
 
 
 def counter_slot() -> int:
-    """The counter row of this process: two processes seldom wait for the same one."""
-    return os.getpid() % SLOTS
+    """The counter row of this thread: two that count at the same time seldom wait for each other's commit."""
+    return (os.getpid() + threading.get_native_id()) % SLOTS
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +36,16 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     queue: str
     wid: str
     count: int
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """What to claim: at most so many of each slot, and no more than the limit of all.
+
+    With several wids in it, the slots add up to the limit.
+    """
+
+    slots: Sequence[Slot] = ()
+    limit: int = 0
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
@@ -64,10 +75,8 @@ class Dialect(ABC):
         """Store jobs with different jids; leave those alone whose jid lives, replace the finished ones."""
 
     @abstractmethod
-    def claim(
-        self, connection: BaseDatabaseWrapper, plan: Sequence[Slot], limit: int, now: datetime | None
-    ) -> list[Reservation]:
-        """Reserve up to `limit` jobs, at most as many of each queue as the plan says, in the plan's order.
+    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
+        """Reserve jobs, at most as many of each queue as the plan says, in the plan's order.
 
         With several wids in the plan, the jobs of a queue go to them in the plan's order. Quiet workers and
         paused queues get nothing.
@@ -86,6 +95,24 @@ class Dialect(ABC):
 
         Several acks may name one jid: that of the holder is the one that counts.
         """
+
+    def exchange(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> tuple[Ended, list[Reservation]]:
+        """`end`, `insert` and `claim`, those of them that there is something for."""
+        ended = self.end(connection, acks, now) if acks else {}
+        if jobs:
+            self.insert(connection, jobs, now)
+        return ended, self.claim(connection, plan, now) if plan.slots else []
+
+    def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
+        """Whether `exchange` is a transaction by itself, so that none need be opened around it."""
+        return False
 
     @abstractmethod
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
@@ -127,17 +154,15 @@ class PortableDialect(Dialect):
             adapt(job.at) if waits else None, None if waits else adapt(now), adapt(now),
         )  # fmt: skip
 
-    def claim(
-        self, connection: BaseDatabaseWrapper, plan: Sequence[Slot], limit: int, now: datetime | None
-    ) -> list[Reservation]:
+    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect."""
         with connection.cursor() as cursor:
-            paused, muted = withheld(connection, {slot.wid for slot in plan if slot.wid})
+            paused, muted = withheld(connection, {slot.wid for slot in plan.slots if slot.wid})
             clock = now or self.now(cursor)
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
-            for slot in plan:
-                room = min(slot.count, limit - len(found))
+            for slot in plan.slots:
+                room = min(slot.count, plan.limit - len(found))
                 if room > 0 and slot.queue not in paused and slot.wid not in muted:
                     rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken])
                     taken += rows

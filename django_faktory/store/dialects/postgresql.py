@@ -14,8 +14,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
-from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Slot, Tally, counter_slot
-from .prepared import Statement
+from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Plan, Slot, Tally, counter_slot
+from .prepared import Rows, Statement, execute, joins
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
@@ -48,6 +48,7 @@ PUSH_ONE = Statement(
     f"""{_INTO}
 FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {_clock(11)}{_UPSERT}""",
+    gives_rows=False,
 )
 
 PUSH_MANY = Statement(
@@ -58,6 +59,7 @@ FROM ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, pr
   retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {_clock(2)}
 ORDER BY j.place{_UPSERT}""",
+    gives_rows=False,
 )
 
 _RETURNED = (
@@ -70,23 +72,29 @@ _READY = f"""
   ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
 # The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
-# locked. MATERIALIZED: the claim must run once. It commits without waiting for the disk: a claim that a crash of the
-# database takes back is a job that runs again, and whatever is acknowledged later takes the claim to disk with it.
-CLAIM = Statement(
-    "claim",
-    ["text[]", "int[]", "text", "int", "timestamptz"],
-    f"""
+# locked. MATERIALIZED: the claim must run once.
+_CLAIM = f"""
 WITH picked AS MATERIALIZED (
   SELECT ready.id, q.place FROM unnest($1, $2) WITH ORDINALITY AS q (name, room, place)
   CROSS JOIN LATERAL ({_READY}) AS ready
   WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
-    AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL
+    AND $6
   LIMIT $4)
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => reserve_for)
 FROM picked, {_clock(5)} WHERE j.id = picked.id
-RETURNING picked.place, j.weight, j.id, {_RETURNED}""",
+RETURNING picked.place, j.weight, j.id, {_RETURNED}"""
+
+_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz"]
+CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $6", ""))
+
+# Alone, a claim commits without waiting for the disk: one that a crash of the database takes back is a job that runs
+# again, and whatever is acknowledged later takes the claim to disk with it (ADR 0006).
+CLAIM_ALONE = Statement(
+    "claim_alone",
+    _CLAIM_TYPES,
+    _CLAIM.replace("AND $6", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
 )
 
 WAITING = Statement(
@@ -157,50 +165,86 @@ class PostgresqlDialect(Dialect):
     def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
         """See Dialect."""
         with connection.cursor() as cursor:
-            if len(jobs) > 1:
-                PUSH_MANY.execute(cursor, [str(_json.encode(jobs), "utf-8"), now])
-                return
-            job = jobs[0]
-            PUSH_ONE.execute(
-                cursor,
-                [job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace,
-                 job.result_ttl, job.at, now],
-            )  # fmt: skip
+            execute(cursor, [_push(jobs, now)])
 
-    def claim(
-        self, connection: BaseDatabaseWrapper, plan: Sequence[Slot], limit: int, now: datetime | None
-    ) -> list[Reservation]:
+    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect. One statement for each wid of the plan."""
-        found: list[Reservation] = []
+        claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
         with connection.cursor() as cursor:
-            for wid in dict.fromkeys(slot.wid for slot in plan):
-                slots = [slot for slot in plan if slot.wid == wid]
-                queues, rooms = [slot.queue for slot in slots], [slot.count for slot in slots]
-                room = limit - len(found)
-                if room > 0:
-                    CLAIM.execute(cursor, [queues, rooms, wid, room, now])
-                    found += [_reserved(row) for row in sorted(cursor.fetchall(), key=_place)]
-        return found
+            return _reservations(execute(cursor, _claims(claim, plan, now)))
+
+    def exchange(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> tuple[Ended, list[Reservation]]:
+        """See Dialect."""
+        calls = [_end(acks, now)] if acks else []
+        calls += [_push(jobs, now)] if jobs else []
+        claims_from = len(calls)
+        calls += _claims(CLAIM, plan, now)
+        with connection.cursor() as cursor:
+            found = execute(cursor, calls)
+        return _ended(found[0]) if acks else {}, _reservations(found[claims_from:])
+
+    def joins(self, connection: BaseDatabaseWrapper) -> bool:
+        """See Dialect."""
+        return joins(connection)
 
     def waiting(
         self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
     ) -> tuple[dict[str, int], set[str]]:
         """See Dialect."""
         with connection.cursor() as cursor:
-            WAITING.execute(cursor, [list(queues), most, list(wids)])
-            rows = cursor.fetchall()
+            [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids)])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""
         with connection.cursor() as cursor:
-            END.execute(cursor, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)])
-            return {jid: (wid, attempt) for jid, wid, attempt in cursor.fetchall()}
+            [rows] = execute(cursor, [_end(acks, now)])
+        return _ended(rows)
 
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """See Dialect."""
         if tally != Tally():
             cursor.execute(COUNT, [day.date(), counter_slot(), tally.processed, tally.failed, tally.late])
+
+
+def _push(jobs: Sequence[JobPayload], now: datetime | None) -> tuple[Statement, list[Any]]:
+    if len(jobs) > 1:
+        return PUSH_MANY, [str(_json.encode(jobs), "utf-8"), now]
+    job = jobs[0]
+    return PUSH_ONE, [
+        job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace,
+        job.result_ttl, job.at, now,
+    ]  # fmt: skip
+
+
+def _end(acks: Sequence[Ack], now: datetime | None) -> tuple[Statement, list[Any]]:
+    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
+
+
+def _ended(rows: Rows) -> Ended:
+    return {jid: (wid, attempt) for jid, wid, attempt in rows}
+
+
+def _claims(claim: Statement, plan: Plan, now: datetime | None) -> list[tuple[Statement, list[Any]]]:
+    """A claim for each wid of the plan."""
+    by_wid: dict[str, list[Slot]] = {}
+    for slot in plan.slots:
+        by_wid.setdefault(slot.wid, []).append(slot)
+    return [
+        (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now])
+        for wid, slots in by_wid.items()
+    ]
+
+
+def _reservations(found: Sequence[Rows]) -> list[Reservation]:
+    return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
 
 
 def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,10 @@ USES_BEFORE = 2
 """A connection that lives for one request gains nothing from a statement prepared for one use."""
 
 _NO_SUCH_STATEMENT, _STATEMENT_EXISTS = "26000", "42P05"
+_PLACE = re.compile(r"\$(\d+)")
+
+Rows = list[tuple[Any, ...]]
+Call = tuple["Statement", Sequence[Any]]
 
 
 class _Use:
@@ -38,45 +43,84 @@ class _Use:
 
 
 class Statement:
-    """SQL with `$1, $2, …` of the given types. `execute` binds values; the rows are the cursor's."""
+    """SQL with `$1, $2, …` of the given types; run by `execute`."""
 
     works = True
     """Whether sessions stay with their connection; set to False for all when one was seen that did not."""
 
-    def __init__(self, name: str, types: Sequence[str], sql: str) -> None:
-        self.name, self.types, self.sql = name, types, sql
-        self._plain = re.sub(r"\$(\d+)", lambda match: f"%(p{match[1]})s::{types[int(match[1]) - 1]}", sql)
+    def __init__(self, name: str, types: Sequence[str], sql: str, *, gives_rows: bool = True) -> None:
+        self.name, self.types, self.sql, self.gives_rows = name, types, sql, gives_rows
+        self._places = [int(place) - 1 for place in _PLACE.findall(sql)]
+        self._plain = _PLACE.sub(lambda match: f"%s::{types[int(match[1]) - 1]}", sql)
         self._execute = f"({', '.join(['%s'] * len(types))})"
         self._uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 
-    def execute(self, cursor: CursorWrapper, values: Sequence[Any]) -> None:
-        """Run it with these values."""
+    def ready(self, cursor: CursorWrapper) -> _Use | None:
+        """How it is prepared on this connection; None where it goes as it is."""
         connection = cursor.db.connection
         use = self._uses.get(connection)
         if use is None:
             use = self._uses[connection] = _Use()
         use.uses += 1
-        if not Statement.works or use.uses <= USES_BEFORE:
-            self._execute_plain(cursor, values)
-            return
-        try:
-            if time.monotonic() - use.planned_at > REPLAN_S:
-                self._prepare(cursor, use)
-            cursor.execute(f"EXECUTE {use.name}{self._execute}", values)
-        except Error as error:
-            if getattr(error.__cause__, "sqlstate", None) not in (_NO_SUCH_STATEMENT, _STATEMENT_EXISTS):
-                raise
-            Statement.works = False
-            logger.warning("prepared statements are lost between transactions (a pooler?): going on without them")
-            if cursor.db.in_atomic_block:
-                raise  # the transaction is spoilt; the next one goes without
-            self._execute_plain(cursor, values)
+        if not Statement.works or use.uses <= USES_BEFORE or not joins(cursor.db):
+            return None
+        if time.monotonic() - use.planned_at > REPLAN_S:
+            self._prepare(cursor, use)
+        return use
 
-    def _execute_plain(self, cursor: CursorWrapper, values: Sequence[Any]) -> None:
-        cursor.execute(self._plain, {f"p{place}": value for place, value in enumerate(values, 1)})
+    def text(self, use: _Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        """The SQL to send, and the values for its places."""
+        if use:
+            return f"EXECUTE {use.name}{self._execute}", values
+        return self._plain, [values[place] for place in self._places]
 
     def _prepare(self, cursor: CursorWrapper, use: _Use) -> None:
         old = f"DEALLOCATE {use.name}; " if use.name else ""
         name = f"faktory_{self.name}_{use.uses}"
         cursor.execute(f"{old}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
         use.name, use.planned_at = name, time.monotonic()
+
+
+def joins(connection: BaseDatabaseWrapper) -> bool:
+    """Whether several statements may go as one message, as one transaction: not where the server binds the values.
+
+    It cannot bind those of EXECUTE either; the driver has a way of its own to prepare there.
+    """
+    return not connection.settings_dict["OPTIONS"].get("server_side_binding")
+
+
+def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
+    """Run statements with their values and return the rows of each.
+
+    Where they can be joined they make one round trip and, outside of a transaction, are one of their own.
+    """
+    try:
+        return _send(cursor, [(*call, call[0].ready(cursor)) for call in calls])
+    except Error as error:
+        if getattr(error.__cause__, "sqlstate", None) not in (_NO_SUCH_STATEMENT, _STATEMENT_EXISTS):
+            raise
+        Statement.works = False
+        logger.warning("prepared statements are lost between transactions (a pooler?): going on without them")
+        if cursor.db.in_atomic_block:
+            raise  # the transaction is spoilt; the next one goes without
+        return _send(cursor, [(*call, None) for call in calls])
+
+
+def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], _Use | None]]) -> list[Rows]:
+    found: list[Rows] = []
+    if not joins(cursor.db):
+        for statement, values, _ in calls:
+            cursor.execute(*statement.text(None, values))
+            found.append(_rows(cursor, statement))
+        return found
+    texts = [statement.text(use, values) for statement, values, use in calls]
+    cursor.execute("; ".join(sql for sql, _ in texts), [value for _, values in texts for value in values])
+    for statement, _, _ in calls:
+        if found:
+            cursor.nextset()
+        found.append(_rows(cursor, statement))
+    return found
+
+
+def _rows(cursor: CursorWrapper, statement: Statement) -> Rows:
+    return cursor.fetchall() if statement.gives_rows else []
