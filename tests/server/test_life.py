@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from django_faktory.brokers.base import Broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable, FaktoryError
 from django_faktory.models import Job
@@ -25,10 +26,13 @@ class Moody(OrmBroker):
         self.is_away = False
         self.may_push = threading.Event()
         self.may_push.set()
+        self.looks = 0
 
     def _check(self):
         if self.is_away:
             raise BrokerUnavailable("database unavailable: gone fishing")
+
+    exchange = Broker.exchange  # each verb by itself
 
     def push(self, jobs):
         assert self.may_push.wait(10)
@@ -39,7 +43,9 @@ class Moody(OrmBroker):
 
     def fetch(self, requests):
         self._check()
-        return super().fetch(requests)
+        found = super().fetch(requests)
+        self.looks += 1
+        return found
 
     def info(self):
         self._check()
@@ -119,6 +125,7 @@ def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(mood
     """W28."""
     waits, pushes, late = (RawClient.identified(moody.address) for _ in range(3))
     waits.send("FETCH default")
+    wait_until(lambda: broker.looks)
     broker.may_push.clear()
     pushes.send(push(jid="accepted"))
     wait_until(lambda: moody.command_count == 5)
