@@ -275,6 +275,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MAX_COMMAND_BYTES": _whole(4096),
     "MAX_CONNECTIONS": _whole(1),
     "HELLO_TIMEOUT": _seconds(0.1),
+    "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),
     "PROCESSES": _or_none(_whole(1, 1024)),
     "CONCURRENCY": _whole(1, 1024),
     "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),

@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
     "MAX_CONNECTIONS": 2000,
     "HELLO_TIMEOUT": 5.0,
+    "ALLOW_FLUSH": None,
     # worker
     "PROCESSES": None,
     "CONCURRENCY": 5,
@@ -46,6 +47,7 @@ DOCS: dict[str, str] = {
     "MAX_COMMAND_BYTES": "Longest command line, in bytes.",
     "MAX_CONNECTIONS": "Most client connections at once.",
     "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO.",
+    "ALLOW_FLUSH": "Whether FLUSH, which forgets all jobs, is carried out; `None`: where `DEBUG` is true.",
     "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
     "CONCURRENCY": "Threads in each worker process.",
     "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",
@@ -71,6 +73,12 @@ def configured() -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(found).__name__}")
     return found
+
+
+def allows_flush() -> bool:
+    """Whether a client may have all jobs forgotten (W25)."""
+    allowed = get("ALLOW_FLUSH")
+    return bool(settings.DEBUG if allowed is None else allowed)
 
 
 def password() -> str:

@@ -23,6 +23,8 @@ _raw_items = msgspec.json.Decoder(list[msgspec.Raw])
 _whitespace = re.compile(r"[ \t\n\r]*")
 _strings = re.compile(r'"(?:[^"\\]|\\.)*"')
 _brackets = re.compile(r"[\[\]{}]")
+_strings_and_space = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|[ \t\r\n]+')
+_any_space = re.compile(r"[ \t\r\n]")
 
 
 def members(text: str) -> dict[str, str]:
@@ -94,6 +96,11 @@ def append(text: str, parts: Iterable[tuple[str, str]]) -> str:
         return text
     head = text.rstrip(" \t\r\n")[:-1].rstrip(" \t\r\n")
     return f"{head}{'' if head.endswith('{') else ','}{added}}}"
+
+
+def compact(text: str) -> str:
+    """Leave out the white space between the tokens of `text`; strings stay as they are."""
+    return _strings_and_space.sub(r"\1", text) if _any_space.search(text) else text
 
 
 def _refuse_constant(name: str) -> NoReturn:

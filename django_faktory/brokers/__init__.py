@@ -26,7 +26,11 @@ def get_broker() -> Broker:
         case "orm":
             from .orm import OrmBroker  # models may be imported only when the apps are ready
 
-            return OrmBroker(conf.get("DATABASE"), dead_for_s=conf.get("DEAD_TTL"))
+            return OrmBroker(
+                conf.get("DATABASE"),
+                dead_for_s=conf.get("DEAD_TTL"),
+                worker_timeout_s=conf.get("WORKER_TIMEOUT"),
+            )
         case "remote":
             return remote_broker(conf.url())
         case path:

@@ -99,6 +99,7 @@ class Connection:
         self.is_open = True
         self._pid = os.getpid()
         self._asking = threading.Lock()
+        self._reply_timeout_s = reply_timeout_s
         self._protocol = ClientConnection(identity=identity, password=address.password)
         self._socket = _dial(address, connect_timeout_s)
         try:
@@ -108,9 +109,13 @@ class Connection:
             self.close()
             raise
 
-    def ask(self, lines: Sequence[bytes]) -> list[Reply]:
-        """Send these commands, in goes of PIPELINE, and read a reply to each. Raises OSError or ProtocolError."""
+    def ask(self, lines: Sequence[bytes], *, reply_timeout_s: float | None = None) -> list[Reply]:
+        """Send these commands, in goes of PIPELINE, and read a reply to each. Raises OSError or ProtocolError.
+
+        `reply_timeout_s` is for these only, where they may take longer than others.
+        """
         with self._asking:
+            self._socket.settimeout(reply_timeout_s or self._reply_timeout_s)
             return [
                 reply
                 for start in range(0, len(lines), PIPELINE)

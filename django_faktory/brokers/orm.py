@@ -16,7 +16,6 @@ from ..store import failures, jobs, many, queues, stats, workers
 from ..wakeups.postgresql import ANY_QUEUE
 from .base import Broker, Exchanged
 
-
 REMEMBER_QUEUE_S = 10.0
 """How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
 
@@ -43,15 +42,15 @@ class OrmBroker(Broker):
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
-        jobs.push(jobs_, using=self.alias)
+        pushed = jobs.push(jobs_, using=self.alias)
         self._tell(jobs_)
-        return [None] * len(jobs_)
+        return list(pushed)
 
     def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
         """See Broker."""
-        acked, fetched = jobs.exchange(jobs_, acks, requests, using=self.alias)
+        pushed, acked, fetched = jobs.exchange(jobs_, acks, requests, using=self.alias)
         self._tell(jobs_)
-        return Exchanged([None] * len(jobs_), acked, fetched)
+        return Exchanged(list(pushed), acked, fetched)
 
     def _tell(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -25,6 +25,7 @@ from ..errors import (
     ProtocolError,
     UnknownWorker,
 )
+from ..mutations import Mutation
 from ..payloads import (
     DEFAULT_QUEUE,
     DEFAULT_RESERVE_FOR,
@@ -39,6 +40,7 @@ from ..payloads import (
     parse_instant,
 )
 from ..protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
+from ..protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ..protocol.resp import Bulk, Error, Reply, Simple
 from .base import Broker
 from .connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
@@ -48,6 +50,9 @@ logger = logging.getLogger(__name__)
 BULK_JOBS = 1000
 BULK_BYTES = 4 * 1024 * 1024
 """Jobs and bytes of one PUSHB: a quarter of what a server takes in one line by default (W7)."""
+
+LONG_REPLY_TIMEOUT_S = 600.0
+"""For what goes over many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
 
 NOT_NOW = ("database unavailable", "shutdown in progress", "too many connections")
 """Errors that are about the server, not about what was sent: it may be sent again later (W8, W28, W30)."""
@@ -156,11 +161,40 @@ class RemoteBroker(Broker):
         """See Broker. The server notices by itself: missing BEATs, or the reservation's end."""
         return 0
 
+    def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """See Broker. The server carries out all of it, and is waited for up to LONG_REPLY_TIMEOUT_S."""
+        self._order(Mutate(mutation).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+
+    def pause(self, queues: Sequence[str] | None) -> None:
+        """See Broker. An original server knows no pause of a queue that was never used."""
+        self._order_queues(PauseQueues, queues)
+
+    def resume(self, queues: Sequence[str] | None) -> None:
+        """See Broker."""
+        self._order_queues(ResumeQueues, queues)
+
+    def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """See Broker."""
+        self._order_queues(RemoveQueues, queues, reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+
+    def latency(self, queues: Sequence[str]) -> dict[str, float]:
+        """See Broker."""
+        [reply] = self._ask([QueueLatency(tuple(queues)).line()])
+        return {queue: float(seconds) for queue, seconds in _object(reply).items()}
+
+    def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
+        """See Broker."""
+        self._order(Flush().line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
+
     def info(self) -> dict[str, Any]:
         """See Broker."""
         [reply] = self._ask([Info().line()])
         found = _object(reply).get("faktory", {})
-        return found if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            return {}
+        with suppress(KeyError, TypeError):
+            found["workers"] = found["tasks"]["Workers"]["size"]
+        return found
 
     def close(self) -> None:
         """See Broker."""
@@ -168,19 +202,36 @@ class RemoteBroker(Broker):
             connection.close()
             self._local.connection = None
 
-    def _ask(self, lines: Sequence[bytes], *, again: bool = True) -> list[Reply]:
+    def _order_queues(
+        self,
+        verb: type[PauseQueues | ResumeQueues | RemoveQueues],
+        queues: Sequence[str] | None,
+        *,
+        reply_timeout_s: float | None = None,
+    ) -> None:
+        names = None if queues is None else tuple(queues)
+        if names != ():  # none are no work, and no command
+            self._order(verb(names).line(), reply_timeout_s=reply_timeout_s)
+
+    def _order(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
+        """Send a command that is answered with OK, or refused. Twice does no harm."""
+        [reply] = self._ask([line], reply_timeout_s=reply_timeout_s)
+        if refusal := _refusal(reply):
+            raise refusal
+
+    def _ask(self, lines: Sequence[bytes], *, again: bool = True, reply_timeout_s: float | None = None) -> list[Reply]:
         """Send commands over this thread's connection; `again` allows a second try over a new one."""
         connection = self._usable()
         is_new = connection is None
         try:
-            replies = (connection or self._connect()).ask(lines)
+            replies = (connection or self._connect()).ask(lines, reply_timeout_s=reply_timeout_s)
         except (OSError, ProtocolError) as error:
             self.close()
             if isinstance(error, AuthenticationFailed) and not self._was_let_in:
                 raise
             if again and not is_new and not isinstance(error, TimeoutError):
                 logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
-                return self._ask(lines, again=False)
+                return self._ask(lines, again=False, reply_timeout_s=reply_timeout_s)
             raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
         for reply in replies:
             if isinstance(reply, Error) and reply.message.startswith(NOT_NOW):

@@ -14,7 +14,10 @@ import msgspec
 from .. import jsontext
 from ..admission import parse_job
 from ..errors import InvalidPayload, UnknownCommand
-from ..payloads import DEFAULT_QUEUE, MAX_NAME, Beat, JobPayload, WorkerIdentity
+from ..payloads import DEFAULT_QUEUE, Beat, JobPayload, WorkerIdentity
+from . import management
+from .fields import field, line, object_after, wid
+from .management import ManagementCommand
 
 VERSION = 2
 
@@ -34,7 +37,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
             told |= {"wid": who.wid, "hostname": who.hostname, "pid": who.pid, "labels": who.labels}
         if self.pwdhash:
             told["pwdhash"] = self.pwdhash
-        return _line("HELLO", jsontext.encode(told))
+        return line("HELLO", jsontext.encode(told))
 
 
 class End(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ class Push(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """As a client sends it."""
-        return _line("PUSH", self.job.text)
+        return line("PUSH", self.job.text)
 
 
 class PushBulk(msgspec.Struct, frozen=True):
@@ -70,7 +73,7 @@ class PushBulk(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """As a client sends it; refused ones have no text any more."""
-        return _line("PUSHB", f"[{','.join(job.text for job in self.jobs if isinstance(job, JobPayload))}]")
+        return line("PUSHB", f"[{','.join(job.text for job in self.jobs if isinstance(job, JobPayload))}]")
 
 
 class Fetch(msgspec.Struct, frozen=True):
@@ -80,7 +83,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """As a client sends it."""
-        return _line("FETCH", " ".join(self.queues))
+        return line("FETCH", " ".join(self.queues))
 
 
 class AckJob(msgspec.Struct, frozen=True):
@@ -90,7 +93,7 @@ class AckJob(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """As a client sends it."""
-        return _line("ACK", jsontext.encode({"jid": self.jid}))
+        return line("ACK", jsontext.encode({"jid": self.jid}))
 
 
 class FailJob(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ class FailJob(msgspec.Struct, frozen=True):
 
     def line(self) -> bytes:
         """As a client sends it."""
-        return _line("FAIL", jsontext.encode(msgspec.structs.asdict(self)))
+        return line("FAIL", jsontext.encode(msgspec.structs.asdict(self)))
 
 
 class BeatWorker(msgspec.Struct, frozen=True):
@@ -114,10 +117,10 @@ class BeatWorker(msgspec.Struct, frozen=True):
     def line(self) -> bytes:
         """As a client sends it."""
         told = {key: value for key, value in msgspec.structs.asdict(self.beat).items() if value}
-        return _line("BEAT", jsontext.encode(told))
+        return line("BEAT", jsontext.encode(told))
 
 
-Command = Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker
+Command = Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker | ManagementCommand
 
 
 def parse(line: str) -> Command:
@@ -131,20 +134,20 @@ def parse(line: str) -> Command:
 
 def parse_hello(text: str) -> Hello:
     """Read what follows HELLO. Raises InvalidPayload; the caller closes (W2)."""
-    found = _object("HELLO", text)
+    found = object_after("HELLO", text)
     version = found.get("v", VERSION)  # a client in use sends none
     if version != VERSION or isinstance(version, bool):
         raise InvalidPayload(f"invalid HELLO: v: expected {VERSION}, the protocol's version, got {ascii(version)[:40]}")
-    labels = _field("HELLO", found, "labels", list, [])
+    labels = field("HELLO", found, "labels", list, [])
     if not all(isinstance(label, str) for label in labels):
         raise InvalidPayload("invalid HELLO: labels: expected an array of strings")
     identity = WorkerIdentity(
-        wid=_wid("HELLO", found),
-        hostname=_field("HELLO", found, "hostname", str, ""),
-        pid=_field("HELLO", found, "pid", int, 0),
+        wid=wid("HELLO", found),
+        hostname=field("HELLO", found, "hostname", str, ""),
+        pid=field("HELLO", found, "pid", int, 0),
         labels=tuple(labels),
     )
-    return Hello(identity=identity, pwdhash=_field("HELLO", found, "pwdhash", str, ""))
+    return Hello(identity=identity, pwdhash=field("HELLO", found, "pwdhash", str, ""))
 
 
 def _parse_push(text: str) -> Push:
@@ -167,38 +170,38 @@ def _parse_fetch(text: str) -> Fetch:
 
 
 def _parse_ack(text: str) -> AckJob:
-    jid = _object("ACK", text).get("jid")
+    jid = object_after("ACK", text).get("jid")
     if not isinstance(jid, str):
         raise InvalidPayload(f"invalid ACK {text[:200]}: jid: expected a string")
     return AckJob(jid)
 
 
 def _parse_fail(text: str) -> FailJob:
-    found = _object("FAIL", text)
-    jid = _field("FAIL", found, "jid", str, "")
+    found = object_after("FAIL", text)
+    jid = field("FAIL", found, "jid", str, "")
     if not jid:
         raise InvalidPayload("missing JID: expected the jid of the job that failed")
-    lines = _field("FAIL", found, "backtrace", list, [])
+    lines = field("FAIL", found, "backtrace", list, [])
     if not all(isinstance(line, str) for line in lines):
         raise InvalidPayload("invalid FAIL: backtrace: expected an array of strings")
     return FailJob(
         jid=jid,
-        errtype=_field("FAIL", found, "errtype", str, "").strip(),
-        message=_field("FAIL", found, "message", str, "").strip(),
+        errtype=field("FAIL", found, "errtype", str, "").strip(),
+        message=field("FAIL", found, "message", str, "").strip(),
         backtrace=tuple(lines),
     )
 
 
 def _parse_beat(text: str) -> BeatWorker:
-    found = _object("BEAT", text)
-    wid = _wid("BEAT", found)
-    if not wid:
+    found = object_after("BEAT", text)
+    given = wid("BEAT", found)
+    if not given:
         raise InvalidPayload(f"invalid BEAT {text[:200]}: wid: expected the wid of a worker that said HELLO")
     return BeatWorker(
         Beat(
-            wid=wid,
-            current_state=_field("BEAT", found, "current_state", str, ""),
-            rss_kb=_field("BEAT", found, "rss_kb", int, 0),
+            wid=given,
+            current_state=field("BEAT", found, "current_state", str, ""),
+            rss_kb=field("BEAT", found, "rss_kb", int, 0),
         )
     )
 
@@ -217,38 +220,5 @@ VERBS: dict[str, Callable[[str], Command]] = {
     "ACK": _parse_ack,
     "FAIL": _parse_fail,
     "BEAT": _parse_beat,
+    **management.VERBS,
 }
-
-
-def _line(verb: str, rest: str) -> bytes:
-    return f"{verb} {rest}\r\n".encode()
-
-
-def _object(verb: str, text: str) -> dict[str, Any]:
-    jsontext.check_depth(text)
-    try:
-        found = jsontext.decode(text)
-    except InvalidPayload as error:
-        raise InvalidPayload(f"invalid {verb} {text[:200]}: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidPayload(f"invalid {verb} {text[:200]}: expected an object {{…}}")
-    return found
-
-
-def _field(verb: str, found: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    value = found.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidPayload(f"invalid {verb}: {name}: expected {_KINDS[kind]}, got {ascii(value)[:60]}")
-    return value
-
-
-_KINDS: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an array"}
-
-
-def _wid(verb: str, found: dict[str, Any]) -> str:
-    wid: str = _field(verb, found, "wid", str, "")
-    if len(wid) > MAX_NAME or "\x00" in wid or not wid.isprintable():
-        raise InvalidPayload(f"invalid {verb}: wid: expected at most {MAX_NAME} printable characters")
-    return wid

@@ -8,14 +8,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, Sum
 
 from ..lifecycle import State
-from ..models import Counter, Job, Queue
+from ..models import Counter, Job, Queue, WorkerProcess
 from .transactions import run
+from .workers import living
 
 _SETS = (State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKING)
 
 
-def snapshot(*, using: str) -> dict[str, Any]:
-    """The sizes of queues and sets, and the totals; taken in one transaction.
+def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
+    """The sizes of queues and sets, the totals and the workers that live; taken in one transaction.
 
     Sizes are counted over the partial indexes of the live states, so the cost grows with the backlog: callers
     that show them often keep one for a second.
@@ -39,6 +40,7 @@ def snapshot(*, using: str) -> dict[str, Any]:
             "total_late": totals["late"] or 0,
             "total_enqueued": sum(queues.values()),
             "total_queues": len(queues),
+            "workers": WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).count(),
         }
 
     return run(using, verb)

@@ -68,14 +68,21 @@ def beat(beats: Sequence[Beat], *, using: str) -> list[FaktoryError | str]:
     return run(using, verb)
 
 
-def advance(wids: Sequence[str], state: str, *, using: str) -> int:
-    """Move workers on to quiet or terminate; those further on stay where they are. Returns how many moved."""
+def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:
+    """Move these workers, or all, on to quiet or terminate; those further on stay. Returns how many moved.
+
+    From then on no claim gives them a job, a FETCH that waits included (W15); each hears it at its next BEAT (W21).
+    """
     earlier = [name for name, rank in _ORDER.items() if rank < _ORDER[state]]
-    return run(
-        using,
-        lambda _: WorkerProcess.objects.using(using).filter(wid__in=wids, state__in=earlier).update(state=state),
-        atomic=False,
-    )
+    workers = WorkerProcess.objects.using(using).filter(state__in=earlier)
+    moved = workers if wids is None else workers.filter(wid__in=list(filter(is_storable, wids)))
+    return run(using, lambda _: moved.update(state=state), atomic=False)
+
+
+def living(seen_within_s: float) -> Q:
+    """Worker processes that were seen lately, or hold jobs: a client that sends no BEAT lives while it works."""
+    holders = Job.objects.in_state(State.WORKING).values("wid")
+    return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders)
 
 
 def bye(wids: Sequence[str], *, using: str) -> None:

@@ -6,10 +6,11 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job
 from django_faktory.payloads import Ack
 from tests.contract.broker_contract import BrokerContract
+from tests.contract.management_contract import ManagementContract
 from tests.factories import payload
 
 
-class TestOrmBroker(BrokerContract):
+class TestOrmBroker(ManagementContract, BrokerContract):
     @pytest.fixture
     def broker(self):
         return OrmBroker("default")

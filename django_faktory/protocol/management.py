@@ -1,0 +1,167 @@
+"""The commands people manage with: MUTATE, QUEUE and FLUSH, both ways. Shape only. Rules: W5, W23 to W25.
+
+Errors begin as the original server's do and go on with the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .. import jsontext
+from ..errors import InvalidPayload
+from ..mutations import COMMANDS, MAX_REGEXP, TARGETS, Mutation
+from ..payloads import queue_name
+from .fields import field, line, object_after
+
+ALL = "*"
+
+Queues = tuple[str, ...] | None
+"""Names in the order given; None: all there are."""
+
+
+class Mutate(msgspec.Struct, frozen=True):
+    """Change many jobs at once."""
+
+    mutation: Mutation
+
+    def line(self) -> bytes:
+        """As a client sends it; without a space, which the original server does not take."""
+        one = self.mutation
+        told: dict[str, Any] = {"cmd": one.command, "target": one.target}
+        given = {"jids": one.jids, "jobtype": one.jobtype or None, "regexp": one.regexp or None}
+        told["filter"] = {name: value for name, value in given.items() if value is not None}
+        return line("MUTATE", jsontext.encode(told).replace(" ", "\\u0020"))
+
+
+class PauseQueues(msgspec.Struct, frozen=True):
+    """Give out no job of these queues."""
+
+    queues: Queues
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _queue_line("PAUSE", self.queues)
+
+
+class ResumeQueues(msgspec.Struct, frozen=True):
+    """Give out jobs of these queues again."""
+
+    queues: Queues
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _queue_line("RESUME", self.queues)
+
+
+class RemoveQueues(msgspec.Struct, frozen=True):
+    """Drop what waits in these queues, and forget them."""
+
+    queues: Queues
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _queue_line("REMOVE", self.queues)
+
+
+class QueueLatency(msgspec.Struct, frozen=True):
+    """How long the oldest job of each has waited."""
+
+    queues: tuple[str, ...]
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return _queue_line("LATENCY", self.queues)
+
+
+class Flush(msgspec.Struct, frozen=True):
+    """Forget all jobs."""
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return b"FLUSH\r\n"
+
+
+ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLatency | Flush
+
+
+def parse_mutate(text: str) -> Mutate:
+    """Read what follows MUTATE."""
+    found = object_after("MUTATE", text)
+    command, target = found.get("cmd"), found.get("target")
+    if command not in COMMANDS:
+        raise InvalidPayload(f"unknown mutate operation {ascii(command)[:60]}: cmd: expected {_one_of(COMMANDS)}")
+    if target not in TARGETS:
+        raise InvalidPayload(
+            f"invalid target for mutation command: target: expected {_one_of(TARGETS)}, got {ascii(target)[:60]}"
+        )
+    wanted = field("MUTATE", found, "filter", dict, {})
+    jids = field("MUTATE", wanted, "jids", list, None)
+    if jids is not None and not all(isinstance(jid, str) for jid in jids):
+        raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
+    regexp = field("MUTATE", wanted, "regexp", str, "")
+    if len(regexp) > MAX_REGEXP:
+        raise InvalidPayload(
+            f"invalid MUTATE: regexp: expected a glob of at most {MAX_REGEXP} characters, got {len(regexp)}; shorten it"
+        )
+    if unknown := wanted.keys() - {"jids", "jobtype", "regexp"}:
+        raise InvalidPayload(
+            f"invalid MUTATE: filter: expected jids, jobtype or regexp, got {ascii(min(unknown))[:60]};"
+            " a filter that is not understood would match everything"
+        )
+    return Mutate(
+        Mutation(
+            command=command,
+            target=target,
+            jids=None if jids is None else tuple(dict.fromkeys(jids)),
+            jobtype=field("MUTATE", wanted, "jobtype", str, ""),
+            regexp=regexp,
+        )
+    )
+
+
+def parse_queue(text: str) -> ManagementCommand:
+    """Read what follows QUEUE: a sub-verb in any case, then names."""
+    given, *names = text.split() or [""]
+    verb = given.upper()
+    if verb == "LATENCY":
+        return _latency(names)
+    if verb not in _QUEUE_VERBS:
+        raise InvalidPayload(f"no such QUEUE subcommand: {given[:60]}; use PAUSE, RESUME, REMOVE or LATENCY")
+    if not names:
+        raise InvalidPayload(f"QUEUE {verb}: expected the names of queues, or * for all, got none")
+    return _QUEUE_VERBS[verb](None if names == [ALL] else _names(names))
+
+
+def _latency(names: list[str]) -> QueueLatency:
+    if ALL in names:
+        raise InvalidPayload("QUEUE LATENCY does not support wildcards; name the queues")
+    return QueueLatency(_names(names))
+
+
+_QUEUE_VERBS: dict[str, Callable[[Queues], ManagementCommand]] = {
+    "PAUSE": PauseQueues,
+    "RESUME": ResumeQueues,
+    "REMOVE": RemoveQueues,
+}
+
+
+def _names(names: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(queue_name, names)))
+
+
+def _queue_line(verb: str, queues: Queues) -> bytes:
+    return line("QUEUE", " ".join([verb, *([ALL] if queues is None else queues)]))
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+VERBS: dict[str, Callable[[str], ManagementCommand]] = {
+    "MUTATE": parse_mutate,
+    "QUEUE": parse_queue,
+    "FLUSH": lambda _: Flush(),
+}

@@ -1,0 +1,260 @@
+"""What every Broker promises of the verbs people manage with. Rules: W22 to W25. Mixed into the contract's classes."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_faktory.models import Job, Queue, WorkerProcess
+from django_faktory.mutations import Mutation
+from django_faktory.payloads import FetchRequest
+from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
+
+
+def states():
+    """jid → state of all that is stored."""
+    return dict(Job.objects.values_list("jid", "state"))
+
+
+@pytest.mark.django_db(transaction=True)
+class ManagementContract:
+    """Give `broker`, as for BrokerContract."""
+
+    @staticmethod
+    def mutate(broker, command, target="dead", **filters):
+        broker.mutate(Mutation(command=command, target=target, **filters))
+
+    @pytest.fixture(autouse=True)
+    def _flush_is_allowed(self, settings):
+        settings.FAKTORY = {"ALLOW_FLUSH": True}
+
+    @pytest.mark.parametrize("target", ["scheduled", "retries", "dead"])
+    @pytest.mark.parametrize(
+        ("command", "becomes"), [("clear", None), ("discard", None), ("kill", "dead"), ("requeue", "enqueued")]
+    )
+    def test_a_mutation_without_a_filter_changes_the_whole_set_and_no_other(self, broker, target, command, becomes):
+        """W23."""
+        others = [JobFactory(**trait) for trait in ({}, {"working": True}, {"succeeded": True}, {"discarded": True})]
+        others += [JobFactory(**{other: True}) for other in {"scheduled", "retries", "dead"} - {target}]
+        meant = [JobFactory(**{target: True}) for _ in range(2)]
+        self.mutate(broker, command, target)
+        found = states()
+        assert {job.jid: found.get(job.jid) for job in meant} == {job.jid: becomes for job in meant}
+        assert {job.jid: found.get(job.jid) for job in others} == {job.jid: job.state for job in others}
+
+    def test_a_requeued_job_is_fetched_and_tells_of_its_failure(self, broker):
+        """W23."""
+        before = timezone.now() - timedelta(minutes=1)
+        job = JobFactory(dead=True, failure='{"retry_count":26}', errtype="KeyError")
+        self.mutate(broker, "requeue", "dead")
+        row = Job.objects.get()
+        assert (row.run_at, row.finished_at, row.purge_at) == (None, None, None)
+        assert row.enqueued_at > before
+        [[got]] = broker.fetch([FetchRequest(queues=("default",))])
+        assert got.jid == job.jid
+        assert '"retry_count":26' in (got.failure or got.text)
+
+    def test_a_killed_job_is_kept_for_180_days_and_counts_as_no_failure(self, broker):
+        """W23."""
+        JobFactory(retries=True)
+        JobFactory(dead=True)
+        self.mutate(broker, "kill", "retries")
+        self.mutate(broker, "kill", "dead")
+        for job in Job.objects.all():
+            assert (job.state, job.run_at) == ("dead", None)
+            assert abs(job.purge_at - timezone.now() - timedelta(days=180)) < timedelta(minutes=1)
+        told = broker.info()
+        assert (told["total_processed"], told["total_failures"]) == (0, 0)
+
+    @pytest.mark.parametrize("command", ["clear", "discard"])
+    def test_a_dropped_job_stays_as_discarded_where_somebody_may_ask_for_its_result(self, broker, command):
+        """W23."""
+        job = JobFactory(scheduled=True, result_ttl=60)
+        JobFactory(scheduled=True)
+        self.mutate(broker, command, "scheduled")
+        assert states() == {job.jid: "discarded"}
+
+    def test_jids_name_jobs_and_an_empty_list_names_none(self, broker):
+        """W23."""
+        one, two, elsewhere = JobFactory(dead=True), JobFactory(dead=True), JobFactory(retries=True)
+        self.mutate(broker, "discard", jids=())
+        assert len(states()) == 3
+        self.mutate(broker, "discard", jids=(one.jid, elsewhere.jid, "nobody-knows", "not\x00storable"))
+        assert states() == {two.jid: "dead", elsewhere.jid: "retries"}
+
+    def test_with_jids_the_other_filters_do_not_count(self, broker):
+        """Reference, §5."""
+        job = JobFactory(dead=True)
+        JobFactory(dead=True)
+        self.mutate(broker, "requeue", jids=(job.jid,), jobtype="another", regexp="nothing like it")
+        assert states()[job.jid] == "enqueued"
+        assert sorted(states().values()) == ["dead", "enqueued"]
+
+    def test_clear_never_looks_at_a_filter(self, broker):
+        """Reference, §5."""
+        JobFactory(dead=True)
+        self.mutate(broker, "clear", jids=(), jobtype="another")
+        assert states() == {}
+
+    def test_a_jobtype_is_compared_whole_and_with_its_case(self, broker):
+        """W23."""
+        for jobtype in ("report", "Report", "report2", "report "):
+            JobFactory(dead=True, jobtype=jobtype)
+        self.mutate(broker, "discard", jobtype="report")
+        assert sorted(Job.objects.values_list("jobtype", flat=True)) == ["Report", "report ", "report2"]
+        self.mutate(broker, "discard", jobtype="not\x00storable")
+        assert len(states()) == 3
+
+    @pytest.mark.parametrize(
+        ("regexp", "is_match"),
+        [
+            ('*"args":[[]1,"50%_\\\\\\\\"*', True),
+            ('*"args":[[]1,*', True),
+            ('*"args": *', False),
+            ('{"jid":"glob-job","jobtype":"report*', True),
+            ("*report*", True),
+            ("*REPORT*", False),
+            ("report", False),
+            ("*r?port*", True),
+            ("*[p-r]eport*", True),
+            ("*", True),
+            ('*"retry_count":3*', True),
+            ('*"errtype":"KeyError"*', True),
+            ('*"created_at":"2026-05-01T12:00:00Z"*', True),
+            ('*"enqueued_at"*', False),
+            ("*2026-05*", True),
+            ("*two  words*", True),
+            ("*two words*", False),
+            ("*not\x00storable*", False),
+        ],
+    )
+    def test_a_glob_is_compared_with_the_compact_job_as_fetch_gives_it(self, broker, regexp, is_match):
+        """W23: with the white space of its sender left out, and with what the server adds."""
+        text = (
+            '{ "jid": "glob-job" , "jobtype": "report", "args": [1, "50%_\\\\", {"a": "two  words"}],\n'
+            ' "queue": "default", "retry": 25 }'
+        )
+        JobFactory(
+            retries=True,
+            jid="glob-job",
+            jobtype="report",
+            payload=text,
+            enqueued_at=None,
+            failure='{"retry_count":3,"message":"no","errtype":"KeyError"}',
+        )
+        JobFactory(retries=True, payload='{"jid":"x"}', created_at=timezone.now() + timedelta(days=400))
+        self.mutate(broker, "kill", "retries", regexp=regexp, jobtype="report")
+        assert states()["glob-job"] == ("dead" if is_match else "retries")
+        assert sorted(states().values()).count("retries") == (1 if is_match else 2)
+
+    def test_jobtype_and_glob_must_both_be_met(self, broker):
+        """W23."""
+        meant = JobFactory(dead=True, jobtype="a", payload='{"args":["x"]}')
+        JobFactory(dead=True, jobtype="b", payload='{"args":["x"]}')
+        JobFactory(dead=True, jobtype="a", payload='{"args":["y"]}')
+        self.mutate(broker, "requeue", jobtype="a", regexp='*"x"*')
+        assert [jid for jid, state in states().items() if state == "enqueued"] == [meant.jid]
+
+    def test_a_paused_queue_gives_no_job_until_it_is_resumed(self, broker):
+        """W24."""
+        broker.push([payload(queue="q")])
+        broker.pause(["q"])
+        assert broker.fetch([FetchRequest(queues=("q",))]) == [[]]
+        broker.resume(["q"])
+        [[got]] = broker.fetch([FetchRequest(queues=("q",))])
+        assert got.queue == "q"
+
+    def test_a_pause_of_a_name_that_was_never_used_makes_it_a_queue(self, broker):
+        """W24."""
+        broker.pause(["new"])
+        assert broker.info()["queues"] == {"new": 0}
+        assert Queue.objects.get().paused_at is not None
+
+    def test_a_second_pause_keeps_the_time_of_the_first(self, broker):
+        broker.pause(["q"])
+        since = Queue.objects.get().paused_at
+        broker.pause(["q"])
+        assert Queue.objects.get().paused_at == since
+
+    def test_pause_and_resume_of_all_are_of_all_that_is_known(self, broker):
+        """W24: a queue that only its jobs tell of, too."""
+        QueueFactory(name="a")
+        JobFactory(queue="b")
+        JobFactory(queue="c", scheduled=True)
+        broker.pause(None)
+        assert {queue.name: queue.paused_at is not None for queue in Queue.objects.all()} == {"a": True, "b": True}
+        broker.resume(None)
+        assert not Queue.objects.filter(paused_at__isnull=False).exists()
+
+    def test_resuming_what_is_not_paused_or_not_there_changes_nothing(self, broker):
+        QueueFactory(name="a")
+        broker.resume(["a", "b"])
+        assert [(queue.name, queue.paused_at) for queue in Queue.objects.all()] == [("a", None)]
+
+    def test_remove_drops_what_is_enqueued_and_forgets_queue_and_pause(self, broker):
+        """W24."""
+        broker.pause(["q"])
+        gone, kept = JobFactory(queue="q"), JobFactory(queue="q", result_ttl=60)
+        others = [JobFactory(queue="q", working=True), JobFactory(queue="q", retries=True), JobFactory(queue="other")]
+        broker.remove(["q", "unknown"])
+        assert states() == {kept.jid: "discarded"} | {job.jid: job.state for job in others}
+        assert gone.jid not in states()
+        assert not Queue.objects.filter(name="q").exists()
+
+    def test_a_removed_queue_that_is_used_again_is_listed_again(self, broker):
+        broker.push([payload(queue="q")])
+        broker.remove(["q"])
+        assert "q" not in broker.info()["queues"]
+        broker.push([payload(queue="q")])
+        assert Queue.objects.filter(name="q").exists()
+
+    def test_remove_of_all_leaves_no_queue(self, broker):
+        """W24."""
+        JobFactory(queue="a")
+        QueueFactory(name="b")
+        broker.remove(None)
+        assert broker.info()["queues"] == {}
+
+    def test_latency_is_the_age_of_the_oldest_whatever_its_priority(self, broker):
+        """W24."""
+        now = timezone.now()
+        for weight, age in ((-100, 10), (0, 30), (0, 20), (100, 5)):
+            JobFactory(queue="q", weight=weight, enqueued_at=now - timedelta(seconds=age))
+        JobFactory(queue="q", retries=True, enqueued_at=now - timedelta(seconds=900))
+        JobFactory(queue="ahead", enqueued_at=now + timedelta(minutes=5))
+        told = broker.latency(["q", "unknown", "ahead"])
+        assert told == {"q": pytest.approx(30, abs=10), "unknown": 0, "ahead": 0}
+        assert all(isinstance(seconds, float) for seconds in told.values())
+
+    def test_no_queue_is_no_work(self, broker):
+        QueueFactory(name="a")
+        broker.pause([])
+        broker.resume([])
+        broker.remove([])
+        assert broker.latency([]) == {}
+        assert [(queue.name, queue.paused_at) for queue in Queue.objects.all()] == [("a", None)]
+
+    def test_flush_forgets_jobs_queues_and_totals_and_keeps_the_workers(self, broker):
+        """W25."""
+        for trait in ("scheduled", "working", "retries", "dead", "succeeded", "discarded", "expired"):
+            JobFactory(**{trait: True})
+        JobFactory()
+        broker.pause(["q"])
+        WorkerFactory(wid="wid-stays")
+        [[got]] = broker.fetch([FetchRequest(queues=("default",), wid="wid-stays")])
+        assert got
+        broker.flush()
+        assert not Job.objects.exists()
+        told = broker.info()
+        assert (told["queues"], told["total_processed"], told["total_failures"]) == ({}, 0, 0)
+        assert WorkerProcess.objects.filter(wid="wid-stays").exists()
+
+    def test_info_counts_the_workers_of_the_cluster_that_live(self, broker):
+        """W22: seen lately, or holding a job; not only those connected to this node."""
+        long_ago = timezone.now() - timedelta(hours=2)
+        WorkerFactory(wid="wid-fresh")
+        WorkerFactory(wid="wid-busy", seen_at=long_ago)
+        WorkerFactory(wid="wid-gone", seen_at=long_ago)
+        JobFactory(working=True, wid="wid-busy")
+        JobFactory(dead=True, wid="wid-gone")
+        assert broker.info()["workers"] == 2

@@ -1,0 +1,116 @@
+"""Globs as Redis has them. Rule: W23."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory.globs import Glob
+
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_match"),
+    [
+        ("", "", True),
+        ("", "a", False),
+        ("*", "", True),
+        ("*", "anything\nat all", True),
+        ("abc", "abc", True),
+        ("abc", "xabc", False),
+        ("abc", "abcx", False),
+        ("abc", "ABC", False),
+        ("*abc*", "xxabcxx", True),
+        ("a*c", "abcbc", True),
+        ("a*c", "abcb", False),
+        ("a*a", "a", False),
+        ("a**b", "ab", True),
+        ("*ab*ab*", "xabyabz", True),
+        ("*ab*ab*", "xaby", False),
+        ("*ab*ab", "abab", True),
+        ("a?c", "abc", True),
+        ("a?c", "ac", False),
+        ("?", "é", True),
+        ("[abc]x", "bx", True),
+        ("[abc]x", "dx", False),
+        ("[^abc]x", "dx", True),
+        ("[^abc]x", "ax", False),
+        ("[a-c]", "b", True),
+        ("[c-a]", "b", True),
+        ("[a-c]", "-", False),
+        ("[a-]", "^", True),  # as Redis reads it: from a to ]
+        ("[-a]", "-", True),
+        ("[]", "", False),
+        ("[]", "]", False),
+        ("[^]", "x", True),
+        (r"[\]]", "]", True),
+        (r"[\^a]", "^", True),
+        ("[[]", "[", True),
+        ("[abc", "b", True),
+        ("[&&~~||--]", "&", True),
+        (r"\*", "*", True),
+        (r"\*", "x", False),
+        (r"\?", "x", False),
+        (r"\[a]", "[a]", True),
+        ("\\", "\\", True),
+        (".", "x", False),
+        ("a+", "aa", False),
+        ("(a|b)", "a", False),
+        ('*"jobtype":"report"*', '{"jid":"j","jobtype":"report","args":[]}', True),
+    ],
+)
+def test_a_pattern_matches_whole_texts_as_redis_does(pattern, text, is_match):
+    assert Glob(pattern).matches(text) is is_match
+
+
+@given(st.text("ab*?[]^-\\", max_size=12), st.text("ab]^-*", max_size=12))
+def test_stars_and_classes_agree_with_a_matcher_that_tries_everything(pattern, text):
+    assert Glob(pattern).matches(text) is _tried(pattern, text)
+
+
+@given(st.text("ab*?[]^-\\", max_size=12), st.text("ab]^-*", max_size=12))
+def test_each_literal_is_in_whatever_matches(pattern, text):
+    glob = Glob(pattern)
+    if glob.matches(text):
+        assert all(literal in text for literal in glob.literals)
+
+
+def test_any_character_may_stand_in_a_class():
+    for char in map(chr, range(1, 256)):
+        escaped = f"\\{char}"
+        assert Glob(f"[{escaped}]").matches(char)
+        assert not Glob(f"[^{escaped}]").matches(char)
+
+
+def test_a_pattern_made_to_be_slow_is_not():
+    """A regular expression of this shape would not end."""
+    text = "a" * 20_000
+    began = time.monotonic()
+    assert not Glob("*a" * 100 + "*b").matches(text)
+    assert not Glob("*[ab]?a" * 30 + "b*").matches(text)
+    assert time.monotonic() - began < 5
+
+
+def _tried(pattern, text):
+    """The slow and plain way: one element at a time, a star by trying every length."""
+    if not pattern:
+        return not text
+    if pattern[0] == "*":
+        return any(_tried(pattern[1:], text[at:]) for at in range(len(text) + 1))
+    if not text:
+        return False
+    if pattern[0] == "?":
+        return _tried(pattern[1:], text[1:])
+    if pattern[0] == "[":
+        inside = re.match(r"\[(\^?)((?:\\.|[^\]\\]-.|[^\]\\]|\\(?=\Z))*)\]?", pattern, re.DOTALL)
+        members = set()
+        for low, high, escaped, single in re.findall(r"([^\\])-(.)|\\(.)|(.)", inside[2], re.DOTALL):
+            first, last = sorted((low, high)) if low else (escaped or single,) * 2
+            members |= {chr(code) for code in range(ord(first), ord(last) + 1)}
+        return (text[0] in members) is not bool(inside[1]) and _tried(pattern[inside.end() :], text[1:])
+    if pattern[0] == "\\" and len(pattern) > 1:
+        return text[0] == pattern[1] and _tried(pattern[2:], text[1:])
+    return text[0] == pattern[0] and _tried(pattern[1:], text[1:])
