@@ -1,6 +1,7 @@
 """One client's connection: bytes to commands, one at a time and in order, replies back. Knows what no verb means.
 
-Limits: W3, W6 to W8, W14; a client that does not read its replies is closed after `SLOW_READER_S`.
+Limits: W3, W6 to W8, W14; a client that reads nothing of its replies for `SLOW_READER_S` is closed, and so is one that
+begins a line and does not end it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ READ_AHEAD_BYTES = 64 * 1024
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 SLOW_READER_S = 30.0
 TURN = 100
-"""Commands answered without a broker before other clients have their turn."""
+"""Commands answered without a broker before the connection rests: bad lines, mostly."""
+
+REST_S = 0.001
+"""How long: without it a flood keeps the event loop busy, and the threads that serve others wait for the interpreter."""
 
 LAST_LOOK_S = 1.0
 """How long a connection stays half open for its client to read the last reply."""
@@ -46,8 +50,9 @@ NOBODY = WorkerIdentity()
 class Connection(asyncio.Protocol):
     """One command at a time is at hand; `finish`, `hand_over` or `dismiss` answers it, and the next is read."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, below: asyncio.Transport | None = None) -> None:
         self.server = server
+        self._below = below  # what carries the transport's bytes, where that is TLS
         self.on_gone: Callable[[], None] | None = None
         """Called where the client goes away while its command is at hand; set by who can take that back."""
         self.is_ending = False
@@ -61,6 +66,8 @@ class Connection(asyncio.Protocol):
         self._reads_no_more = False
         self._on_unsent: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._line_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
 
     @staticmethod
     def _new_protocol(password: str, max_command_bytes: int) -> ServerConnection:
@@ -110,7 +117,7 @@ class Connection(asyncio.Protocol):
             self.finish(resp.NULL)
         else:
             self._read_on()
-        return not self._is_closed  # keep it open for the answers that are left
+        return self._may_be_half_open and not self._is_closed  # keep it open for the answers that are left
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
@@ -125,7 +132,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: nothing more is done for it, and not for ever."""
         self._is_paused = True
-        self._arm(SLOW_READER_S, self.abort)
+        self._await_reading()
 
     def resume_writing(self) -> None:
         """The client reads again."""
@@ -192,12 +199,17 @@ class Connection(asyncio.Protocol):
                 if command is None:
                     if self.is_ending:
                         self.close()
+                    else:
+                        self._await_line()
                     return
                 self._carry_out(command)
+            if self._line_timer:
+                self._line_timer.cancel()
+                self._line_timer = None
             answered += 1
             if answered == TURN:
                 self._is_resting = True
-                self.server.loop.call_soon(self._rested)
+                self.server.loop.call_later(REST_S, self._rested)
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Hello) and self._timer:
@@ -228,6 +240,19 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
+    def _await_line(self) -> None:
+        """Give the rest of a line that has begun its time; HELLO has its own."""
+        if self._line_timer is None and self._protocol.buffered_bytes and self._protocol.is_identified:
+            self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._line_is_late)
+
+    def _line_is_late(self) -> None:
+        self._line_timer = None
+        if self._is_paused or self._is_resting:  # it may be here, and it is we who do not read it
+            self._await_line()
+        elif not self._is_closed:
+            self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
+            self._part(more_may_come=True)
+
     def _no_hello(self) -> None:
         if not self._protocol.is_identified:
             self._write(resp.error(f"expected HELLO within {self.server.hello_timeout_s:g} seconds"))
@@ -244,10 +269,21 @@ class Connection(asyncio.Protocol):
     def _look_whether_sent(self) -> None:
         if not self._on_unsent or self._transport is None or self._transport.is_closing():
             return  # where it is being closed, `connection_lost` tells how that went
-        if self._transport.get_write_buffer_size():
+        if self._unsent_bytes:
             self.server.loop.call_later(SENT_LOOK_S, self._look_whether_sent)
         else:
             self._on_unsent.clear()
+
+    @property
+    def _unsent_bytes(self) -> int:
+        """What was written and has not left this process."""
+        own = self._transport.get_write_buffer_size() if self._transport else 0
+        return own + (self._below.get_write_buffer_size() if self._below else 0)
+
+    @property
+    def _may_be_half_open(self) -> bool:
+        """Whether one side may end while the other goes on: TLS ends both."""
+        return self._transport is not None and self._transport.can_write_eof()
 
     def _unsent(self) -> None:
         lost, self._on_unsent = self._on_unsent, []
@@ -256,6 +292,8 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._is_closed = True
+        if self._line_timer:
+            self._line_timer.cancel()
         self._abandon()
 
     def _abandon(self) -> None:
@@ -271,7 +309,8 @@ class Connection(asyncio.Protocol):
         if self.is_ending or not more_may_come:
             self._hang_up()
             return
-        self._transport.write_eof()
+        if self._may_be_half_open:
+            self._transport.write_eof()
         if self._reads_no_more:
             self._transport.resume_reading()
         self._arm(LAST_LOOK_S, self._hang_up)
@@ -279,7 +318,18 @@ class Connection(asyncio.Protocol):
     def _hang_up(self) -> None:
         if self._transport:
             self._transport.close()
-            self._arm(SLOW_READER_S, self.abort)  # for one that never reads what is left
+            self._await_reading()
+
+    def _await_reading(self) -> None:
+        """Let the client read what is left as long as it reads at all; over TLS it must then say goodbye, too."""
+        self._unread_bytes = self._unsent_bytes
+        self._arm(SLOW_READER_S if self._unread_bytes else LAST_LOOK_S, self._look_whether_read)
+
+    def _look_whether_read(self) -> None:
+        if self._unsent_bytes < self._unread_bytes:
+            self._await_reading()
+        else:
+            self.abort()
 
     def _arm(self, seconds: float, act: Callable[[], None]) -> None:
         if self._timer:
