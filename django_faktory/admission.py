@@ -5,13 +5,13 @@ Pure. The client's text is kept as it came; only what is ours, or said nothing, 
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 
 from . import jsontext
 from .errors import InvalidPayload
+from .jsonfields import ABSENT, instant, integer, shown, string
+from .options import kept_for, read_options
 from .payloads import (
-    ABSENT,
     DEFAULT_QUEUE,
     DEFAULT_RESERVE_FOR,
     DEFAULT_RETRY,
@@ -21,10 +21,8 @@ from .payloads import (
     MIN_JID,
     MIN_RESERVE_FOR,
     JobPayload,
-    parse_instant,
     priority_from_wire,
     queue_name,
-    shown,
 )
 
 _LARGEST = 2**31 - 1
@@ -47,26 +45,27 @@ def _checked_job(jid: str, found: dict[str, str], text: str) -> JobPayload:
         raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
     reserve_for = _reserve_for(found)
     at = _at(found)
-    _instant(found, "created_at")
+    if found.get("created_at") != '""':
+        instant(found, "created_at")
     queue = _queue(found)
     custom = _custom(found)
-    _instant(custom, "expires_at", within="custom.")
     return JobPayload(
         jid=jid,
         jobtype=jobtype,
         queue=queue,
-        priority=priority_from_wire(_integer(found, "priority", default=5, low=1, high=9)),
-        retry=_clamp(_integer(found, "retry", default=DEFAULT_RETRY)),
+        priority=priority_from_wire(integer(found, "priority", default=5, low=1, high=9)),
+        retry=_clamp(integer(found, "retry", default=DEFAULT_RETRY)),
         reserve_for=reserve_for,
-        backtrace=max(-1, min(_integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
+        backtrace=max(-1, min(integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
         at=at,
-        result_ttl=_result_ttl(custom),
+        result_ttl=kept_for(custom, _result_ttl(custom)),
+        options=read_options(jobtype, queue, found["args"], custom),
         text=_stored_text(found, text, queue),
     )
 
 
 def _jid(raw: str) -> str:
-    jid = _string(raw)
+    jid = string(raw)
     if jid is None or not MIN_JID <= len(jid) <= MAX_NAME or "\x00" in jid or not _is_storable(jid):
         raise InvalidPayload(
             f"jobs must have a reasonable jid parameter: jid: expected a string of {MIN_JID} to {MAX_NAME}"
@@ -77,7 +76,7 @@ def _jid(raw: str) -> str:
 
 
 def _jobtype(raw: str) -> str:
-    jobtype = _string(raw)
+    jobtype = string(raw)
     if not jobtype or len(jobtype) > MAX_NAME or "\x00" in jobtype or not _is_storable(jobtype):
         raise InvalidPayload(
             f"jobs must have a jobtype parameter: jobtype: expected a string of 1 to {MAX_NAME}"
@@ -87,7 +86,7 @@ def _jobtype(raw: str) -> str:
 
 
 def _reserve_for(found: dict[str, str]) -> int:
-    seconds = _integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
+    seconds = integer(found, "reserve_for", default=DEFAULT_RESERVE_FOR)
     if seconds > MAX_RESERVE_FOR:
         raise InvalidPayload(
             f"jobs cannot be reserved for more than one day: reserve_for: expected at most {MAX_RESERVE_FOR}"
@@ -97,24 +96,14 @@ def _reserve_for(found: dict[str, str]) -> int:
 
 
 def _at(found: dict[str, str]) -> datetime | None:
-    return None if found.get("at") == '""' else _instant(found, "at")
-
-
-def _instant(found: dict[str, str], field: str, *, within: str = "") -> datetime | None:
-    raw = found.get(field, ABSENT)
-    if raw == ABSENT or (field == "created_at" and raw == '""'):
-        return None
-    value = _string(raw)
-    if value is None:
-        raise InvalidPayload(f"invalid timestamp for '{within}{field}': expected an RFC 3339 string, got {shown(raw)}")
-    return parse_instant(within + field, value)
+    return None if found.get("at") == '""' else instant(found, "at")
 
 
 def _queue(found: dict[str, str]) -> str:
     raw = found.get("queue", ABSENT)
     if raw == ABSENT:
         return DEFAULT_QUEUE
-    value = _string(raw)
+    value = string(raw)
     if value is None:
         raise InvalidPayload(f"queue: expected a string, got {shown(raw)}")
     return queue_name(value)
@@ -135,38 +124,11 @@ def _custom(found: dict[str, str]) -> dict[str, str]:
 def _result_ttl(custom: dict[str, str]) -> int | None:
     if custom.get("result_ttl", ABSENT) == ABSENT:
         return None
-    return _integer(custom, "result_ttl", default=0, low=0, high=_LARGEST, within="custom.")
-
-
-def _integer(
-    found: dict[str, str],
-    field: str,
-    *,
-    default: int,
-    low: int | None = None,
-    high: int | None = None,
-    within: str = "",
-) -> int:
-    raw = found.get(field, ABSENT)
-    if raw == ABSENT:
-        return default
-    if re.fullmatch(r"-?\d{1,4000}", raw, re.ASCII):
-        number = int(raw)
-        if (low is None or number >= low) and (high is None or number <= high):
-            return number
-    span = f" from {low} to {high}" if low is not None else ""
-    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {shown(raw)}")
+    return integer(custom, "result_ttl", default=0, low=0, high=_LARGEST, within="custom.")
 
 
 def _clamp(number: int) -> int:
     return max(-1, min(number, _LARGEST))
-
-
-def _string(raw: str) -> str | None:
-    if not raw.startswith('"'):
-        return None
-    value = jsontext.decode(raw)
-    return value if isinstance(value, str) else None
 
 
 def _is_storable(text: str) -> bool:

@@ -6,6 +6,8 @@ and what to do. `code` is the RESP error code (`-CODE message`).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FaktoryError(Exception):
     """Base of every error this package raises on purpose."""
@@ -39,6 +41,20 @@ class JobNotFound(FaktoryError):
     def __init__(self, jid: str) -> None:
         super().__init__(f"Job not found {jid}")
         self.jid = jid
+
+
+class NotUnique(FaktoryError):
+    """Another job with the same task, arguments and queue holds the lock that `unique_for` asks for (W27).
+
+    `results` is set by `enqueue_many`: for each call its TaskResult, None for the refused ones.
+    """
+
+    code = "NOTUNIQUE"
+
+    def __init__(self, jid: str = "") -> None:
+        super().__init__("Job not unique")
+        self.jid = jid
+        self.results: list[Any] = []
 
 
 class UnknownWorker(FaktoryError):

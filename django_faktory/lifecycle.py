@@ -43,6 +43,7 @@ class Event(StrEnum):
     REQUEUE = "requeue"  # a person wants it to run now
     KILL = "kill"  # a person gives it up
     DISCARD = "discard"  # a person drops it
+    EXPIRE = "expire"  # nobody took it in time
     PURGE = "purge"  # kept long enough
 
 
@@ -51,6 +52,7 @@ GONE = None
 
 _failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
 _dropped = frozenset({State.DISCARDED, GONE})
+_expired = frozenset({State.EXPIRED, GONE})
 _born = frozenset({State.SCHEDULED, State.ENQUEUED})
 
 TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
@@ -60,11 +62,13 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.REQUEUE: frozenset({State.ENQUEUED}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
     },
     State.ENQUEUED: {
         Event.FETCH: frozenset({State.WORKING}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
     },
     State.WORKING: {
         Event.ACK: frozenset({State.SUCCEEDED, GONE}),
@@ -78,6 +82,7 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.REQUEUE: frozenset({State.ENQUEUED}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
     },
     State.DEAD: {
         Event.PUSH: _born,

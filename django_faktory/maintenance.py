@@ -57,6 +57,7 @@ class Maintenance:
             Step("reservations", 3.0, self._reap),
             Step("workers", 3.0, self._lose),
             Step("unseen workers", 60.0, self._forget),
+            Step("expired jobs", 1.0, self._expire),
             Step("purge", 60.0, self._purge),
         )
 
@@ -121,6 +122,16 @@ class Maintenance:
 
     def _forget(self) -> bool:
         workers.forget_unseen(FORGET_UNSEEN_S, using=self.alias)
+        return False
+
+    def _expire(self) -> bool:
+        dropped = 0
+        while count := upkeep.expire(using=self.alias):
+            dropped += count
+            if count < upkeep.CHUNK or self._stopping.is_set():
+                break
+        if dropped:
+            logger.info("jobs expired before a worker took them jobs=%d", dropped)
         return False
 
     def _purge(self) -> bool:

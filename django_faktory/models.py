@@ -53,6 +53,30 @@ class HotIndex(models.Index):
         return led_by_state.create_sql(model, schema_editor, using, **kwargs)
 
 
+class UniqueWhereSet(models.UniqueConstraint):
+    """A unique constraint on the rows that have a value: only those are in its index, where the database can.
+
+    (Django leaves a constraint with a condition out on MariaDB, where NULLs do not collide anyway.)
+    """
+
+    def create_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
+        """Build the statement for the database at hand."""
+        return self._here(schema_editor).create_sql(model, schema_editor)
+
+    def constraint_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
+        """Build the part of CREATE TABLE for the database at hand."""
+        return self._here(schema_editor).constraint_sql(model, schema_editor)
+
+    def remove_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
+        """Build the statement for the database at hand."""
+        return self._here(schema_editor).remove_sql(model, schema_editor)
+
+    def _here(self, schema_editor: Any) -> models.UniqueConstraint:
+        is_partial = schema_editor.connection.features.supports_partial_indexes
+        has_value = Q(**{f"{field}__isnull": False for field in self.fields}) if is_partial else None
+        return models.UniqueConstraint(fields=list(self.fields), name=self.name, condition=has_value)
+
+
 class JobQuerySet(models.QuerySet["Job"]):
     """Jobs by the words of the domain."""
 
@@ -96,6 +120,11 @@ class Job(models.Model):
     history = models.TextField(default="", db_default="", help_text="JSON array: every failed attempt.")
     result = models.TextField(null=True, help_text="JSON of what the task returned.")
 
+    expires_at = models.DateTimeField(null=True, help_text="A job that nobody took by then is dropped.")
+    unique_key = ExactCharField(max_length=64, null=True, help_text="Held against others of its kind (W27).")
+    unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
+    unique_until_start = models.BooleanField(default=False, db_default=False)
+
     objects = JobQuerySet.as_manager()
 
     class Meta:
@@ -110,8 +139,11 @@ class Job(models.Model):
                 name="faktory_purge",
                 condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
             ),
+            # No HotIndex: led by the state, MariaDB would have to touch it for each job that expires never.
+            models.Index(fields=["expires_at"], name="faktory_expiring", condition=Q(expires_at__isnull=False)),
         ]
         constraints: ClassVar = [
+            UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
             models.CheckConstraint(name="faktory_job_state", condition=Q(state__in=[str(state) for state in State])),
             models.CheckConstraint(name="faktory_job_weight", condition=Q(weight__gte=-100, weight__lte=100)),
             models.CheckConstraint(
@@ -139,6 +171,23 @@ class Job(models.Model):
     def priority(self) -> int:
         """Django's priority, -100 to 100, larger first."""
         return -self.weight
+
+
+class Tracking(models.Model):
+    """What a job says of itself by TRACK SET, while it runs and for a while after (W27). Its state is the job's."""
+
+    jid = ExactCharField(max_length=255, primary_key=True)
+    percent = models.SmallIntegerField(null=True)
+    desc = models.TextField(null=True)
+    updated_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(name="faktory_tracking_percent", condition=Q(percent__range=(0, 100))),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.jid)
 
 
 class Queue(models.Model):

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from . import jsontext
 from .errors import InvalidPayload
+from .jsonfields import parse_instant as parse_instant  # noqa: PLC0414  (many look for it here)
+from .jsonfields import quoted
+from .jsonfields import rfc3339 as rfc3339  # noqa: PLC0414
+from .options import JobOptions, kept_for, read_options
 
 DEFAULT_QUEUE = "default"
 DEFAULT_RETRY = 25
@@ -23,13 +27,10 @@ MIN_RESERVE_FOR, MAX_RESERVE_FOR = 60, 86_400
 MIN_JID, MAX_NAME = 8, 255
 MAX_ERRTYPE_BYTES, MAX_MESSAGE_BYTES, MAX_BACKTRACE_LINES = 100, 1000, 200
 DEFAULT_BACKTRACE_LINES = 30
+MAX_DESC_BYTES = 1000
 MAX_BACKTRACE_LINE_BYTES = 1000
 
 _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
-_rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
-_epoch = datetime(1970, 1, 1, tzinfo=UTC)
-ABSENT = "null"
-"""JSON text that counts as a member that was not sent."""
 
 
 class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -50,6 +51,7 @@ class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: datetime | None = None
     result_ttl: int | None = None
     """Seconds a row is kept after its end; None: it goes at once, as the protocol says."""
+    options: JobOptions | None = None
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -125,6 +127,27 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rss_kb: int = 0
 
 
+class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a job says of itself while it runs, or anybody after it; None leaves what was said before."""
+
+    jid: str
+    wid: str = ""
+    """Who says so: only the holder can lengthen a reservation, or one who has no wid."""
+    percent: int | None = None
+    desc: str | None = None
+    reserve_until: datetime | None = None
+
+
+class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How a job is doing, in the words of TRACK GET: enqueued, working, success, failed, dead; or unknown."""
+
+    jid: str
+    percent: int | None = None
+    desc: str | None = None
+    state: str = "unknown"
+    updated_at: datetime | None = None
+
+
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection)."""
 
@@ -155,6 +178,7 @@ def new_job(
         extra["kwargs"] = kwargs
     if result_ttl is not None:
         extra["result_ttl"] = result_ttl
+    told = {key: jsontext.encode(value) for key, value in extra.items()}
     job: dict[str, Any] = {"jid": jid, "jobtype": jobtype, "queue": queue, "args": args, "retry": retry}
     if priority:
         job["priority"] = priority_to_wire(priority)
@@ -177,7 +201,8 @@ def new_job(
         reserve_for=reserve_for,
         backtrace=backtrace,
         at=at,
-        result_ttl=result_ttl,
+        result_ttl=kept_for(told, result_ttl),
+        options=read_options(jobtype, queue, jsontext.encode(args), told),
         text=jsontext.encode(job),
     )
 
@@ -232,24 +257,6 @@ def priority_to_wire(priority: int) -> int:
     return 5 + (steps if priority > 0 else -steps)
 
 
-def rfc3339(moment: datetime) -> str:
-    """UTC with microseconds and a Z, trailing zeros trimmed as the original server does."""
-    text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".")
-    return f"{text:0>19}Z"
-
-
-def parse_instant(field: str, value: str) -> datetime:
-    """Parse RFC 3339 with an offset; fractions finer than a microsecond are cut. Raises InvalidPayload."""
-    if _rfc3339.fullmatch(value):
-        try:
-            return max(datetime.fromisoformat(value.upper()).astimezone(UTC), _epoch)
-        except (ValueError, OverflowError):
-            pass
-    raise InvalidPayload(
-        f"invalid timestamp for '{field}': {quoted(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
-    )
-
-
 def queue_name(value: str) -> str:
     """Check a queue's name and return it; "" is `default`. Raises InvalidPayload."""
     if not value:
@@ -265,15 +272,3 @@ def queue_name(value: str) -> str:
 def _has_member(text: str, key: str) -> bool:
     """Whether the stored object has this member; the cheap look answers nearly always."""
     return f'"{key}"' in text and key in jsontext.members(text)
-
-
-def shown(raw: str) -> str:
-    """What came, short enough for one line of an error."""
-    if raw == ABSENT:
-        return "null or nothing"
-    return ascii(raw)[1:-1] if len(raw) <= 60 else f"{ascii(raw[:57])[1:-1]}…"
-
-
-def quoted(value: str) -> str:
-    """The same in double quotes, as the original server's errors have it."""
-    return f'"{shown(value)}"'

@@ -60,10 +60,26 @@ class Migration(migrations.Migration):
                 ('failure', models.TextField(db_default='', default='', help_text='JSON of the latest failure, as FETCH gives it.')),
                 ('history', models.TextField(db_default='', default='', help_text='JSON array: every failed attempt.')),
                 ('result', models.TextField(help_text='JSON of what the task returned.', null=True)),
+                ('expires_at', models.DateTimeField(help_text='A job that nobody took by then is dropped.', null=True)),
+                ('unique_key', django_faktory.models.ExactCharField(help_text='Held against others of its kind (W27).', max_length=64, null=True)),
+                ('unique_expires_at', models.DateTimeField(help_text='When the key is free whatever happens.', null=True)),
+                ('unique_until_start', models.BooleanField(db_default=False, default=False)),
             ],
             options={
-                'indexes': [django_faktory.models.HotIndex(condition=models.Q(('state', 'enqueued')), fields=['queue', 'weight', 'enqueued_at', 'id'], name='faktory_ready'), django_faktory.models.HotIndex(condition=models.Q(('state__in', ['scheduled', 'retries'])), fields=['run_at'], name='faktory_due'), django_faktory.models.HotIndex(condition=models.Q(('state', 'working')), fields=['reserved_until'], name='faktory_reserved'), django_faktory.models.HotIndex(condition=models.Q(('state__in', ['dead', 'succeeded', 'discarded', 'expired'])), fields=['purge_at'], name='faktory_purge')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['scheduled', 'enqueued', 'working', 'retries', 'dead', 'succeeded', 'discarded', 'expired'])), name='faktory_job_state'), models.CheckConstraint(condition=models.Q(('weight__gte', -100), ('weight__lte', 100)), name='faktory_job_weight'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['scheduled', 'retries']), _negated=True), ('run_at__isnull', False), _connector='OR'), name='faktory_job_waiting_has_time'), models.CheckConstraint(condition=models.Q(models.Q(('state', 'enqueued'), _negated=True), ('enqueued_at__isnull', False), _connector='OR'), name='faktory_job_enqueued_has_place'), models.CheckConstraint(condition=models.Q(models.Q(('state', 'working'), _negated=True), models.Q(('attempt__gte', 1), ('reserved_until__isnull', False)), _connector='OR'), name='faktory_job_working_is_reserved'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['dead', 'succeeded', 'discarded', 'expired']), _negated=True), models.Q(('finished_at__isnull', False), ('purge_at__isnull', False)), _connector='OR'), name='faktory_job_finished_has_end')],
+                'indexes': [django_faktory.models.HotIndex(condition=models.Q(('state', 'enqueued')), fields=['queue', 'weight', 'enqueued_at', 'id'], name='faktory_ready'), django_faktory.models.HotIndex(condition=models.Q(('state__in', ['scheduled', 'retries'])), fields=['run_at'], name='faktory_due'), django_faktory.models.HotIndex(condition=models.Q(('state', 'working')), fields=['reserved_until'], name='faktory_reserved'), django_faktory.models.HotIndex(condition=models.Q(('state__in', ['dead', 'succeeded', 'discarded', 'expired'])), fields=['purge_at'], name='faktory_purge'), models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='faktory_expiring')],
+                'constraints': [django_faktory.models.UniqueWhereSet(fields=('unique_key',), name='faktory_job_unique'), models.CheckConstraint(condition=models.Q(('state__in', ['scheduled', 'enqueued', 'working', 'retries', 'dead', 'succeeded', 'discarded', 'expired'])), name='faktory_job_state'), models.CheckConstraint(condition=models.Q(('weight__gte', -100), ('weight__lte', 100)), name='faktory_job_weight'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['scheduled', 'retries']), _negated=True), ('run_at__isnull', False), _connector='OR'), name='faktory_job_waiting_has_time'), models.CheckConstraint(condition=models.Q(models.Q(('state', 'enqueued'), _negated=True), ('enqueued_at__isnull', False), _connector='OR'), name='faktory_job_enqueued_has_place'), models.CheckConstraint(condition=models.Q(models.Q(('state', 'working'), _negated=True), models.Q(('attempt__gte', 1), ('reserved_until__isnull', False)), _connector='OR'), name='faktory_job_working_is_reserved'), models.CheckConstraint(condition=models.Q(models.Q(('state__in', ['dead', 'succeeded', 'discarded', 'expired']), _negated=True), models.Q(('finished_at__isnull', False), ('purge_at__isnull', False)), _connector='OR'), name='faktory_job_finished_has_end')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Tracking',
+            fields=[
+                ('jid', django_faktory.models.ExactCharField(max_length=255, primary_key=True, serialize=False)),
+                ('percent', models.SmallIntegerField(null=True)),
+                ('desc', models.TextField(null=True)),
+                ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), db_index=True)),
+            ],
+            options={
+                'constraints': [models.CheckConstraint(condition=models.Q(('percent__range', (0, 100))), name='faktory_tracking_percent')],
             },
         ),
         migrations.CreateModel(

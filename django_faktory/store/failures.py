@@ -28,7 +28,7 @@ HISTORY_LIMIT = 50
 
 _chance = Random()
 _TIMES = ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at")
-_CHANGED = ("state", "wid", "failures", "losses", "errtype", "failure", "history", *_TIMES)
+_CHANGED = ("state", "unique_key", "wid", "failures", "losses", "errtype", "failure", "history", *_TIMES)
 
 
 def fail(
@@ -220,6 +220,8 @@ class _Failing:
         if outcome.state is State.RETRIES:
             job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
             return
+        if outcome.state is not State.DEAD:
+            job.unique_key = None  # a dead job keeps it until its time is over (W27)
         job.finished_at = now
         keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = now + timedelta(seconds=keep_s)

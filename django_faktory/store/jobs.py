@@ -11,9 +11,11 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
+from ..errors import FaktoryError
 from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
+from . import optioned
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Plan, Slot, holds
 from .transactions import run
@@ -24,14 +26,18 @@ CHUNK = 500
 MAX_ROUNDS = 8
 
 
-def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None) -> None:
+def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None) -> Sequence[FaktoryError | None]:
     """Store jobs, in one transaction, or in the caller's. The first of two with one jid counts (W10).
 
-    A jid that lives stays as it is; one that is finished is replaced.
+    A jid that lives stays as it is; one that is finished is replaced. Answers to each None, or why it was refused:
+    NotUnique (W27).
     """
     if not jobs:
-        return
+        return []
     distinct = _distinct(jobs)
+    if _any_options(distinct):
+        refused = run(using, lambda connection: optioned.push(connection, distinct, now), atomic=False)
+        return [refused.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         dialect = dialect_of(connection)
@@ -40,6 +46,11 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
 
     one_statement = len(distinct) <= CHUNK and not _needs_atomic(using, distinct)
     run(using, insert, atomic=not one_statement)
+    return [None] * len(jobs)
+
+
+def _any_options(jobs: Sequence[JobPayload]) -> bool:
+    return any(job.options is not None for job in jobs)
 
 
 def _distinct(jobs: Sequence[JobPayload]) -> list[JobPayload]:
@@ -64,8 +75,9 @@ def fetch(requests: Sequence[FetchRequest], *, using: str, now: datetime | None 
 
 
 class Exchanged(NamedTuple):
-    """What `exchange` did: the answers of `ack` and `fetch`."""
+    """What `exchange` did: the answers of `push`, `ack` and `fetch`."""
 
+    pushed: Sequence[FaktoryError | None]
     acked: list[bool]
     fetched: list[list[Reservation]]
 
@@ -79,10 +91,11 @@ def exchange(
     now: datetime | None = None,
 ) -> Exchanged:
     """`ack`, `push` and `fetch` in one transaction, on PostgreSQL in one round trip; what is pushed may be fetched."""
-    if max(len(jobs), len(acks)) > CHUNK or not all(is_storable(ack.jid) for ack in acks):
+    is_one = max(len(jobs), len(acks)) <= CHUNK and not _any_options(jobs)
+    if not is_one or not all(is_storable(ack.jid) for ack in acks):
         acked = ack(acks, using=using, now=now)
-        push(jobs, using=using, now=now)
-        return Exchanged(acked, fetch(requests, using=using, now=now))
+        pushed = push(jobs, using=using, now=now)
+        return Exchanged(pushed, acked, fetch(requests, using=using, now=now))
     distinct = _distinct(jobs)
     requests = [_answerable(request) for request in requests]
     plan = _first_plan(requests)
@@ -92,7 +105,7 @@ def exchange(
         atomic=not _dialect(using).joins(connections[using]),
     )
     acked = [_was_holder(ack, ended) for ack in acks]
-    return Exchanged(acked, _shared_out(requests, claimed, using=using, now=now))
+    return Exchanged([None] * len(jobs), acked, _shared_out(requests, claimed, using=using, now=now))
 
 
 def _first_plan(requests: Sequence[FetchRequest]) -> Plan:
@@ -120,7 +133,7 @@ def _shared_out(
     for _ in range(MAX_ROUNDS):
         if all(len(got) >= request.count for request, got in zip(requests, found, strict=True)):
             break
-        plan = _plan(requests, found, using=using)
+        plan = _plan(requests, found, using=using, now=now)
         claimed = _claim(plan, using=using, now=now)
         if not claimed:
             break
@@ -146,14 +159,16 @@ def _claim(plan: Plan, *, using: str, now: datetime | None) -> list[Reservation]
     )
 
 
-def _plan(requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation]], *, using: str) -> Plan:
+def _plan(
+    requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation]], *, using: str, now: datetime | None
+) -> Plan:
     """Who takes from which queue, by how many wait in each: every request in turn, its queues in order."""
     wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
     wids = {request.wid for request in requests if request.wid}
     waiting, muted = run(
         using,
-        lambda connection: dialect_of(connection).waiting(connection, list(queues), max(sum(wanted), 0), wids),
+        lambda connection: dialect_of(connection).waiting(connection, list(queues), max(sum(wanted), 0), wids, now),
         atomic=False,
     )
     slots: dict[tuple[str, str], int] = {}

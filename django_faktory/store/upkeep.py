@@ -10,7 +10,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Min
 from django.db.models.functions import Now
 
-from ..lifecycle import FINISHED, State
+from ..jsonfields import later
+from ..lifecycle import FINISHED, Event, State, sources
 from ..models import Job
 from .dialects import dialect_of
 from .transactions import run
@@ -43,6 +44,30 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
         return {queue for _, queue in rows}
+
+    return run(using, verb)
+
+
+def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
+    """Drop jobs that nobody took in time, at most `limit`; returns how many. Tasks' stay as expired for their result's
+    time, others go."""
+    jobs = Job.objects.using(using)
+    over = jobs.in_state(*sources(Event.EXPIRE)).filter(expires_at__lte=now or Now())
+    if not run(using, lambda _: over.exists(), atomic=False):  # nearly always
+        return 0
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        rows = list(skip_locked(over.order_by("expires_at")).values_list("pk", "result_ttl")[:limit])
+        if not rows:
+            return 0
+        with connection.cursor() as cursor:
+            clock = now or dialect_of(connection).now(cursor)
+        jobs.filter(pk__in=[pk for pk, ttl in rows if ttl is None]).delete()
+        for ttl in {ttl for _, ttl in rows if ttl is not None}:
+            jobs.filter(pk__in=[pk for pk, kept in rows if kept == ttl]).update(
+                state=State.EXPIRED, run_at=None, unique_key=None, finished_at=clock, purge_at=later(clock, ttl)
+            )
+        return len(rows)
 
     return run(using, verb)
 

@@ -14,7 +14,7 @@ def every(cls):
 @pytest.mark.parametrize("cls", every(errors.FaktoryError), ids=lambda cls: cls.__name__)
 def test_every_error_is_of_one_tree_with_a_docstring_and_a_code(cls):
     assert cls.__doc__
-    assert cls.code == "ERR"
+    assert cls.code == ("NOTUNIQUE" if cls is errors.NotUnique else "ERR")
 
 
 @pytest.mark.parametrize(

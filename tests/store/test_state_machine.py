@@ -32,6 +32,11 @@ def release(job):
     jobs.release([held], using=USING)
 
 
+def expire(job):
+    Job.objects.filter(pk=job.pk).update(expires_at=T0)
+    upkeep.expire(using=USING, now=LATER)
+
+
 HAPPEN = {
     Event.PUSH: push,
     Event.DUE: lambda job: upkeep.enqueue_due(using=USING, now=LATER),
@@ -44,6 +49,7 @@ HAPPEN = {
     Event.REQUEUE: lambda job: operations.requeue([job.pk], using=USING),
     Event.KILL: lambda job: operations.kill([job.pk], using=USING),
     Event.DISCARD: lambda job: operations.discard([job.pk], using=USING),
+    Event.EXPIRE: expire,
     Event.PURGE: lambda job: upkeep.purge(using=USING, now=LATER),
 }
 

@@ -84,7 +84,12 @@ class Dialect(ABC):
 
     @abstractmethod
     def waiting(
-        self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
+        self,
+        connection: BaseDatabaseWrapper,
+        queues: Sequence[str],
+        most: int,
+        wids: Collection[str],
+        now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
         """How many jobs wait in each queue that is not paused, counted no further than `most`; and those of `wids`
         that are quiet or terminating."""
@@ -133,7 +138,8 @@ class PortableDialect(Dialect):
     _replaced = (
         "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
         "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
-        "started_at", "reserved_until", "finished_at", "purge_at", "state",
+        "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
+        "unique_until_start", "state",
     )  # fmt: skip
 
     def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
@@ -159,12 +165,13 @@ class PortableDialect(Dialect):
         with connection.cursor() as cursor:
             paused, muted = withheld(connection, {slot.wid for slot in plan.slots if slot.wid})
             clock = now or self.now(cursor)
+            adapted = connection.ops.adapt_datetimefield_value(clock)
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
             for slot in plan.slots:
                 room = min(slot.count, plan.limit - len(found))
                 if room > 0 and slot.queue not in paused and slot.wid not in muted:
-                    rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken])
+                    rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken], adapted)
                     taken += rows
                     found += [self._reserved(row, slot.wid, clock) for row in rows]
             for wid in {reservation.wid for reservation in found}:
@@ -172,14 +179,17 @@ class PortableDialect(Dialect):
                 self._mark_working(connection, cursor, ids, wid, clock)
         return found
 
-    def _lock_first(self, cursor: CursorWrapper, queue: str, room: int, taken: list[int]) -> list[tuple[Any, ...]]:
+    def _lock_first(
+        self, cursor: CursorWrapper, queue: str, room: int, taken: list[int], clock: Any
+    ) -> list[tuple[Any, ...]]:
         # Rows this transaction has locked are not skipped by its own SKIP LOCKED: leave them out by hand.
         but = f" AND id NOT IN ({marks(taken)})" if taken else ""
         cursor.execute(
             "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
-            f" result_ttl FROM {JOB} WHERE state = 'enqueued' AND queue = %s{but}"
+            f" result_ttl FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
+            f" AND (expires_at IS NULL OR expires_at > %s){but}"
             f" ORDER BY weight, enqueued_at, id LIMIT %s{self.lock}",
-            [queue, *taken, room],
+            [queue, clock, *taken, room],
         )
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
@@ -207,12 +217,18 @@ class PortableDialect(Dialect):
         adapt = connection.ops.adapt_datetimefield_value
         cursor.execute(
             f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
+            " unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END,"
             f" reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
             [wid, adapt(now), adapt(now), *ids],
         )
 
     def waiting(
-        self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
+        self,
+        connection: BaseDatabaseWrapper,
+        queues: Sequence[str],
+        most: int,
+        wids: Collection[str],
+        now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
         """See Dialect."""
         paused, muted = withheld(connection, wids)
@@ -220,15 +236,16 @@ class PortableDialect(Dialect):
         if not running:
             return {}, muted
         with connection.cursor() as cursor:
+            clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             cursor.execute(
                 " UNION ALL ".join([self._waiting] * len(running)),
-                [value for queue in running for value in (queue, queue, most)],
+                [value for queue in running for value in (queue, queue, clock, most)],
             )
             return dict(cursor.fetchall()), muted
 
     _waiting = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
-        " LIMIT %s) AS ready) AS waiting"
+        " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
     )
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
@@ -268,7 +285,7 @@ class PortableDialect(Dialect):
         pairs = [value for row_id, ack, _ in held for value in (row_id, ack.result)]
         cursor.execute(
             f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
-            f" reserved_until = NULL, purge_at = {self.after('%s', 'result_ttl')}"
+            f" reserved_until = NULL, unique_key = NULL, purge_at = {self.after('%s', 'result_ttl')}"
             f" WHERE id IN ({marks(held)})",
             [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
         )

@@ -20,7 +20,8 @@ from .prepared import Rows, Statement, execute, joins
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
     "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
-    "started_at", "reserved_until", "finished_at", "purge_at",
+    "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
+    "unique_until_start",
 )  # fmt: skip
 
 _INTO = f"""
@@ -69,6 +70,7 @@ _RETURNED = (
 
 _READY = f"""
   SELECT id, weight, enqueued_at FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
+    AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
   ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
 # The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
@@ -82,7 +84,8 @@ WITH picked AS MATERIALIZED (
     AND $6
   LIMIT $4)
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => reserve_for)
+  reserved_until = now + make_interval(secs => reserve_for),
+  unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END
 FROM picked, {_clock(5)} WHERE j.id = picked.id
 RETURNING picked.place, j.weight, j.id, {_RETURNED}"""
 
@@ -99,10 +102,11 @@ CLAIM_ALONE = Statement(
 
 WAITING = Statement(
     "waiting",
-    ["text[]", "int", "text[]"],
+    ["text[]", "int", "text[]", "timestamptz"],
     f"""
 SELECT q.name, (SELECT COUNT(*) FROM (
-    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name LIMIT $2) AS ready), FALSE
+    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
+      AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
   FROM unnest($1) AS q (name)
   WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
@@ -129,7 +133,7 @@ gone AS (
   RETURNING j.jid, j.wid, j.attempt),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
-    purge_at = now + make_interval(secs => j.result_ttl)
+    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock
   WHERE j.id = held.id AND held.result_ttl IS NOT NULL
     AND j.state = 'working' AND j.wid = held.wid AND j.attempt = held.attempt
@@ -195,11 +199,16 @@ class PostgresqlDialect(Dialect):
         return joins(connection)
 
     def waiting(
-        self, connection: BaseDatabaseWrapper, queues: Sequence[str], most: int, wids: Collection[str]
+        self,
+        connection: BaseDatabaseWrapper,
+        queues: Sequence[str],
+        most: int,
+        wids: Collection[str],
+        now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
         """See Dialect."""
         with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids)])])
+            [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids), now])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:

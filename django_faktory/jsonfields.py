@@ -1,0 +1,113 @@
+"""One member of a job's JSON: its raw text in, a value out, or InvalidPayload that names the field and the rule.
+
+Pure. Source: W9; numbers keep every digit until they are known to be in range.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from . import jsontext
+from .errors import InvalidPayload
+
+_rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
+_epoch = datetime(1970, 1, 1, tzinfo=UTC)
+_last = datetime(9999, 12, 31, tzinfo=UTC)
+_number = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+LONGEST_S = 100.0 * 365 * 86_400
+"""No duration counts for more: a century."""
+
+ABSENT = "null"
+"""JSON text that counts as a member that was not sent."""
+
+
+def integer(
+    found: Mapping[str, str],
+    field: str,
+    *,
+    default: int,
+    low: int | None = None,
+    high: int | None = None,
+    within: str = "",
+) -> int:
+    """The whole number in `field`, `default` where it is absent or null."""
+    raw = found.get(field, ABSENT)
+    if raw == ABSENT:
+        return default
+    if re.fullmatch(r"-?\d{1,4000}", raw, re.ASCII):
+        number = int(raw)
+        if (low is None or number >= low) and (high is None or number <= high):
+            return number
+    span = f" from {low} to {high}" if low is not None else ""
+    raise InvalidPayload(f"{within}{field}: expected an integer{span}, got {shown(raw)}")
+
+
+def seconds(found: Mapping[str, str], field: str, *, within: str = "") -> float | None:
+    """The number of seconds above 0 in `field`; None where it is absent or null."""
+    raw = found.get(field, ABSENT)
+    if raw == ABSENT:
+        return None
+    if _number.fullmatch(raw):
+        number = float(raw)
+        if number > 0:
+            return min(number, LONGEST_S)
+    raise InvalidPayload(f"{within}{field}: expected a number of seconds above 0, got {shown(raw)}")
+
+
+def instant(found: Mapping[str, str], field: str, *, within: str = "") -> datetime | None:
+    """The time in `field`; None where it is absent or null."""
+    raw = found.get(field, ABSENT)
+    if raw == ABSENT:
+        return None
+    value = string(raw)
+    if value is None:
+        raise InvalidPayload(f"invalid timestamp for '{within}{field}': expected an RFC 3339 string, got {shown(raw)}")
+    return parse_instant(within + field, value)
+
+
+def string(raw: str) -> str | None:
+    """The string this raw text is; None where it is something else."""
+    if not raw.startswith('"'):
+        return None
+    value = jsontext.decode(raw)
+    return value if isinstance(value, str) else None
+
+
+def rfc3339(moment: datetime) -> str:
+    """UTC with microseconds and a Z, trailing zeros trimmed as the original server does."""
+    text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".")
+    return f"{text:0>19}Z"
+
+
+def parse_instant(field: str, value: str) -> datetime:
+    """Parse RFC 3339 with an offset; fractions finer than a microsecond are cut. Raises InvalidPayload."""
+    if _rfc3339.fullmatch(value):
+        try:
+            return max(datetime.fromisoformat(value.upper()).astimezone(UTC), _epoch)
+        except (ValueError, OverflowError):
+            pass
+    raise InvalidPayload(
+        f"invalid timestamp for '{field}': {quoted(value)}: expected RFC 3339, such as 2026-11-21T14:05:00Z"
+    )
+
+
+def later(moment: datetime, seconds: float) -> datetime:
+    """So many seconds later; the end of the calendar where there is no such time."""
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return _last
+
+
+def shown(raw: str) -> str:
+    """What came, short enough for one line of an error."""
+    if raw == ABSENT:
+        return "null or nothing"
+    return ascii(raw)[1:-1] if len(raw) <= 60 else f"{ascii(raw[:57])[1:-1]}…"
+
+
+def quoted(value: str) -> str:
+    """The same in double quotes, as the original server's errors have it."""
+    return f'"{shown(value)}"'

@@ -1,0 +1,118 @@
+"""What a job asks for beyond the ordinary, by its `custom`: to be the only one, to expire, to be tracked (W27).
+
+Pure. Semantics: docs/job-options.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from . import jsontext
+from .errors import InvalidPayload
+from .jsonfields import ABSENT, instant, later, seconds, shown, string
+
+TRACKED_FOR_S = 1800
+"""How long after its end a tracked job tells of itself."""
+
+_WITHIN = "custom."
+_KEYS = ("unique_for", "expires_at", "expires_in")
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a job asks for beyond the ordinary. Jobs that ask for nothing have none.
+
+    Durations are seconds; what counts from PUSH is added up by the store, whose clock it is.
+    """
+
+    unique_key: str | None = None
+    """64 hex digits: the same for the same task, arguments and queue. None: as many as there are."""
+    unique_for: float = 0
+    unique_until_start: bool = False
+    """Whether the lock ends when a worker takes the job, not when the job succeeds."""
+    expires_at: datetime | None = None
+    expires_in: float | None = None
+    """Counts from PUSH, or from `at` where that comes later; of two ends the earlier one holds."""
+
+    def lock_ends(self, begins: datetime) -> datetime | None:
+        """When the lock is over whatever happens, for a job that may run from `begins` on."""
+        return later(begins, self.unique_for) if self.unique_key else None
+
+    def expiry(self, begins: datetime) -> datetime | None:
+        """When the job is over unless it was taken before."""
+        ends = self.expires_at, None if self.expires_in is None else later(begins, self.expires_in)
+        return min((end for end in ends if end), default=None)
+
+
+def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> JobOptions | None:
+    """The options in a job's `custom`, given as raw texts; None for the ordinary job, which has none.
+
+    `args` is JSON. Raises InvalidPayload naming the field.
+    """
+    if not any(key in custom for key in _KEYS):
+        return None
+    unique_for = seconds(custom, "unique_for", within=_WITHIN)
+    expires_at = instant(custom, "expires_at", within=_WITHIN)
+    expires_in = seconds(custom, "expires_in", within=_WITHIN)
+    if unique_for is None and expires_at is None and expires_in is None:
+        return None
+    return JobOptions(
+        unique_key=None if unique_for is None else unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT)),
+        unique_for=unique_for or 0,
+        unique_until_start=unique_for is not None and _is_until_start(custom),
+        expires_at=expires_at,
+        expires_in=expires_in,
+    )
+
+
+def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
+    """Seconds the row stays after its end: a tracked job's tells for a while how it ended."""
+    if custom.get("track", ABSENT) in (ABSENT, "false", "0", '""'):
+        return result_ttl
+    return max(result_ttl or 0, TRACKED_FOR_S)
+
+
+def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str:
+    """The same for the same JSON values, however they are spaced, escaped or ordered by key; 1 and 1.0 differ.
+
+    A Django task's keyword arguments count as arguments: they have no other place.
+    """
+    named = "" if kwargs in (ABSENT, "{}") else _canonical(kwargs)
+    parts = [jsontext.encode(jobtype), jsontext.encode(queue), _canonical(args), named]
+    return hashlib.sha256(",".join(parts).encode()).hexdigest()
+
+
+def _is_until_start(custom: Mapping[str, str]) -> bool:
+    raw = custom.get("unique_until", ABSENT)
+    if raw == ABSENT:
+        return False
+    until = string(raw)
+    if until not in ("success", "start"):
+        raise InvalidPayload(f'{_WITHIN}unique_until: expected "success" or "start", got {shown(raw)}')
+    return until == "start"
+
+
+class _Digits(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+def _canonical(text: str) -> str:
+    return _rewritten(json.loads(text, parse_int=_Digits, parse_float=_Digits))
+
+
+def _rewritten(value: Any) -> str:
+    match value:
+        case _Digits():
+            return str(value)
+        case list():
+            return f"[{','.join(map(_rewritten, value))}]"
+        case dict():
+            return f"{{{','.join(f'{json.dumps(key)}:{_rewritten(value[key])}' for key in sorted(value))}}}"
+    return json.dumps(value)

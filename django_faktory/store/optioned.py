@@ -1,0 +1,142 @@
+"""Push of jobs that ask for more than to be run: to be the only one of their kind, or to expire. Rules: W10, W27.
+
+Ordinary jobs never come here. A key is a column with a unique constraint, so that whatever makes a row go frees it,
+and two nodes that push one key at once cannot both win: the one that comes second waits for the first, and then sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from django.db import IntegrityError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..errors import FaktoryError, NotUnique
+from ..lifecycle import FINISHED, LIVE, State
+from ..models import Job
+from ..options import JobOptions
+from ..payloads import JobPayload
+from .dialects import dialect_of
+
+CHUNK = 500
+MAX_ROUNDS = 4
+"""Looks at what is stored: each further one means that another push came between the look and the insert."""
+
+_NONE = JobOptions()
+V = TypeVar("V")
+
+
+def push(connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> dict[str, FaktoryError]:
+    """Store jobs with different jids, in one transaction, or within the caller's; returns those refused, by jid.
+
+    The first of several with one key wins. A jid that lives is left alone, whatever its key (W10).
+    """
+    for _ in range(MAX_ROUNDS):
+        try:
+            with transaction.atomic(using=connection.alias):
+                return _push(connection, jobs, now)
+        except IntegrityError:  # a key or a jid was taken meanwhile: now it can be seen
+            continue
+    # Unless the caller's transaction is one that sees only what was there at its start.
+    with transaction.atomic(using=connection.alias):
+        return _push_one_by_one(connection, jobs, now)
+
+
+def _push(connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> dict[str, FaktoryError]:
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).now(cursor)
+    keys = sorted({job.options.unique_key for job in jobs if job.options and job.options.unique_key})
+    _free_overdue(connection, keys, clock)
+    stored = _stored(connection, [job.jid for job in jobs])
+    holders = _holders(connection, keys)
+    rows: list[Job] = []
+    refused: dict[str, FaktoryError] = {}
+    for place, job in enumerate(jobs):
+        old = stored.get(job.jid)
+        if old and old.state in LIVE:
+            continue
+        row = _row(job, clock, clock + timedelta(microseconds=place))
+        if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
+            refused[job.jid] = NotUnique(job.jid)
+            continue
+        row.attempt = old.attempt if old else 0  # it goes on, so that a late report of the old life stays fenced
+        rows.append(row)
+    _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
+    return refused
+
+
+def _push_one_by_one(
+    connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
+) -> dict[str, FaktoryError]:
+    refused: dict[str, FaktoryError] = {}
+    for job in jobs:
+        try:
+            with transaction.atomic(using=connection.alias):
+                refused |= _push(connection, [job], now)
+        except IntegrityError:
+            if job.options and job.options.unique_key:
+                refused[job.jid] = NotUnique(job.jid)
+    return refused
+
+
+def _free_overdue(connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime) -> None:
+    """Take their keys from jobs that held them for long enough."""
+    jobs = Job.objects.using(connection.alias)
+    for some in _chunks(keys):
+        overdue = jobs.filter(unique_key__in=some, unique_expires_at__lte=now)
+        if overdue.exists():
+            locked = overdue.order_by("unique_key")
+            if connection.features.has_select_for_update:
+                locked = locked.select_for_update()
+            jobs.filter(pk__in=[job.pk for job in locked.only("pk")]).update(unique_key=None)
+
+
+def _stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
+    jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt")
+    return {job.jid: job for some in _chunks(jids) for job in jobs.filter(jid__in=some)}
+
+
+def _holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
+    """Key → the jid that holds it."""
+    held = Job.objects.using(connection.alias).values_list("unique_key", "jid")
+    return {key: jid for some in _chunks(keys) for key, jid in held.filter(unique_key__in=some) if key}
+
+
+def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[Job]) -> None:
+    """Insert rows in the order of their keys, so that two pushes never wait for each other; finished ones go first."""
+    jobs = Job.objects.using(connection.alias)
+    for some in _chunks(sorted(finished)):
+        jobs.filter(pk__in=some).in_state(*FINISHED).delete()
+    jobs.bulk_create(sorted(rows, key=lambda row: row.unique_key or ""), batch_size=CHUNK)
+
+
+def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
+    """`place` is when it came: a microsecond apart, because the order of insertion is another."""
+    options = job.options or _NONE
+    at = job.at if job.at and job.at > now else None
+    return Job(
+        jid=job.jid,
+        jobtype=job.jobtype,
+        queue=job.queue,
+        state=State.SCHEDULED if at else State.ENQUEUED,
+        weight=-job.priority,
+        payload=job.text,
+        retry=job.retry,
+        reserve_for=job.reserve_for,
+        backtrace=job.backtrace,
+        result_ttl=job.result_ttl,
+        created_at=now,
+        run_at=at,
+        enqueued_at=None if at else place,
+        expires_at=options.expiry(at or now),
+        unique_key=options.unique_key,
+        unique_expires_at=options.lock_ends(at or now),
+        unique_until_start=options.unique_until_start,
+    )
+
+
+def _chunks(values: Sequence[V]) -> Iterator[Sequence[V]]:
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
