@@ -21,7 +21,7 @@ from django.db.models.functions import RowNumber
 from .. import jsontext
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
-from ..models import Counter, Job, JobQuerySet, Queue
+from ..models import Counter, Job, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
 from .jobs import is_storable
@@ -91,6 +91,7 @@ def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
         Counter.objects.using(using).all().delete()
+        Tracking.objects.using(using).all().delete()
         return 0
 
     return run(using, verb)
@@ -130,6 +131,10 @@ def _ranges(jobs: JobQuerySet, size: int) -> Iterator[tuple[int, int]]:
 
 def _change(jobs: JobQuerySet, change: Change) -> int:
     began = time.monotonic()
+    if connections[jobs.db].vendor == "mysql":
+        # There a DELETE waits for every row it looks at that others hold, and not only for those it deletes.
+        ids = run(jobs.db, lambda _: list(jobs.values_list("pk", flat=True)), atomic=False)
+        jobs = jobs.filter(pk__in=ids)
     changed = run(jobs.db, lambda _: change(jobs))
     _let_others_write(jobs.db, time.monotonic() - began)
     return changed
