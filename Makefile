@@ -2,11 +2,12 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help demo test lint format setup docs clean
+.PHONY: help demo test soak lint format setup docs clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
 	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
+	@echo "make soak     the tests that kill and wait, at full size"
 	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations"
 	@echo "make format   format the code"
 	@echo "make setup    make .venv and install what the other targets need"
@@ -22,6 +23,9 @@ demo:
 
 test: setup
 	@.venv/bin/python scripts/test.py $(ARGS)
+
+soak: setup
+	@FAKTORY_SOAK_KILLS=200 .venv/bin/python scripts/test.py tests/soak $(ARGS)
 
 lint:
 	@$(PYTHON) scripts/bootstrap.py

@@ -89,6 +89,10 @@ class WorkerLost(FaktoryError):
     """How results tell, by this name, that a job's worker process was lost (W20). Never raised."""
 
 
+class ReservationLost(FaktoryError):
+    """An atomic task ended after its job had been given to another worker: what it wrote was rolled back."""
+
+
 class InvalidTransition(FaktoryError):
     """A job in this state cannot undergo this event (see `lifecycle.TRANSITIONS`)."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from inspect import iscoroutinefunction
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -50,6 +51,11 @@ class TaskOptions(TypedDict, total=False):
     reserve_for: int
     result_ttl: int
     backtrace: int
+    unique_for: float
+    unique_until: Literal["success", "start"]
+    expires_in: float
+    track: bool
+    atomic: bool
 
 
 class JobContext(GenericContext[..., Any]):
@@ -80,6 +86,15 @@ class FaktoryTask(GenericTask[P, R]):
     result_ttl: int | None = None
     backtrace: int = 0
     """Lines of traceback to keep; 0: the protocol's 30; negative: none."""
+    atomic: bool = False
+    """Whether what the task writes into the jobs' database, and the end of its job, are one transaction."""
+    unique_for: float | None = None
+    """Seconds for which no second job with these arguments is taken in this queue: enqueue raises NotUnique."""
+    unique_until: str = "success"
+    """When that ends sooner: "success" of the job, or its "start"."""
+    expires_in: float | None = None
+    """Seconds after which a job that no worker took is dropped, from enqueue or its `run_after` on."""
+    track: bool = False
     delay: timedelta | None = None
     """Set by `using(run_after=timedelta)`: counts from each enqueue."""
 
@@ -96,6 +111,11 @@ class FaktoryTask(GenericTask[P, R]):
             value = getattr(self, option)
             if not is_right(value):
                 raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
+        if self.atomic and iscoroutinefunction(self.func):
+            raise InvalidTask(
+                f"task {self.module_path}: atomic=True: expected a plain function, got a coroutine: Django's "
+                "transactions do not span awaits; write it as `def`"
+            )
         _register(self)
 
     def using(
@@ -123,7 +143,10 @@ class FaktoryTask(GenericTask[P, R]):
         return replace(self, **changes)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
-        """Make a job that calls the function with these arguments. Inside a transaction it comes and goes with it."""
+        """Make a job that calls the function with these arguments. Inside a transaction it comes and goes with it.
+
+        Raises NotUnique for a task with `unique_for` where another such job holds the lock.
+        """
         task = self.due(timezone.now())
         result: TaskResult[P, R] = task.get_backend().enqueue(task, list(args), kwargs)
         return result
@@ -138,6 +161,7 @@ class FaktoryTask(GenericTask[P, R]):
         """Make a job for each call, all in one go: a tuple holds its arguments, a dict its keyword arguments.
 
         Every call is checked before anything is written. A backend other than ours gets them one by one.
+        Raises NotUnique where some were refused for that; its `results` are those of the others, None for the refused.
         """
         task = self.due(timezone.now())
         pairs = [_call(position, call) for position, call in enumerate(calls)]
@@ -238,7 +262,7 @@ def _was_reloaded(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
 
 def _as_run(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
     """The options that a worker takes from the registry; the others travel with the job."""
-    return task.takes_context, task.backoff, task.retry_on, task.discard_on
+    return task.takes_context, task.backoff, task.retry_on, task.discard_on, task.atomic
 
 
 def _call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
@@ -274,6 +298,10 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
 
 
+def _are_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
     "max_attempts": (
@@ -294,8 +322,13 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or _whole(value, 0, _LARGEST),
         f"whole seconds from 0 to {_LARGEST}",
     ),
+    "atomic": (lambda value: isinstance(value, bool), "True or False"),
     "backtrace": (
         lambda value: _whole(value, -1, MAX_BACKTRACE_LINES),
         f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
     ),
+    "unique_for": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
+    "unique_until": (lambda value: value in ("success", "start"), '"success" or "start"'),
+    "expires_in": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
+    "track": (lambda value: isinstance(value, bool), "True or False"),
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from ..errors import FaktoryError
 from ..mutations import Mutation
-from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, WorkerIdentity
+from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
 
 
 class Exchanged(NamedTuple):
@@ -22,6 +23,14 @@ class Exchanged(NamedTuple):
     pushed: list[FaktoryError | None]
     acked: list[bool]
     fetched: list[list[Reservation]]
+
+
+class Transaction:
+    """One that `Broker.atomic` opened. Hooks that run after a commit may fail: it was committed all the same."""
+
+    is_committed = False
+    is_nested = False
+    """Whether it is part of a larger one, and so committed with that."""
 
 
 class Broker(ABC):
@@ -40,6 +49,12 @@ class Broker(ABC):
 
     keeps_results = False
     """Whether Ack.result is stored."""
+
+    def atomic(self) -> AbstractContextManager[Transaction]:
+        """A transaction that push and ack of this thread take part in. Raises FaktoryError where there is none."""
+        raise FaktoryError(
+            'tasks with atomic=True need their jobs in this project\'s database: FAKTORY["BROKER"] = "orm"'
+        )
 
     @abstractmethod
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
@@ -122,6 +137,14 @@ class Broker(ABC):
 
         A Faktory server may refuse it (CommandRefused); this database never does.
         """
+
+    @abstractmethod
+    def track_set(self, updates: Sequence[TrackUpdate]) -> None:
+        """Keep what is said of stored jobs, and lengthen reservations, to 24 h from now at most (W27)."""
+
+    @abstractmethod
+    def track_get(self, jids: Sequence[str]) -> list[Tracked]:
+        """How jobs are doing, whether they asked to be tracked or not (W27)."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -14,8 +14,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from .. import tls
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from ..payloads import WorkerIdentity
 from ..protocol.commands import End
@@ -44,13 +45,14 @@ class Address:
     port: int = DEFAULT_PORT
     password: str = field(default="", repr=False)
     is_tls: bool = False
+    ca: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
 
 def parse_url(url: str) -> Address:
-    """Read `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…`; the user's name and all after the port are not looked at.
+    """Read `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…[?ca=FILE]`; the user's name and other parts are not looked at.
 
     Raises InvalidPayload naming the part that is wrong; it never shows the password.
     """
@@ -61,11 +63,15 @@ def parse_url(url: str) -> Address:
         )
     if not parts.hostname:
         raise InvalidPayload("Faktory URL: expected a host name, as in tcp://HOST:PORT, got none")
+    ca = dict(parse_qsl(parts.query)).get("ca", "")
+    if ca and parts.scheme == "tcp":
+        raise InvalidPayload("Faktory URL: expected tcp+tls:// with ca=FILE, got tcp://: there is nothing to check")
     return Address(
         host=parts.hostname,
         port=_port(parts),
         password=unquote(parts.password or ""),
         is_tls=parts.scheme == "tcp+tls",
+        ca=ca,
     )
 
 
@@ -203,7 +209,14 @@ def _dial(address: Address, timeout_s: float) -> socket.socket:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not address.is_tls:
             return plain
-        return ssl.create_default_context().wrap_socket(plain, server_hostname=address.host)
+        return _tls_context(address).wrap_socket(plain, server_hostname=address.host)
     except BaseException:
         plain.close()
         raise
+
+
+def _tls_context(address: Address) -> ssl.SSLContext:
+    try:
+        return tls.client_context(address.ca)
+    except tls.UnusableFile as error:  # it may be put there anew at this moment
+        raise OSError(str(error)) from error

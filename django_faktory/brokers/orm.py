@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -11,10 +13,10 @@ from django.db import connections, transaction
 from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError
 from ..mutations import Mutation
-from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, WorkerIdentity
-from ..store import failures, jobs, many, queues, stats, workers
+from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
+from ..store import failures, jobs, many, queues, stats, tracking, workers
 from ..wakeups.postgresql import ANY_QUEUE
-from .base import Broker, Exchanged
+from .base import Broker, Exchanged, Transaction
 
 REMEMBER_QUEUE_S = 10.0
 """How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
@@ -39,6 +41,15 @@ class OrmBroker(Broker):
         self.worker_timeout_s = worker_timeout_s
         self._announce = announce
         self._known_queues: dict[str, float] = {}
+
+    @contextmanager
+    def atomic(self) -> Iterator[Transaction]:
+        """See Broker."""
+        told = Transaction()
+        told.is_nested = connections[self.alias].in_atomic_block
+        with transaction.atomic(using=self.alias):
+            transaction.on_commit(partial(setattr, told, "is_committed", True), using=self.alias)
+            yield told
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
@@ -132,6 +143,14 @@ class OrmBroker(Broker):
         """See Broker."""
         for _ in _done(many.flush(using=self.alias), go_on):
             self._known_queues.clear()
+
+    def track_set(self, updates: Sequence[TrackUpdate]) -> None:
+        """See Broker."""
+        tracking.track_set(updates, using=self.alias)
+
+    def track_get(self, jids: Sequence[str]) -> list[Tracked]:
+        """See Broker."""
+        return tracking.track_get(jids, using=self.alias)
 
     def info(self) -> dict[str, Any]:
         """See Broker."""

@@ -22,6 +22,7 @@ from ..errors import (
     FaktoryError,
     InvalidPayload,
     JobNotFound,
+    NotUnique,
     ProtocolError,
     UnknownWorker,
 )
@@ -35,6 +36,8 @@ from ..payloads import (
     FetchRequest,
     JobPayload,
     Reservation,
+    Tracked,
+    TrackUpdate,
     WorkerIdentity,
     failure,
     parse_instant,
@@ -42,6 +45,7 @@ from ..payloads import (
 from ..protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
 from ..protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ..protocol.resp import Bulk, Error, Reply, Simple
+from ..protocol.tracking import TrackGet, TrackSet, parse_tracked
 from .base import Broker
 from .connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
 
@@ -90,10 +94,11 @@ class RemoteBroker(Broker):
     def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         if len(jobs) == 1:
             [reply] = self._ask([Push(jobs[0]).line()])
-            return [_refusal(reply)]
+            refusal = _refusal(reply)
+            return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
         [reply] = self._ask([PushBulk(jobs).line()])
         refused = _object(reply)
-        return [CommandRefused(str(refused[job.jid])) if job.jid in refused else None for job in jobs]
+        return [_refused_in_bulk(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """See Broker. One job a request, however many it asks for; each waits up to 2 s on the server.
@@ -186,6 +191,16 @@ class RemoteBroker(Broker):
         """See Broker."""
         self._order(Flush().line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
+    def track_set(self, updates: Sequence[TrackUpdate]) -> None:
+        """See Broker. An original server knows TRACK in its paid edition only."""
+        for reply in self._ask([TrackSet(update).line() for update in updates]):
+            if refusal := _refusal(reply):
+                raise refusal
+
+    def track_get(self, jids: Sequence[str]) -> list[Tracked]:
+        """See Broker."""
+        return [parse_tracked(_object(reply)) for reply in self._ask([TrackGet(jid).line() for jid in jids])]
+
     def info(self) -> dict[str, Any]:
         """See Broker."""
         [reply] = self._ask([Info().line()])
@@ -276,6 +291,10 @@ def _chunks(jobs: Sequence[JobPayload]) -> Iterator[Sequence[JobPayload]]:
 
 def _refusal(reply: Reply) -> FaktoryError | None:
     return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
+
+
+def _refused_in_bulk(text: str, jid: str) -> FaktoryError:
+    return NotUnique(jid) if text.startswith(NotUnique.code) else CommandRefused(text)
 
 
 def _bulk(reply: Reply) -> str | None:

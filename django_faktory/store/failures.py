@@ -10,6 +10,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from .. import jsontext
@@ -71,7 +72,8 @@ def _reservation_expired(job: Job) -> Failure:
 def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S) -> int:
     """Give up workers: their jobs go back to their old places, no retry used, or to dead at the third loss (W20).
 
-    Returns how many jobs there were. Their rows go last, so that a crash in between is mended by the next call.
+    Returns how many jobs there were. Their rows go last, so that the next call mends what a crash in between left, and
+    gets the jobs whose rows a dying transaction still locked.
     """
     lost = 0
 
@@ -82,7 +84,8 @@ def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_f
 
     while count := run(using, verb):
         lost += count
-    WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
+    still_held = Job.objects.using(using).filter(state=State.WORKING, wid=OuterRef("wid"))
+    WorkerProcess.objects.using(using).filter(~Exists(still_held), wid__in=wids).delete()
     return lost
 
 

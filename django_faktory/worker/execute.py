@@ -26,8 +26,9 @@ from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from .. import payloads
+from ..brokers.base import Broker, Transaction
 from ..compat import TaskResultStatus, task_backends, task_finished, task_started
-from ..errors import Discard, InvalidPayload, Kill, Retry, UnknownJobType
+from ..errors import Discard, InvalidPayload, Kill, ReservationLost, Retry, UnknownJobType
 from ..jsonvalues import encoded, normalized
 from ..lifecycle import State, outcome_of_failure
 from ..payloads import Ack, Failure, Reservation
@@ -61,7 +62,9 @@ def prepare(reservation: Reservation) -> Execution | Failure:
 class Execution:
     """One attempt at one job."""
 
-    __slots__ = ("_call", "_failures", "_has_returned", "_is_over", "_sender", "reservation", "result", "task")
+    __slots__ = (
+        "_call", "_failures", "_is_over", "_is_unreadable", "_sender", "_value", "reservation", "result", "task",
+    )  # fmt: skip
 
     def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
         self.reservation = reservation
@@ -69,7 +72,8 @@ class Execution:
         self._call = call
         self._failures = failures_of(reservation.failure)
         self._sender = type(task_backends[task.backend])
-        self._has_returned = False
+        self._is_unreadable = False
+        self._value: Any = None
         self._is_over = True
         self.result = running(reservation, task, call, failures=self._failures)
 
@@ -78,20 +82,31 @@ class Execution:
         """Whether the task is an `async def`: then it is run by `arun`, on an event loop."""
         return _is_async(self.task.func)
 
-    def run(self) -> Ack | Failure:
-        """Run the job in this thread. What it sets in context variables ends with it."""
-        _warm_up()
-        return contextvars.copy_context().run(self._run)
+    def run(self, broker: Broker) -> Ack | Failure | None:
+        """Run the job in this thread. What it sets in context variables ends with it.
 
-    def _run(self) -> Ack | Failure:
+        Returns what is left to report: nothing for an atomic task, which has told the broker itself.
+        """
+        _warm_up()
+        return contextvars.copy_context().run(self._run, broker)
+
+    def _run(self, broker: Broker) -> Ack | Failure | None:
         held = in_transaction()
-        report: Ack | Failure
+        report: Ack | Failure | None
         try:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
-                value = self.task.func(*self._args(), **self.result.kwargs)
-                _refuse_open_transactions(tidy(held))
-                report = self._succeeded(value)
+                if self.task.atomic:
+                    self._run_atomically(broker)
+                    report = None
+                else:
+                    value = self.task.func(*self._args(), **self.result.kwargs)
+                    _refuse_open_transactions(tidy(held))
+                    report = self._ack(value)
+                self._succeeded()
+            except ReservationLost as error:
+                logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
+                return None
             except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
                 report = self._failed(error)
                 if self._is_over:  # inside the except block: receivers look at sys.exc_info()
@@ -102,6 +117,23 @@ class Execution:
         finally:
             tidy(held)
 
+    def _run_atomically(self, broker: Broker) -> None:
+        """What the task writes and the end of its job are one transaction, or none of it (ADR 0007)."""
+        held = in_transaction()
+        told: Transaction | None = None
+        try:
+            with broker.atomic() as told:
+                inside = in_transaction()
+                report = self._ack(self.task.func(*self._args(), **self.result.kwargs))
+                _refuse_open_transactions(tidy(inside))
+                _hold_to(report, broker)
+        except Exception:
+            if told is None or not told.is_committed:
+                raise
+            logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
+        if told and not (told.is_committed or told.is_nested):  # a block the task left open has taken the place of ours
+            _refuse_open_transactions(tidy(held))
+
     async def arun(self) -> Ack | Failure:
         """Run the job on this event loop, best as an asyncio task of its own: that bounds its context variables.
 
@@ -110,7 +142,8 @@ class Execution:
         report: Ack | Failure
         await task_started.asend_robust(self._sender, task_result=self.result)
         try:
-            report = self._succeeded(await self.task.func(*self._args(), **self.result.kwargs))
+            report = self._ack(await self.task.func(*self._args(), **self.result.kwargs))
+            self._succeeded()
         except BaseException as error:
             if _is_cancellation(error):
                 raise
@@ -128,13 +161,16 @@ class Execution:
             return [JobContext(task_result=self.result), *self.result.args]
         return self.result.args
 
-    def _succeeded(self, value: Any) -> Ack:
-        self._has_returned = True
-        job, plain = self.reservation, normalized(value)
-        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=encoded(plain))
-        self._end(TaskResultStatus.SUCCESSFUL)
-        object.__setattr__(self.result, "_return_value", plain)
+    def _ack(self, value: Any) -> Ack:
+        self._is_unreadable = True
+        job, self._value = self.reservation, normalized(value)
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=encoded(self._value))
+        self._is_unreadable = False
         return report
+
+    def _succeeded(self) -> None:
+        self._end(TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(self.result, "_return_value", self._value)
 
     def _failed(self, error: BaseException) -> Failure:
         job = self.reservation
@@ -160,7 +196,7 @@ class Execution:
 
     def _verdict(self, error: BaseException) -> str:
         """What the task decided: "kill" or "discard" ends the job, "" leaves it to its retries."""
-        if self._has_returned or isinstance(error, Kill):
+        if self._is_unreadable or isinstance(error, Kill):
             return "kill"  # a result that JSON cannot hold is none the better for a second run
         if isinstance(error, Discard):
             return "discard"
@@ -217,6 +253,11 @@ def _warm_up() -> None:
         for backends in (caches, task_backends):
             with suppress(Exception):  # a wrong setting is the affair of those who use it
                 backends.all()
+
+
+def _hold_to(report: Ack, broker: Broker) -> None:
+    if broker.ack([report]) != [True]:
+        raise ReservationLost("the job was no longer this worker's when its task ended: rolled back")
 
 
 def _refuse_open_transactions(aliases: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""The threads that run jobs, at most so many jobs at a time, sync and async together. Knows no broker.
+"""The threads that run jobs, at most so many jobs at a time, sync and async together.
 
-Whatever a job does, it ends in exactly one report.
+Hands the broker on, and asks it nothing. Whatever a job does, it ends exactly once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from django.db import connections
 
 from .. import payloads
+from ..brokers.base import Broker
 from ..payloads import Ack, Failure, Reservation
 from .event_loop import EventLoop
 from .execute import Execution, prepare
@@ -19,11 +20,15 @@ from .held import HeldJobs
 
 logger = logging.getLogger(__name__)
 
+End = Ack | Failure | BaseException | None
+"""How a job ended: the report to send, what broke it outside its task, or nothing, where the broker knows already."""
+
 
 class Executors:
     """`concurrency` threads, and an event loop beside them once an async task comes."""
 
-    def __init__(self, held: HeldJobs, *, concurrency: int) -> None:
+    def __init__(self, broker: Broker, held: HeldJobs, *, concurrency: int) -> None:
+        self._broker = broker
         self._held = held
         self._places = threading.Semaphore(concurrency)
         self._loop = EventLoop()
@@ -68,12 +73,12 @@ class Executors:
             if isinstance(execution, Execution) and execution.is_async:
                 self._loop.submit(execution.arun, lambda end: self._finish(job, end, began_at))
                 return
-            end: Ack | Failure | BaseException = execution.run() if isinstance(execution, Execution) else execution
+            end: End = execution.run(self._broker) if isinstance(execution, Execution) else execution
         except Exception as error:  # noqa: BLE001  (a loop)
             end = error
         self._finish(job, end, began_at)
 
-    def _finish(self, job: Reservation, end: Ack | Failure | BaseException, began_at: float) -> None:
+    def _finish(self, job: Reservation, end: End, began_at: float) -> None:
         ran_s = time.monotonic() - began_at
         report = _failure(job, end) if isinstance(end, BaseException) else end
         if self._held.finish(job, report, ran_s=ran_s):

@@ -77,14 +77,15 @@ class HeldJobs:
         self._moved_at = time.monotonic()
         return job
 
-    def finish(self, job: Reservation, report: Ack | Failure, *, ran_s: float) -> bool:
-        """A job has ended; its report goes on. False, and nothing done, where the worker gave up on it before."""
+    def finish(self, job: Reservation, report: Ack | Failure | None, *, ran_s: float) -> bool:
+        """A job has ended; its report, if any, goes on. False, and nothing done, where it was given up before."""
         with self._changed:
             if self._held.pop(id(job), None) is None:
                 return False
             self.ended += 1
             self._pace.ended(ran_s)
-            self.finished.put(report)
+            if report is not None:
+                self.finished.put(report)
             if not self._held or self._room():
                 self._changed.notify_all()
             return True

@@ -77,7 +77,7 @@ class Worker:
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = False
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
-        self._executors = Executors(self._held, concurrency=concurrency)
+        self._executors = Executors(broker, self._held, concurrency=concurrency)
         self._reporter = Reporter(broker, self._held.finished)
         self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
         self._fetcher = Fetcher(

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextvars
+from contextlib import suppress
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from django_faktory import Discard, Kill, Retry, task
 from tests.project.models import Mark
@@ -85,6 +86,38 @@ def writes_mark(text):
 def writes_mark_and_fails(text):
     Mark.objects.create(text=text)
     raise ValueError(text)
+
+
+@task(atomic=True)
+def writes_mark_atomically(text):
+    Mark.objects.create(text=text)
+    return text
+
+
+@task(atomic=True, max_attempts=2)
+def writes_mark_atomically_and(text, then):
+    """Writes, and then does what it is told: the ways an atomic task can end."""
+    Mark.objects.create(text=text)
+    match then:
+        case "fails":
+            raise ValueError(text)
+        case "returns nothing that JSON knows":
+            return object()
+        case "enqueues":
+            noop.enqueue()
+        case "enqueues and fails":
+            noop.enqueue()
+            raise ValueError(text)
+        case "hooks that fail":
+            transaction.on_commit(lambda: 1 / 0)
+        case "leaves a transaction open":
+            transaction.atomic().__enter__()
+        case "breaks the transaction and goes on":
+            with suppress(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SELECT * FROM no_such_table")
+        case "breaks a savepoint and goes on":
+            with suppress(DatabaseError), transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SELECT * FROM no_such_table")
 
 
 @task

@@ -7,7 +7,7 @@ from django.db import connection, connections, transaction
 
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.store import jobs
+from django_faktory.store import failures, jobs
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -127,6 +127,21 @@ def test_a_claim_locks_no_row_that_it_does_not_hand_out():
         mine = jobs.fetch([FetchRequest(queues=("default", "b"), wid="w1", count=2)], using=USING)[0]
         in_threads(1, claim_the_rest)
     assert (len(mine), len(other)) == (2, 3)
+
+
+def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
+    """W20: what its dying transaction locks is passed over, and must be found by the next look."""
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("this database locks no rows")
+    WorkerFactory(wid="gone")
+    jobs.push([payload()], using=USING)
+    jobs.fetch([FetchRequest(queues=("default",), wid="gone")], using=USING)
+    with transaction.atomic():
+        Job.objects.select_for_update().get()
+        in_threads(1, lambda _: failures.lose(["gone"], using=USING))
+    assert failures.lose(["gone"], using=USING) == 1
+    assert Job.objects.get().state == "enqueued"
+    assert not WorkerProcess.objects.exists()
 
 
 def test_the_claim_walks_the_ready_index():

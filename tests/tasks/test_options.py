@@ -55,9 +55,7 @@ def test_from_django_tasks_import_task_does_the_same():
     assert (type(made), made.jobtype, made.max_attempts) == (FaktoryTask, "through django", 7)
 
 
-@pytest.mark.parametrize(
-    "option", ["timeout", "unique_for", "unique_until", "expires_in", "lock", "atomic", "track", "x"]
-)
+@pytest.mark.parametrize("option", ["timeout", "lock", "x"])
 def test_an_option_that_does_nothing_is_refused_by_name(option):
     with pytest.raises(TypeError, match=f"unexpected option '{option}'; known: .*max_attempts"):
         task(**{option: 1})(plain)
@@ -90,6 +88,16 @@ def test_run_after_is_no_option_of_the_decorator():
         ("backtrace", -2),
         ("backtrace", 201),
         ("backtrace", None),
+        ("unique_for", 0),
+        ("unique_for", True),
+        ("unique_for", "60"),
+        ("unique_for", float("inf")),
+        ("unique_for", float("nan")),
+        ("unique_until", "end"),
+        ("unique_until", None),
+        ("expires_in", -1),
+        ("expires_in", timedelta(seconds=1)),
+        ("track", 1),
     ],
 )
 def test_a_wrong_value_is_refused_with_task_option_rule_and_what_came(option, value):

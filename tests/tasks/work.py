@@ -15,10 +15,12 @@ def fetched(wid="w1"):
 
 
 def work(wid="w1"):
-    """Run one job; returns the report that was given."""
+    """Run one job; returns the report that was given; None where the task itself told the broker."""
     found = prepare(fetched(wid))
     if hasattr(found, "run"):
-        found = asyncio.run(found.arun()) if found.is_async else found.run()
+        found = asyncio.run(found.arun()) if found.is_async else found.run(get_broker())
+    if found is None:
+        return None
     report = get_broker().ack if isinstance(found, Ack) else get_broker().fail
     assert report([found]) == [True]
     return found

@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import override_settings
 
+from django_faktory.brokers import get_broker
 from django_faktory.payloads import Ack, Reservation, new_job
 from django_faktory.worker.connections import in_transaction, tidy
 from django_faktory.worker.execute import prepare
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def ran(task, *args):
     job = new_job(jid="0123456789", jobtype=task.jobtype, args=args, result_ttl=60)
-    return prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1)).run()
+    return prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1)).run(get_broker())
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ import threading
 import pytest
 
 from django_faktory import jsontext
+from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.compat import TaskResultStatus, task_backends, task_finished, task_started
 from django_faktory.payloads import Ack, Failure, Reservation, new_job
 from django_faktory.worker.execute import LONGEST_WAIT_S, prepare
 from tests.project import tasks
 
 pytestmark = pytest.mark.core
+NO_BROKER = RemoteBroker("tcp://127.0.0.1:1")  # nobody is there, and nobody is asked
 
 
 def reserved(task, *args, attempt=1, failure="", history="", **job):
@@ -25,7 +27,7 @@ def given(text, attempt=1, **known):
 
 def ran(task, *args, **job):
     execution = prepare(reserved(task, *args, **job))
-    return asyncio.run(execution.arun()) if execution.is_async else execution.run()
+    return asyncio.run(execution.arun()) if execution.is_async else execution.run(NO_BROKER)
 
 
 def failed_before(times, wid="w0"):
@@ -83,7 +85,7 @@ def test_a_result_is_made_plain_json():
 )
 def test_arguments_arrive_exactly_as_sent(text):
     """W11: whatever JSON can hold, a lone surrogate and integers of any size too."""
-    report = prepare(given(f'{{"jid":"0123456789","jobtype":"tests.project.tasks.returns","args":[{text}]}}')).run()
+    report = prepare(given(f'{{"jid":"0123456789","jobtype":"tests.project.tasks.returns","args":[{text}]}}')).run(NO_BROKER)
     assert repr(jsontext.decode(report.result)) == repr(jsontext.decode(text))
 
 
@@ -329,11 +331,11 @@ def test_a_receiver_that_fails_does_not_fail_the_job():
 
 def test_the_finished_result_carries_value_errors_and_workers():
     good = prepare(reserved(tasks.add, 1, 2, **failed_before(1)))
-    good.run()
+    good.run(NO_BROKER)
     assert (good.result.return_value, good.result.worker_ids) == (3, ["w0", "w1"])
     assert [error.exception_class for error in good.result.errors] == [OSError]
     bad = prepare(reserved(tasks.fails, retry=0))
-    bad.run()
+    bad.run(NO_BROKER)
     assert bad.result.is_finished
     assert bad.result.errors[0].exception_class is ValueError
     assert bad.result.errors[0].traceback.endswith("ValueError: no luck\n")

@@ -1,0 +1,145 @@
+"""`@task(atomic=True)`: what a task wrote and the end of its job are one transaction, or none of it."""
+
+import pytest
+from django.db import connection
+
+from django_faktory import task
+from django_faktory.brokers import get_broker
+from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.compat import InvalidTask, TaskResultStatus, task_finished
+from django_faktory.models import Job
+from django_faktory.payloads import Failure
+from django_faktory.worker.execute import prepare
+from tests.project import tasks
+from tests.project.models import Mark
+from tests.tasks.work import fetched, work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def state():
+    """Of the one job, and the marks there are."""
+    return Job.objects.exclude(jobtype__endswith="noop").get().state, list(Mark.objects.values_list("text", flat=True))
+
+
+def test_what_it_wrote_and_its_end_are_there_together():
+    result = tasks.writes_mark_atomically.enqueue("a")
+    assert work() is None, "nothing is left to report"
+    assert state() == ("succeeded", ["a"])
+    result.refresh()
+    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, "a")
+
+
+def test_a_job_without_a_result_ttl_is_gone_with_the_commit():
+    Job.objects.filter(jid=tasks.writes_mark_atomically.enqueue("a").id).update(result_ttl=None)
+    work()
+    assert not Job.objects.exists()
+    assert Mark.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("then", "ends"),
+    [
+        ("fails", "retries"),
+        ("returns nothing that JSON knows", "dead"),
+        ("leaves a transaction open", "retries"),
+    ],
+)
+def test_a_failure_leaves_nothing_it_wrote(then, ends):
+    tasks.writes_mark_atomically_and.enqueue("a", then)
+    assert isinstance(work(), Failure)
+    assert state() == (ends, [])
+
+
+def test_a_transaction_the_task_broke_does_not_pass_for_success():
+    tasks.writes_mark_atomically_and.enqueue("a", "breaks the transaction and goes on")
+    report = work()
+    if connection.vendor == "postgresql":
+        assert isinstance(report, Failure)
+        assert state() == ("retries", [])
+    else:  # these databases go on after a failed statement, and so may the task
+        assert state() == ("succeeded", ["a"])
+
+
+def test_a_savepoint_that_was_rolled_back_is_the_tasks_own_affair():
+    tasks.writes_mark_atomically_and.enqueue("a", "breaks a savepoint and goes on")
+    assert work() is None
+    assert state() == ("succeeded", ["a"])
+
+
+def test_jobs_it_enqueues_appear_only_if_it_commits():
+    tasks.writes_mark_atomically_and.enqueue("a", "enqueues and fails")
+    work()
+    assert not Job.objects.filter(jobtype=tasks.noop.jobtype).exists()
+    Job.objects.all().delete()
+    tasks.writes_mark_atomically_and.enqueue("a", "enqueues")
+    work()
+    assert Job.objects.filter(jobtype=tasks.noop.jobtype, state="enqueued").count() == 1
+
+
+def test_who_lost_the_job_meanwhile_writes_nothing(caplog):
+    finished = []
+
+    def note(sender, task_result, **_):
+        finished.append(task_result.id)
+
+    task_finished.connect(note)
+    tasks.writes_mark_atomically.enqueue("a")
+    execution = prepare(fetched("w1"))
+    get_broker().lost(["w1"])
+    again = prepare(fetched("w2"))
+    assert execution.run(get_broker()) is None
+    assert state() == ("working", [])
+    assert not finished
+    assert "no longer this worker's" in caplog.text
+    assert again.run(get_broker()) is None
+    assert state() == ("succeeded", ["a"])
+    assert len(finished) == 1
+
+
+def test_a_hook_that_fails_after_the_commit_does_not_undo_it(caplog):
+    result = tasks.writes_mark_atomically_and.enqueue("a", "hooks that fail")
+    assert work() is None
+    assert state() == ("succeeded", ["a"])
+    result.refresh()
+    assert result.status is TaskResultStatus.SUCCESSFUL
+    assert "a hook that ran after its commit failed" in caplog.text
+
+
+def test_a_retry_that_succeeds_writes_once():
+    tasks.writes_mark_atomically_and.enqueue("a", "fails")
+    work()
+    Job.objects.update(
+        state="enqueued",
+        run_at=None,
+        payload=Job.objects.get().payload.replace("fails", "goes well"),
+    )
+    assert work("w2") is None
+    assert state() == ("succeeded", ["a"])
+
+
+def test_coroutines_are_refused_where_they_are_defined():
+    async def asynchronous():
+        """Never awaited."""
+
+    asynchronous.__qualname__ = "asynchronous"
+    with pytest.raises(InvalidTask, match="atomic=True: expected a plain function"):
+        task(atomic=True)(asynchronous)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_it_is_true_or_false(value):
+    def plain():
+        """Never called."""
+
+    plain.__qualname__ = "plain"
+    with pytest.raises(InvalidTask, match="atomic: expected True or False"):
+        task(atomic=value)(plain)
+
+
+def test_jobs_elsewhere_cannot_be_part_of_it():
+    tasks.writes_mark_atomically.enqueue("a")
+    report = prepare(fetched()).run(RemoteBroker("tcp://127.0.0.1:1"))
+    assert isinstance(report, Failure)
+    assert 'FAKTORY["BROKER"] = "orm"' in report.message
+    assert not Mark.objects.exists()
