@@ -26,7 +26,7 @@ from .compat import (
     TaskResultStatus,
     task_enqueued,
 )
-from .errors import InvalidPayload, UnknownJobType
+from .errors import InvalidPayload, NotUnique, UnknownJobType
 from .jsonvalues import normalized
 from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
 from .results import result_of
@@ -67,18 +67,22 @@ class FaktoryBackend(BaseTaskBackend):
     ) -> list[TaskResult[P, R]]:
         """Make a job for each (args, kwargs), in one push. All are checked before anything is written.
 
-        Raises the broker's error for the first job it refused; those it took are enqueued all the same.
+        Raises the broker's error for the first job it refused; those it took are enqueued all the same, and told of
+        by signal. NotUnique has their results.
         """
         self.validate_task(task)
         assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
         due = task.due(timezone.now())
         results: list[TaskResult[P, R]] = [self._ready(due, args, kwargs) for args, kwargs in calls]
         jobs = [_job(due, result) for result in results]
-        for refusal in brokers.get_broker().push(jobs) if jobs else ():
-            if refusal is not None:
-                raise refusal
-        for result in results:
+        refusals = brokers.get_broker().push(jobs) if jobs else []
+        taken = [None if refusal else result for result, refusal in zip(results, refusals, strict=True)]
+        for result in filter(None, taken):
             task_enqueued.send(type(self), task_result=result)
+        for refusal in filter(None, refusals):
+            if isinstance(refusal, NotUnique):
+                refusal.results = taken
+            raise refusal
         return results
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
@@ -149,9 +153,22 @@ def _job(task: FaktoryTask[..., Any], result: TaskResult[..., Any]) -> JobPayloa
         at=_aware(task.run_after),
         created_at=_aware(result.enqueued_at),
         result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
+        custom=_custom(task),
     )
     jsontext.check_depth(job.text)  # FETCH would refuse to read it
     return job
+
+
+def _custom(task: FaktoryTask[..., Any]) -> dict[str, Any]:
+    """What the task asks for beyond being run, as every Faktory client says it."""
+    custom: dict[str, Any] = {}
+    if task.unique_for is not None:
+        custom |= {"unique_for": task.unique_for, "unique_until": task.unique_until}
+    if task.expires_in is not None:
+        custom["expires_in"] = task.expires_in
+    if task.track:
+        custom["track"] = 1
+    return custom
 
 
 def _problem_with_queue(name: object) -> str:

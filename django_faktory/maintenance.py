@@ -16,7 +16,7 @@ from django.db import connections
 
 from . import conf, wakeups
 from .errors import BrokerUnavailable
-from .store import failures, upkeep, workers
+from .store import failures, tracking, upkeep, workers
 
 R = TypeVar("R")
 
@@ -59,6 +59,7 @@ class Maintenance:
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", 1.0, self._expire),
             Step("purge", 60.0, self._purge),
+            Step("tracking", 60.0, self._purge_tracking),
         )
 
     def run(self) -> None:
@@ -136,3 +137,6 @@ class Maintenance:
 
     def _purge(self) -> bool:
         return upkeep.purge(using=self.alias) == upkeep.CHUNK
+
+    def _purge_tracking(self) -> bool:
+        return tracking.purge_tracking(using=self.alias) == tracking.CHUNK

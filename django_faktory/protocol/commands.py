@@ -15,9 +15,10 @@ from .. import jsontext
 from ..admission import parse_job
 from ..errors import InvalidPayload, UnknownCommand
 from ..payloads import DEFAULT_QUEUE, Beat, JobPayload, WorkerIdentity
-from . import management
+from . import management, tracking
 from .fields import field, line, object_after, wid
 from .management import ManagementCommand
+from .tracking import TrackingCommand
 
 VERSION = 2
 
@@ -120,7 +121,9 @@ class BeatWorker(msgspec.Struct, frozen=True):
         return line("BEAT", jsontext.encode(told))
 
 
-Command = Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker | ManagementCommand
+Command = (
+    Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker | ManagementCommand | TrackingCommand
+)
 
 
 def parse(line: str) -> Command:
@@ -221,4 +224,5 @@ VERBS: dict[str, Callable[[str], Command]] = {
     "FAIL": _parse_fail,
     "BEAT": _parse_beat,
     **management.VERBS,
+    **tracking.VERBS,
 }

@@ -28,7 +28,7 @@ from ..protocol.commands import (
     Push,
     PushBulk,
 )
-from . import management_verbs
+from . import management_verbs, tracking_verbs
 from .fetchers import Fetcher
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def push_bulk(server: Server, connection: Connection, command: PushBulk) -> byte
         if isinstance(told, FaktoryError):
             connection.finish(_error(told))
             return
-        late = {job.jid: str(refusal) for job, refusal in zip(good, told, strict=True) if refusal is not None}
+        late = {job.jid: _told(refusal) for job, refusal in zip(good, told, strict=True) if refusal is not None}
         connection.finish(resp.bulk(jsontext.encode(refused | late)))
         server.fetchers.wake({job.queue for job in good})
 
@@ -187,6 +187,7 @@ VERBS: dict[type[Any], Handler] = {
     BeatWorker: beat,
     Info: info,
     **management_verbs.VERBS,
+    **tracking_verbs.VERBS,
 }
 
 
@@ -211,6 +212,11 @@ def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
 
 def _ok(refusal: Any) -> bytes:
     return _error(refusal) if isinstance(refusal, FaktoryError) else resp.OK
+
+
+def _told(refusal: FaktoryError) -> str:
+    """A refusal within PUSHB's reply: a code of its own stands before the text, as in `-CODE text`."""
+    return str(refusal) if refusal.code == FaktoryError.code else f"{refusal.code} {refusal}"
 
 
 def _error(error: FaktoryError) -> bytes:

@@ -13,6 +13,7 @@ from django_faktory.errors import (
     BrokerUnavailable,
     CommandRefused,
     JobNotFound,
+    NotUnique,
     ProtocolError,
     UnknownWorker,
 )
@@ -100,10 +101,24 @@ def test_a_job_larger_than_a_bulk_goes_alone():
 
 
 def test_a_refused_push_carries_the_servers_code_and_words():
-    with Talk(session((push(job()), b"-NOTUNIQUE Job not unique\r\n"))) as broker:
+    with Talk(session((push(job()), b"-FULL no more today\r\n"))) as broker:
         [refusal] = broker.push([job()])
     assert isinstance(refusal, CommandRefused)
-    assert (refusal.code, str(refusal)) == ("NOTUNIQUE", "Job not unique")
+    assert (refusal.code, str(refusal)) == ("FULL", "no more today")
+
+
+def test_a_job_that_is_not_unique_is_told_so_alone_and_among_others():
+    """W27."""
+    one, other = job(), job("job-0002")
+    both = f"PUSHB [{one.text},{other.text}]\r\n".encode()
+    told = resp.bulk('{"job-0002":"NOTUNIQUE Job not unique"}')
+    with Talk(session((push(one), b"-NOTUNIQUE Job not unique\r\n"), (both, told))) as broker:
+        [refusal] = broker.push([one])
+        assert isinstance(refusal, NotUnique)
+        assert (refusal.jid, str(refusal)) == (one.jid, "Job not unique")
+        taken, refused = broker.push([one, other])
+    assert taken is None
+    assert isinstance(refused, NotUnique)
 
 
 FETCHED = (

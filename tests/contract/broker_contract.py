@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_faktory.errors import JobNotFound, UnknownWorker
-from django_faktory.models import Job, WorkerProcess
-from django_faktory.payloads import Ack, Beat, FetchRequest, WorkerIdentity, failure
+from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
+from django_faktory.models import Job, Tracking, WorkerProcess
+from django_faktory.payloads import Ack, Beat, FetchRequest, Tracked, TrackUpdate, WorkerIdentity, failure, rfc3339
 from tests.factories import QueueFactory, payload
 
 ME = WorkerIdentity(wid="wid-me", hostname="localhost", pid=1, labels=("python",))
@@ -256,6 +256,143 @@ class BrokerContract:
         assert info["sets"] == {"dead": 0, "retries": 0, "scheduled": 1, "working": 1}
         assert (info["total_processed"], info["total_failures"]) == (2, 1)
         assert info["total_enqueued"] == 1
+
+    # --- jobs' options: W27
+
+    def test_a_second_job_of_its_kind_is_refused_while_the_first_lives(self, broker, me):
+        first, second = (payload(args=[1], custom={"unique_for": 60}) for _ in range(2))
+        assert broker.push([first]) == [None]
+        [refusal] = broker.push([second])
+        assert isinstance(refusal, NotUnique)
+        assert (refusal.code, str(refusal)) == ("NOTUNIQUE", "Job not unique")
+        assert [job.jid for job in Job.objects.all()] == [first.jid]
+
+    def test_of_two_of_a_kind_in_one_set_the_first_wins_and_others_are_stored(self, broker, me):
+        lock = {"unique_for": 60}
+        jobs = [payload(args=[1], custom=lock), payload(args=[1], custom=lock), payload(args=[1]), payload(args=[1])]
+        answers = broker.push(jobs)
+        assert [type(answer) for answer in answers] == [type(None), NotUnique, type(None), type(None)]
+        assert [got.jid for got in self.fetch_all(broker, count=3)] == [jobs[0].jid, jobs[2].jid, jobs[3].jid]
+
+    def test_a_set_of_unique_jobs_keeps_its_order(self, broker, me):
+        jobs = [payload(args=[number], custom={"unique_for": 60}) for number in range(20)]
+        assert broker.push(jobs) == [None] * 20
+        assert [got.jid for got in self.fetch_all(broker, count=20)] == [job.jid for job in jobs]
+
+    def test_a_unique_job_may_be_sent_again_by_its_jid(self, broker, me):
+        """W10 comes first."""
+        job = payload(args=[1], custom={"unique_for": 60})
+        assert broker.push([job]) == [None]
+        assert broker.push([job]) == [None]
+        assert Job.objects.count() == 1
+
+    def test_the_lock_is_free_when_the_job_has_succeeded_and_not_before(self, broker, me):
+        def another():
+            return payload(args=[1], custom={"unique_for": 60})
+
+        broker.push([another()])
+        [got] = self.fetch(broker)
+        assert isinstance(broker.push([another()])[0], NotUnique)
+        broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt)])
+        assert isinstance(broker.push([another()])[0], NotUnique)
+        Job.objects.update(state="enqueued", enqueued_at=datetime.now(UTC), run_at=None)
+        [got] = self.fetch(broker)
+        broker.ack([Ack(jid=got.jid, wid=me, attempt=got.attempt)])
+        assert broker.push([another()]) == [None]
+
+    def test_a_lock_until_the_start_is_free_when_a_worker_takes_the_job(self, broker, me):
+        def another():
+            return payload(args=[1], custom={"unique_for": 60, "unique_until": "start"})
+
+        broker.push([another()])
+        assert isinstance(broker.push([another()])[0], NotUnique)
+        assert len(self.fetch(broker)) == 1
+        assert broker.push([another()]) == [None]
+
+    def test_a_unique_job_comes_with_a_turn_too(self, broker, me):
+        lock = {"unique_for": 60}
+        told = broker.exchange(
+            [payload(args=[1], custom=lock), payload(args=[1], custom=lock)],
+            [],
+            [FetchRequest(queues=("default",), wid=me)],
+        )
+        assert [type(answer) for answer in told.pushed] == [type(None), NotUnique]
+        assert [len(got) for got in told.fetched] == [1]
+
+    def test_an_expired_job_is_not_fetched_and_holds_up_none_behind_it(self, broker, me):
+        ago = datetime.now(UTC) - LATER
+        late, good = payload(custom={"expires_at": rfc3339(ago)}), payload(custom={"expires_in": 3600})
+        assert broker.push([late, good]) == [None, None]
+        assert [got.jid for got in self.fetch(broker, count=1)] == [good.jid]
+        assert self.fetch(broker) == []
+
+    def test_requests_with_different_queues_get_no_expired_job_either(self, broker, me):
+        ago = rfc3339(datetime.now(UTC) - LATER)
+        jobs = [payload(queue=queue, custom={"expires_at": ago}) for queue in "ab"] + [payload(queue="b")]
+        broker.push(jobs)
+        requests = [FetchRequest(queues=("a", "b"), wid=me), FetchRequest(queues=("b", "a"), wid=me)]
+        assert [got.jid for one in broker.fetch(requests) for got in one] == [jobs[2].jid]
+
+    def test_a_tracked_job_tells_its_state_and_what_was_said_of_it(self, broker, me):
+        job = payload(custom={"track": 1})
+        broker.push([job])
+        assert self.state(broker, job) == ("enqueued", None, None)
+        [got] = self.fetch(broker)
+        broker.track_set([TrackUpdate(jid=job.jid, percent=40, desc="halfway, nearly")])
+        assert self.state(broker, job) == ("working", 40, "halfway, nearly")
+        broker.track_set([TrackUpdate(jid=job.jid, percent=50)])
+        assert self.state(broker, job) == ("working", 50, "halfway, nearly")
+        broker.ack([Ack(jid=job.jid, wid=me, attempt=got.attempt)])
+        assert self.state(broker, job) == ("success", 50, "halfway, nearly")
+        broker.track_set([TrackUpdate(jid=job.jid, percent=100)])
+        assert self.state(broker, job) == ("success", 100, "halfway, nearly")
+
+    def test_a_stored_job_tells_its_state_although_nobody_tracks_it(self, broker, me):
+        scheduled, failing, dying, done = payload(at=datetime.now(UTC) + LATER), payload(), payload(retry=-1), payload()
+        broker.push([failing, dying, done, scheduled])
+        for job in (failing, dying):
+            [got] = self.fetch(broker)
+            broker.fail([failure(jid=job.jid, wid=me, attempt=got.attempt)])
+        [got] = self.fetch(broker)
+        broker.ack([Ack(jid=done.jid, wid=me, attempt=got.attempt)])
+        states = [one.state for one in broker.track_get([job.jid for job in (scheduled, failing, dying, done)])]
+        assert states == ["enqueued", "failed", "dead", "unknown"]
+
+    def test_an_unknown_job_is_unknown_and_nothing_is_kept_of_it(self, broker, me):
+        broker.track_set([TrackUpdate(jid="nobody-knows", percent=1)])
+        assert broker.track_get(["nobody-knows"]) == [Tracked(jid="nobody-knows", state="unknown", updated_at=None)]
+        assert not Tracking.objects.exists()
+
+    def test_who_is_told_of_is_tracked_from_then_on(self, broker, me):
+        job = payload()
+        broker.push([job])
+        [got] = self.fetch(broker)
+        broker.track_set([TrackUpdate(jid=job.jid, percent=10)])
+        broker.ack([Ack(jid=job.jid, wid=me, attempt=got.attempt)])
+        assert self.state(broker, job) == ("success", 10, None)
+
+    def test_a_reservation_is_lengthened_and_never_shortened(self, broker, me):
+        job = payload(reserve_for=600)
+        broker.push([job])
+        self.fetch(broker)
+        start = Job.objects.get().reserved_until
+
+        def reserved_until_after(**time):
+            broker.track_set([TrackUpdate(jid=job.jid, wid=me, reserve_until=datetime.now(UTC) + timedelta(**time))])
+            return Job.objects.get().reserved_until
+
+        assert reserved_until_after(hours=-1) == reserved_until_after(seconds=10) == start
+        longer = reserved_until_after(hours=2)
+        assert timedelta(hours=1, minutes=59) < longer - datetime.now(UTC) <= timedelta(hours=2)
+        assert reserved_until_after(hours=1) == longer
+        assert timedelta(hours=23, minutes=59) < reserved_until_after(days=9) - datetime.now(UTC) <= timedelta(hours=24)
+
+    @staticmethod
+    def state(broker, job):
+        [one] = broker.track_get([job.jid])
+        assert one.jid == job.jid
+        assert abs(one.updated_at - datetime.now(UTC)) < timedelta(seconds=30)
+        return one.state, one.percent, one.desc
 
     @pytest.mark.parametrize(
         "value", [2**63, -(2**70), 1.0, 1e22, "\u0000", "é😀", {"b": 1, "a": [None, True]}, [[[]]], ""]

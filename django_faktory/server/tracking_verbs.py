@@ -1,0 +1,52 @@
+"""TRACK SET and TRACK GET → broker call → reply. Rule: W27."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import FaktoryError
+from ..payloads import Tracked
+from ..protocol import resp
+from ..protocol.tracking import TrackGet, TrackSet, tracked_text
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .listener import Server
+
+
+def track_set(server: Server, connection: Connection, command: TrackSet) -> bytes | None:
+    """Take what is said of a job; only its holder, or one without a wid, can lengthen its reservation."""
+    update = msgspec.structs.replace(command.update, wid=connection.identity.wid)
+
+    def answer(told: FaktoryError | None) -> None:
+        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
+
+    server.control.submit(partial(server.broker.track_set, [update]), answer)
+    return None
+
+
+def track_get(server: Server, connection: Connection, command: TrackGet) -> bytes | None:
+    """Tell how a job is doing."""
+
+    def answer(told: list[Tracked] | FaktoryError) -> None:
+        if isinstance(told, FaktoryError):
+            connection.finish(_error(told))
+        else:
+            connection.finish(resp.bulk(tracked_text(told[0])))
+
+    server.control.submit(partial(server.broker.track_get, [command.jid]), answer)
+    return None
+
+
+def _error(error: FaktoryError) -> bytes:
+    return resp.error(str(error), code=error.code)
+
+
+VERBS: dict[type[Any], Callable[[Server, Connection, Any], bytes | None]] = {
+    TrackSet: track_set,
+    TrackGet: track_get,
+}
