@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from . import conf
+from . import conf, tls
 from .backend import FaktoryBackend
 from .brokers import Broker
 from .compat import BaseTaskBackend, task_backends
@@ -54,7 +54,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
                 id="django_faktory.E011",
             )
         )
-    return found or [*_unfit(values), *_environment()]
+    return found or [*_unfit(values), *_files(values), *_environment()]
 
 
 @register
@@ -151,6 +151,18 @@ def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             hint="Let WORKER_TIMEOUT be at least twice BEAT_INTERVAL.",
             id="django_faktory.W004",
         )
+
+
+def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """The certificate and its key."""
+    if values["TLS_KEY"] and not values["TLS_CERT"]:
+        hint = conf.DOCS["TLS_CERT"]
+        yield Error("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none", hint=hint, id="django_faktory.E012")
+    elif values["TLS_CERT"]:
+        try:
+            tls.server_context(str(values["TLS_CERT"]), str(values["TLS_KEY"]))
+        except tls.UnusableFile as error:
+            yield Error(str(error), hint=conf.DOCS["TLS_CERT"], id="django_faktory.E012")
 
 
 def _environment() -> Iterable[CheckMessage]:
@@ -272,9 +284,12 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "DATABASE": (lambda value: isinstance(value, str) and value != "", "an alias of DATABASES"),
     "BIND": (_is_address, '"HOST:PORT", such as "127.0.0.1:7419"'),
     "PASSWORD": (lambda value: isinstance(value, str), "a string"),
+    "TLS_CERT": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
+    "TLS_KEY": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
     "MAX_COMMAND_BYTES": _whole(4096),
     "MAX_CONNECTIONS": _whole(1),
     "HELLO_TIMEOUT": _seconds(0.1),
+    "COMMAND_TIMEOUT": _seconds(0.1),
     "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),
     "PROCESSES": _or_none(_whole(1, 1024)),
     "CONCURRENCY": _whole(1, 1024),

@@ -19,9 +19,12 @@ DEFAULTS: dict[str, Any] = {
     # server
     "BIND": "127.0.0.1:7419",
     "PASSWORD": "",
+    "TLS_CERT": "",
+    "TLS_KEY": "",
     "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
     "MAX_CONNECTIONS": 2000,
     "HELLO_TIMEOUT": 5.0,
+    "COMMAND_TIMEOUT": 60.0,
     "ALLOW_FLUSH": None,
     # worker
     "PROCESSES": None,
@@ -44,9 +47,12 @@ DOCS: dict[str, str] = {
     "DATABASE": "Alias of the database that holds the jobs.",
     "BIND": "HOST:PORT the server listens on.",
     "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
+    "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
+    "TLS_KEY": "PEM file with the certificate's private key; where it is empty, the key is in the file of `TLS_CERT`.",
     "MAX_COMMAND_BYTES": "Longest command line, in bytes.",
     "MAX_CONNECTIONS": "Most client connections at once.",
-    "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO.",
+    "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO; as many for the TLS handshake before it.",
+    "COMMAND_TIMEOUT": "Seconds a command line may take from its first byte to its end.",
     "ALLOW_FLUSH": "Whether FLUSH, which forgets all jobs, is carried out; `None`: where `DEBUG` is true.",
     "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
     "CONCURRENCY": "Threads in each worker process.",
@@ -82,18 +88,28 @@ def allows_flush() -> bool:
 
 
 def password() -> str:
-    """The server's password: `FAKTORY_PASSWORD`, else the setting; "" is none. A path is read, its line end cut."""
-    value = os.environ.get("FAKTORY_PASSWORD") or get("PASSWORD")
+    """The server's password: `FAKTORY_PASSWORD`, else the setting; "" is none. A path is read, its line end cut.
+
+    Raises ImproperlyConfigured, in one line without the password, where the path leads to none.
+    """
+    name, value = "FAKTORY_PASSWORD", os.environ.get("FAKTORY_PASSWORD")
+    if not value:
+        name, value = "FAKTORY['PASSWORD']", get("PASSWORD")
     if not value.startswith("/"):
         return str(value)
     try:
         with open(value, encoding="utf-8") as file:
-            return file.read().rstrip("\r\n")
-    except OSError as error:
-        raise ImproperlyConfigured(
-            f"FAKTORY_PASSWORD: expected a readable file at {value}, got {error.strerror}; "
-            "mend the path or give the password itself"
-        ) from error
+            found = file.read().rstrip("\r\n")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else "what is no UTF-8 text"
+    else:
+        if found:
+            return found
+        reason = "an empty one"  # taken as it is, it would open the server to everybody
+    raise ImproperlyConfigured(
+        f"{name}: expected a readable file with the password at {value}, got: {reason}; "
+        "mend the path or give the password itself"
+    )
 
 
 def url() -> str:

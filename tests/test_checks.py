@@ -7,6 +7,7 @@ from django.test import override_settings
 
 from django_faktory import checks, conf
 from django_faktory.compat import Task, task_backends
+from tests.server.raw import CERTIFICATE
 
 BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
@@ -59,7 +60,7 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
     with override_settings(FAKTORY={"CONCURENCY": 5}):
         assert said("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
     with override_settings(FAKTORY={"zzz": 5}):
-        assert "Known: BEAT_INTERVAL, BIND, " in said("E001")
+        assert "Known: ALLOW_FLUSH, BEAT_INTERVAL, BIND, " in said("E001")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,9 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         ("BIND", "localhost:99999"),
         ("BIND", 7419),
         ("PASSWORD", None),
+        ("TLS_CERT", None),
+        ("TLS_KEY", 5),
+        ("COMMAND_TIMEOUT", 0),
         ("MAX_COMMAND_BYTES", 100),
         ("MAX_CONNECTIONS", 0),
         ("HELLO_TIMEOUT", "5"),
@@ -144,9 +148,59 @@ def test_an_unknown_database_is_an_error_that_names_the_known_ones():
 
 def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("FAKTORY_PASSWORD", str(tmp_path / "missing"))
-    assert "expected a readable file at" in said("E004")
+    assert f"FAKTORY_PASSWORD: expected a readable file with the password at {tmp_path}/missing" in said("E004")
     (tmp_path / "missing").write_text("secret\n")
     assert ids() == []
+    assert conf.password() == "secret"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "an empty one"), (b"\r\n\n", "an empty one"), (b"s\xffcret", "no UTF-8 text"), (None, "Is a directory")],
+)
+def test_a_file_without_a_password_opens_the_server_to_nobody(tmp_path, monkeypatch, content, words):
+    monkeypatch.delenv("FAKTORY_PASSWORD", raising=False)
+    path = tmp_path / "password"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with override_settings(FAKTORY={"PASSWORD": str(path)}):
+        told = said("E004")
+    assert told.startswith(f"FAKTORY['PASSWORD']: expected a readable file with the password at {path}, got: ")
+    assert words in told
+    assert "cret" not in told
+
+
+@pytest.mark.parametrize(
+    ("content", "password"),
+    [
+        ("plain", "plain"),
+        ("line\n", "line"),
+        ("dos\r\n", "dos"),
+        (" spaces stay \n", " spaces stay "),
+        ("é😀\n", "é😀"),
+    ],
+)
+def test_a_password_file_is_read_without_its_line_end(tmp_path, monkeypatch, content, password):
+    path = tmp_path / "password"
+    path.write_bytes(content.encode())
+    monkeypatch.setenv("FAKTORY_PASSWORD", str(path))
+    assert conf.password() == password
+
+
+def test_the_environments_password_wins_over_the_setting(monkeypatch):
+    with override_settings(FAKTORY={"PASSWORD": "setting"}):
+        monkeypatch.setenv("FAKTORY_PASSWORD", "")
+        assert conf.password() == "setting"
+        monkeypatch.setenv("FAKTORY_PASSWORD", "environment")
+        assert conf.password() == "environment"
+
+
+def test_a_certificate_that_cannot_be_used_is_an_error(tmp_path):
+    with override_settings(FAKTORY={"TLS_CERT": tmp_path / "missing"}):
+        assert f"a certificate at {tmp_path}/missing, got: No such file" in said("E012")
+    with override_settings(FAKTORY={"TLS_KEY": str(CERTIFICATE)}):
+        assert said("E012").startswith("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none | PEM file with")
+    with override_settings(FAKTORY={"TLS_CERT": CERTIFICATE, "TLS_KEY": str(CERTIFICATE)}):
+        assert ids() == []
 
 
 @pytest.mark.parametrize(

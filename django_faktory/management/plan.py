@@ -13,9 +13,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import connections
 
-from .. import conf, tasks
+from .. import conf, tasks, tls
 from ..brokers.connection import parse_url
-from ..errors import InvalidPayload
+from ..errors import FaktoryError, InvalidPayload
 from ..worker.queue_order import QueueOrder
 
 MOST_PROCESSES = 4
@@ -26,20 +26,25 @@ MOST = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which processes to run, and how. `alias` is None where the jobs are on a Faktory server elsewhere."""
+    """Which processes to run, and how. `alias` is None where the jobs are on a Faktory server elsewhere.
+
+    `tls` has the paths of the server's certificate and key.
+    """
 
     serves: bool
     works: bool
     address: tuple[str, int]
     alias: str | None
     url: str
+    tls: tuple[str, str] | None
     queues: tuple[str, ...]
     processes: int
     concurrency: int
     drain: bool
 
     def __str__(self) -> str:
-        parts = [f"server on {self.address[0]}:{self.address[1]}"] if self.serves else []
+        protection = " with TLS" if self.tls else ""
+        parts = [f"server on {self.address[0]}:{self.address[1]}{protection}"] if self.serves else []
         if self.alias is None:
             at = parse_url(self.url)
             parts.append(f"jobs of the Faktory server {at.host}:{at.port}")
@@ -63,6 +68,7 @@ def make_plan(options: dict[str, Any]) -> Plan:
         address=_address(options["address"] or conf.get("BIND")),
         alias=alias,
         url=_url(options["url"] or conf.url()) if is_remote else "",
+        tls=_tls(options) if serves else None,
         queues=_queues(options["queues"]),
         processes=_number("--processes", options["processes"]) or conf.get("PROCESSES") or _default_processes(alias),
         concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
@@ -75,6 +81,8 @@ def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) ->
         raise CommandError("expected --server-only or --worker-only, got both; leave both out to run both")
     if not serves and options["address"]:
         raise CommandError(f"expected no address with --worker-only, got {options['address']!r}: it does not listen")
+    if not serves and (options["tls_cert"] or options["tls_key"]):
+        raise CommandError("expected no --tls-cert and --tls-key with --worker-only: it does not listen")
     if serves and options["url"]:
         raise CommandError("--url: expected --worker-only with it; a server keeps its jobs in this project's database")
     if serves and conf.get("BROKER") == "remote":
@@ -96,10 +104,28 @@ def _address(text: str) -> tuple[str, int]:
 
 def _url(text: str) -> str:
     try:
-        parse_url(text)
-    except InvalidPayload as error:
+        address = parse_url(text)
+        if address.is_tls:
+            tls.client_context(address.ca)
+    except FaktoryError as error:
         raise CommandError(f"--url: {error}") from error
     return text
+
+
+def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
+    """The options' files, else the settings'; never one of each."""
+    certificate, key = options["tls_cert"] or "", options["tls_key"] or ""
+    if not certificate:
+        if key:
+            raise CommandError("--tls-key: expected --tls-cert with it, got none")
+        certificate, key = str(conf.get("TLS_CERT")), str(conf.get("TLS_KEY"))
+    if not certificate:
+        return None
+    try:
+        tls.server_context(certificate, key)
+    except tls.UnusableFile as error:
+        raise CommandError(str(error)) from error
+    return certificate, key
 
 
 def _queues(text: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import logging
 import threading
 from functools import partial
 
-from .. import brokers, conf, wakeups
+from .. import brokers, conf, tls, wakeups
 from ..brokers import Broker
 from ..errors import FaktoryError
 from ..maintenance import Maintenance
@@ -50,7 +50,8 @@ def _serve(plan: Plan, launch: Launch) -> int:
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     host, port = plan.address
     listen = partial(wakeups.listen, plan.alias)
-    server = Server(broker_of(plan), host=host, port=port, password=conf.password(), listen=listen)
+    context = tls.server_context(*plan.tls) if plan.tls else None
+    server = Server(broker_of(plan), host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
     launch.obey(stop=server.stop)
 

@@ -50,9 +50,8 @@ NOBODY = WorkerIdentity()
 class Connection(asyncio.Protocol):
     """One command at a time is at hand; `finish`, `hand_over` or `dismiss` answers it, and the next is read."""
 
-    def __init__(self, server: Server, *, below: asyncio.Transport | None = None) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
-        self._below = below  # what carries the transport's bytes, where that is TLS
         self.on_gone: Callable[[], None] | None = None
         """Called where the client goes away while its command is at hand; set by who can take that back."""
         self.is_ending = False
@@ -117,7 +116,7 @@ class Connection(asyncio.Protocol):
             self.finish(resp.NULL)
         else:
             self._read_on()
-        return self._may_be_half_open and not self._is_closed  # keep it open for the answers that are left
+        return not self._is_closed  # keep it open for the answers that are left
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
@@ -277,13 +276,7 @@ class Connection(asyncio.Protocol):
     @property
     def _unsent_bytes(self) -> int:
         """What was written and has not left this process."""
-        own = self._transport.get_write_buffer_size() if self._transport else 0
-        return own + (self._below.get_write_buffer_size() if self._below else 0)
-
-    @property
-    def _may_be_half_open(self) -> bool:
-        """Whether one side may end while the other goes on: TLS ends both."""
-        return self._transport is not None and self._transport.can_write_eof()
+        return self._transport.get_write_buffer_size() if self._transport else 0
 
     def _unsent(self) -> None:
         lost, self._on_unsent = self._on_unsent, []
@@ -309,8 +302,7 @@ class Connection(asyncio.Protocol):
         if self.is_ending or not more_may_come:
             self._hang_up()
             return
-        if self._may_be_half_open:
-            self._transport.write_eof()
+        self._transport.write_eof()
         if self._reads_no_more:
             self._transport.resume_reading()
         self._arm(LAST_LOOK_S, self._hang_up)
@@ -321,9 +313,9 @@ class Connection(asyncio.Protocol):
             self._await_reading()
 
     def _await_reading(self) -> None:
-        """Let the client read what is left as long as it reads at all; over TLS it must then say goodbye, too."""
+        """Let the client read what is left as long as it reads at all."""
         self._unread_bytes = self._unsent_bytes
-        self._arm(SLOW_READER_S if self._unread_bytes else LAST_LOOK_S, self._look_whether_read)
+        self._arm(SLOW_READER_S, self._look_whether_read)
 
     def _look_whether_read(self) -> None:
         if self._unsent_bytes < self._unread_bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -22,6 +23,7 @@ from ..protocol import resp
 from ..protocol.commands import Command
 from .committer import MAX_BATCH, Lane
 from .connection import Connection
+from .door import Door
 from .fetchers import Fetchers
 from .turns import Item, take_turn, weight
 from .verbs import carry_out
@@ -68,16 +70,19 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 7419,
         password: str = "",
+        tls: ssl.SSLContext | None = None,
         listen: Callable[[], Listener] | None = None,
     ) -> None:
         self.broker = broker
         self.password = password
         self.max_command_bytes: int = conf.get("MAX_COMMAND_BYTES")
         self.hello_timeout_s: float = conf.get("HELLO_TIMEOUT")
+        self.command_timeout_s: float = conf.get("COMMAND_TIMEOUT")
         self.address = (host, port)
         self.started = threading.Event()
         self.command_count = 0
         self._max_connections: int = conf.get("MAX_CONNECTIONS")
+        self._door = Door(self, tls, most=self._max_connections)
         self._listen = listen
         self._connections: set[Connection] = set()
         self._by_wid: dict[str, set[Connection]] = {}
@@ -163,9 +168,7 @@ class Server:
 
     async def _serve(self) -> None:
         try:
-            listening = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self), *self.address, backlog=BACKLOG
-            )
+            listening = await asyncio.get_running_loop().create_server(self._door, *self.address, backlog=BACKLOG)
         except OSError as error:
             host, port = self.address
             raise FaktoryError(
@@ -178,6 +181,7 @@ class Server:
         if not self._is_stopping:
             await self._stopped.wait()
         listening.close()
+        self._door.close()
         await self._wind_down()
         logger.info("server stopped commands=%d", self.command_count)
 

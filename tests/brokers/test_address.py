@@ -1,7 +1,9 @@
 """Where a Faktory server is and how one gets in: URLs, passwords, TLS."""
 
+import socket
 import ssl
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -56,6 +58,7 @@ def test_urls_are_read_like_this(url, where, password, is_tls):
         ("tcp://:secret@localhost:x", "port"),
         ("tcp://localhost:0", "port"),
         ("tcp://localhost:70000", "port"),
+        ("tcp://:secret@localhost?ca=/a/file", "tcp"),
     ],
 )
 def test_a_bad_url_is_one_line_that_names_the_part_and_not_the_password(url, part):
@@ -143,6 +146,21 @@ def test_a_broken_tls_connection_is_replaced_by_a_new_one(tls, monkeypatch):
         wait_until(lambda: not broker._local.connection.is_usable)
         assert broker.fetch([FetchRequest(queues=("default",))]) == [[]]
         broker.close()
+
+
+def test_the_url_may_name_the_authority(tls):
+    with scripted(session((PUSH, OK)), tls=tls) as server:
+        broker = RemoteBroker(f"{server.url()}?ca={quote(str(CERTIFICATE), safe='')}")
+        assert broker.push([job()]) == [None]
+        broker.close()
+
+
+def test_an_authority_named_in_vain_is_told_by_its_path():
+    """Not refused for ever: the file may be put there anew at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        broker = RemoteBroker(f"tcp+tls://127.0.0.1:{silent.getsockname()[1]}?ca=/no/such/file")
+        with pytest.raises(BrokerUnavailable, match="/no/such/file"):
+            broker.push([job()])
 
 
 def test_a_certificate_nobody_vouches_for_is_refused(tls):

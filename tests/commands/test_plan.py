@@ -6,6 +6,7 @@ import pytest
 from django.core.management.base import CommandError
 
 from django_faktory.management.plan import make_plan
+from tests.server.raw import CERTIFICATE
 from tests.settings import KIND
 
 pytestmark = pytest.mark.core
@@ -19,7 +20,9 @@ def plan(settings, monkeypatch):
 
     def made(*, FAKTORY=None, **options):  # noqa: N803  (the setting's name)
         settings.FAKTORY = FAKTORY or {}
-        nothing = dict.fromkeys(["address", "queues", "processes", "concurrency", "url", "reload"])
+        nothing = dict.fromkeys(
+            ["address", "queues", "processes", "concurrency", "url", "reload", "tls_cert", "tls_key"]
+        )
         flags = dict.fromkeys(["server_only", "worker_only", "drain"], False)
         return make_plan(nothing | flags | options)
 
@@ -60,6 +63,15 @@ def test_the_url_given_wins_over_the_environment(plan, monkeypatch):
     assert "s3cret" not in str(found)
 
 
+def test_the_server_speaks_tls_with_the_options_files_or_the_settings(plan):
+    ours = {"TLS_CERT": CERTIFICATE, "TLS_KEY": CERTIFICATE}
+    assert plan().tls is None
+    assert plan(FAKTORY=ours).tls == (str(CERTIFICATE), str(CERTIFICATE))
+    assert plan(FAKTORY=ours, tls_cert=str(CERTIFICATE)).tls == (str(CERTIFICATE), "")
+    assert " with TLS, " in str(plan(FAKTORY=ours))
+    assert plan(FAKTORY=ours, worker_only=True).tls is None
+
+
 def test_a_remote_broker_takes_the_url_of_the_environment(plan, monkeypatch):
     monkeypatch.setenv("FAKTORY_PROVIDER", "OUR_FAKTORY")
     monkeypatch.setenv("OUR_FAKTORY", "tcp://elsewhere:7419")
@@ -90,6 +102,12 @@ def test_a_database_is_not_left_for_an_environment_variable_alone(plan, monkeypa
         ({"worker_only": True, "url": "http://there"}, ["--url", "tcp://", "'http'"]),
         ({"worker_only": True, "url": "tcp://:s3cret@:7419"}, ["--url", "host"]),
         ({"FAKTORY": {"BROKER": "remote"}}, ["--worker-only", '"orm"']),
+        ({"worker_only": True, "url": "tcp+tls://:s3cret@there?ca=/no/such"}, ["--url", "CA", "/no/such"]),
+        ({"worker_only": True, "url": "tcp://:s3cret@there?ca=/no/such"}, ["--url", "tcp+tls://"]),
+        ({"worker_only": True, "tls_cert": "c"}, ["--tls-cert", "--worker-only"]),
+        ({"tls_key": "k"}, ["--tls-key", "--tls-cert"]),
+        ({"tls_cert": "/no/such"}, ["certificate at /no/such"]),
+        ({"FAKTORY": {"TLS_CERT": "/no/such"}}, ["certificate at /no/such"]),
         ({"drain": True, "server_only": True}, ["--drain"]),
         ({"drain": True, "reload": True}, ["--drain", "--reload"]),
     ],

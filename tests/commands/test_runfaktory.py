@@ -11,7 +11,7 @@ from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
 from tests.commands import tasks
 from tests.project.tasks import add, async_add, fails_for_good, flaky, noop
-from tests.server.raw import RawClient
+from tests.server.raw import CERTIFICATE, RawClient
 from tests.settings import KIND
 from tests.waiting import wait_until
 
@@ -71,6 +71,19 @@ class TestWorking:
         assert "s3cret" not in worker.text
         worker.signal(signal.SIGTERM)
         assert worker.code() == 0
+
+    def test_the_server_speaks_tls_and_takes_its_password_from_a_file(self, runfaktory, address, tmp_path):
+        (tmp_path / "password").write_text("s3cret\n")
+        from_file = {"FAKTORY_PASSWORD": str(tmp_path / "password")}
+        files = ("--tls-cert", str(CERTIFICATE), "--tls-key", str(CERTIFICATE))
+        server = runfaktory(ANY_PORT, "--server-only", *files, environment=from_file)
+        _, port = address(server)
+        worker = runfaktory(*WORKER, "--url", f"tcp+tls://:s3cret@localhost:{port}?ca={CERTIFICATE}")
+        result = add.enqueue(2, 3)
+        reaches(result, "succeeded")
+        assert "s3cret" not in server.text + worker.text
+        [line] = server.said("runfaktory:")
+        assert "with TLS" in line
 
     def test_the_url_of_the_environment_is_used_with_a_remote_broker(self, runfaktory, address):
         server = runfaktory(ANY_PORT, "--server-only")

@@ -4,9 +4,19 @@ import threading
 
 import pytest
 
+from django_faktory import tls
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.server.listener import Server
-from tests.server.raw import RawClient
+from tests.server.raw import CERTIFICATE, RawClient
+
+
+@pytest.fixture(autouse=True)
+def transport(request, monkeypatch):
+    """What servers and clients of this test speak over: "tcp", or "tls" where the test is marked `over_both`."""
+    name = getattr(request, "param", "tcp")
+    if name == "tls":
+        monkeypatch.setattr(RawClient, "context", tls.client_context(str(CERTIFICATE)))
+    return name
 
 
 @pytest.fixture
@@ -15,6 +25,8 @@ def serve(transactional_db):
     running = []
 
     def start(broker=None, **options):
+        if RawClient.context:
+            options.setdefault("tls", tls.server_context(str(CERTIFICATE)))
         server = Server(broker or OrmBroker("default"), port=0, **options)
         thread = threading.Thread(target=server.run, name="server")
         thread.start()

@@ -2,13 +2,26 @@
 
 import json
 import socket
+from pathlib import Path
+
+import pytest
+
+CERTIFICATE = Path(__file__).parent.parent / "brokers" / "localhost.pem"
+"""With its key; good for a hundred years, for tests only."""
+
+over_both = pytest.mark.parametrize("transport", ["tcp", "tls"], indirect=True)
+"""For tests whose claim must hold over TLS as well."""
 
 
 class RawClient:
-    """One socket to a server; every read has a deadline."""
+    """One socket to a server; every read has a deadline. Over TLS where `transport` has set `context`."""
+
+    context = None
 
     def __init__(self, address, *, timeout_s=20):
         self.socket = socket.create_connection(address, timeout=timeout_s)
+        if self.context:
+            self.socket = self.context.wrap_socket(self.socket, server_hostname="localhost")
         self.stream = self.socket.makefile("rb")
 
     @classmethod

@@ -11,7 +11,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.server import connection
-from tests.server.raw import RawClient, push, worker
+from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
 
@@ -59,6 +59,7 @@ def is_back():
     return Job.objects.filter(state="enqueued", wid="").exists()
 
 
+@over_both
 @pytest.mark.parametrize("leave", [RawClient.close, reset, lambda client: client.socket.shutdown(socket.SHUT_WR)])
 def test_a_job_claimed_for_who_left_meanwhile_goes_back_and_to_who_waits(slow, broker, leave):
     leaver, producer, stays = (RawClient.identified(slow.address, **worker(wid)) for wid in ("gone", "p", "stays"))
@@ -124,6 +125,7 @@ def test_commands_behind_a_fetch_that_waits_are_answered_at_the_end_of_file(conn
     assert Job.objects.get().jid == "abcdefgh"
 
 
+@over_both
 def test_a_job_whose_reply_could_not_be_written_goes_back(connect, server):
     """What was sent behind the FETCH keeps the server from reading on: only writing tells that the client is gone."""
     gone, producer = connect(**worker("gone")), connect()
@@ -145,6 +147,7 @@ def fetch_without_reading(server, wid="deaf"):
     return client
 
 
+@over_both
 @pytest.mark.parametrize("limit", [10**9, 10_000])
 def test_a_job_of_which_only_a_part_was_sent_goes_back(connect, server, monkeypatch, limit):
     """Whether the client resets, or is closed because it does not read."""
@@ -158,6 +161,7 @@ def test_a_job_of_which_only_a_part_was_sent_goes_back(connect, server, monkeypa
     deaf.close()
 
 
+@over_both
 def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
     connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
     late = fetch_without_reading(server)
@@ -170,6 +174,7 @@ def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
     assert Job.objects.get().state == "working"
 
 
+@over_both
 def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
     """W28."""
     monkeypatch.setattr("django_faktory.server.listener.LAST_REPLIES_S", 0.2)
@@ -183,6 +188,7 @@ def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
         one.close()
 
 
+@over_both
 @pytest.mark.parametrize("is_job_there", [True, False])
 def test_a_claim_on_its_way_when_the_server_stops_is_answered(slow, broker, is_job_there):
     """W28."""

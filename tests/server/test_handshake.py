@@ -8,7 +8,7 @@ from django.test import override_settings
 
 from django_faktory.models import WorkerProcess
 from django_faktory.protocol.connection import hash_password
-from tests.server.raw import RawClient, push, worker
+from tests.server.raw import RawClient, over_both, push, worker
 
 
 @pytest.fixture
@@ -25,11 +25,13 @@ def raw(server):
         client.close()
 
 
+@over_both
 def test_the_greeting_has_no_space_in_its_json(raw):
     """W1."""
     assert raw().reply() == b'+HI {"v":2}'
 
 
+@over_both
 def test_with_a_password_the_greeting_asks_for_its_hash(serve, raw):
     """W1."""
     address = serve(password="secret").address
@@ -39,6 +41,7 @@ def test_with_a_password_the_greeting_asks_for_its_hash(serve, raw):
     assert len({one["s"] for one in asked}) == 3
 
 
+@over_both
 def test_the_right_hash_is_welcome(serve, raw):
     client = raw(serve(password="secret").address)
     asked = json.loads(client.reply().removeprefix(b"+HI "))
@@ -46,6 +49,7 @@ def test_the_right_hash_is_welcome(serve, raw):
     assert client.ask(f'HELLO {{"v":2,"pwdhash":"{pwdhash}"}}') == b"+OK"
 
 
+@over_both
 @pytest.mark.parametrize("iterations", [1, None])
 def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw, iterations):
     """W2."""
@@ -56,6 +60,7 @@ def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw,
     assert client.is_closed()
 
 
+@over_both
 @pytest.mark.parametrize(
     "line",
     [
@@ -92,6 +97,7 @@ def test_a_missing_version_counts_as_two(raw, hello):
     assert client.ask(hello) == b"+OK"
 
 
+@over_both
 def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
     """W3."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
@@ -101,6 +107,7 @@ def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
     assert client.is_closed()
 
 
+@over_both
 def test_who_said_hello_in_time_may_idle(serve, raw):
     """W3."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
@@ -120,6 +127,7 @@ def test_a_consumer_is_registered_once_with_what_it_tells(connect):
     assert (row.wid, row.hostname, row.pid, row.labels, row.beat_at) == ("wid-a", "h", 7, ["x", "y"], None)
 
 
+@over_both
 def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw):
     """W8."""
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 1}):
@@ -132,6 +140,7 @@ def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw)
     assert first.ask("HELLO {}") == b"+OK"
 
 
+@over_both
 def test_end_is_answered_and_what_follows_is_not_read(connect):
     """W4."""
     client = connect()
@@ -140,6 +149,7 @@ def test_end_is_answered_and_what_follows_is_not_read(connect):
     assert client.is_closed()
 
 
+@over_both
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
@@ -157,6 +167,7 @@ def test_an_unknown_verb_is_named_and_the_connection_stays(connect, line, answer
     assert client.ask("INFO")
 
 
+@over_both
 def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_order(connect):
     """W6."""
     client = connect(**worker())
@@ -167,6 +178,7 @@ def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_ord
     assert client.reply() == b"-ERR unknown command NOPE"
 
 
+@over_both
 def test_many_pipelined_commands_are_all_answered(connect):
     """W6: far more than is read ahead of the command at hand."""
     client = connect()
@@ -174,6 +186,7 @@ def test_many_pipelined_commands_are_all_answered(connect):
     assert [client.reply() for _ in range(1000)] == [b"+OK"] * 1000
 
 
+@over_both
 def test_a_line_too_long_is_refused_before_it_ends(serve):
     """W7."""
     with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 10_000}):

@@ -14,7 +14,7 @@ from django_faktory.models import Job
 from django_faktory.server import connection
 from django_faktory.server.listener import Server
 from tests.factories import payload
-from tests.server.raw import RawClient, push, worker
+from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
 
@@ -69,6 +69,7 @@ def client(moody):
     client.close()
 
 
+@over_both
 def test_push_on_one_node_fetch_on_another_ack_on_a_third(serve):
     nodes = [RawClient.identified(serve().address, **worker()) for _ in range(3)]
     assert nodes[0].ask(push(jid="abcdefgh")) == b"+OK"
@@ -121,6 +122,7 @@ def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broke
         one.close()
 
 
+@over_both
 def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(moody, broker):
     """W28."""
     waits, pushes, late = (RawClient.identified(moody.address) for _ in range(3))
@@ -157,6 +159,7 @@ def test_an_address_in_use_is_one_clear_error(transactional_db):
             server.run()
 
 
+@over_both
 def test_connections_of_a_lost_worker_are_dropped_from_outside(serve):
     """W20."""
     server = serve()

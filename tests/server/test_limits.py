@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -12,7 +13,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.server import connection
-from tests.server.raw import RawClient, push, worker
+from tests.server.raw import RawClient, over_both, push, worker
 from tests.waiting import wait_until
 
 
@@ -30,6 +31,7 @@ def send_until_refused(client, data, most_bytes):
     return sent
 
 
+@over_both
 def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monkeypatch):
     """W6, W7: replies of bad lines need no database, so nothing else would stop it."""
     monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 50_000)
@@ -39,6 +41,7 @@ def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monke
     assert only_connection(server)._protocol.buffered_bytes < 1_000_000
 
 
+@over_both
 def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
     """W6."""
     client = connect(**worker())
@@ -48,6 +51,7 @@ def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
     assert only_connection(server)._protocol.buffered_bytes < 1_000_000
 
 
+@over_both
 def test_bad_lines_are_answered_each(connect):
     """W6."""
     client = connect()
@@ -80,6 +84,7 @@ def test_a_flood_that_does_not_end_leaves_others_their_turn(connect):
         thread.join(10)
 
 
+@over_both
 @pytest.mark.parametrize("ending", ["NOPE\r\nEND", "x" * 20_000])
 def test_the_last_replies_arrive_though_more_was_sent(serve, ending):
     """W4, W7: what the server did not read must not reset the connection before the client has read."""
@@ -98,6 +103,107 @@ def test_the_last_replies_arrive_though_more_was_sent(serve, ending):
     client.close()
 
 
+def trickle(client, server, data):
+    """Send a byte at a time, until the server takes no more; how many it took."""
+    pace = threading.Event()
+    for number, byte in enumerate(data):
+        client.socket.sendall(bytes([byte]))
+        pace.wait(0.01)
+        if only_is_closed(server):
+            return number
+    return len(data)
+
+
+def only_is_closed(server):
+    return not server._connections or only_connection(server)._is_closed
+
+
+@over_both
+@pytest.mark.parametrize("greets", [True, False])
+def test_a_line_that_trickles_in_has_a_deadline(serve, greets):
+    """W3 and COMMAND_TIMEOUT: bytes that come do not put it off."""
+    with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.3 if not greets else 5, "COMMAND_TIMEOUT": 0.3}):
+        server = serve()
+    client = RawClient.identified(server.address) if greets else RawClient(server.address)
+    if not greets:
+        client.reply()
+    line = push(jid="abcdefgh") if greets else 'HELLO {"v":2,"hostname":"' + "x" * 1000
+    assert trickle(client, server, (line + "x" * 1000).encode()) < 200
+    what = "a whole command" if greets else "HELLO"
+    assert client.reply() == f"-ERR expected {what} within 0.3 seconds".encode()
+    assert client.is_closed()
+    assert not Job.objects.exists()
+    client.close()
+
+
+def test_a_whole_command_before_the_deadline_begins_the_next_ones_time(serve):
+    with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.5}):
+        server = serve()
+    client = RawClient.identified(server.address)
+    client.send("NO", end="")
+    place = only_connection(server)
+    timers = []
+    for _ in range(3):
+        timers.append(wait_until(lambda: place._line_timer not in timers and place._line_timer))
+        client.send("PE\r\nNO", end="")
+        assert client.reply() == b"-ERR unknown command NOPE"
+    assert all(timer.cancelled() for timer in timers)
+    client.send("")
+    assert client.reply() == b"-ERR unknown command NO"
+    wait_until(lambda: place._line_timer is None)
+    assert client.ask("INFO")
+    client.close()
+
+
+def test_who_idles_between_commands_has_no_deadline(serve):
+    with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.1, "HELLO_TIMEOUT": 0.1}):
+        server = serve()
+    idle, late = RawClient.identified(server.address), RawClient.identified(server.address)
+    late.send("NO", end="")
+    assert late.reply() == b"-ERR expected a whole command within 0.1 seconds"
+    assert idle.ask("NOPE") == b"-ERR unknown command NOPE"
+    for one in (idle, late):
+        one.close()
+
+
+def test_the_rest_of_a_line_that_waits_behind_a_fetch_is_not_late(serve):
+    """What the server does not read yet is nobody's delay."""
+    with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.2}):
+        server = serve()
+    client, other = RawClient.identified(server.address, **worker()), RawClient.identified(server.address)
+    client.send("FETCH default\r\nNO", end="")
+    wait_until(lambda: len(server.fetchers._waiting) == 1)
+    other.send("LA", end="")
+    assert b"within 0.2 seconds" in other.reply(), "as much time as the first would have had"
+    late = RawClient.identified(server.address)
+    late.ask(push(jid="abcdefgh"))
+    assert json.loads(client.reply())["jid"] == "abcdefgh"
+    client.send("PE")
+    assert client.reply() == b"-ERR unknown command NOPE"
+    for one in (client, other, late):
+        one.close()
+
+
+@over_both
+def test_who_reads_slowly_but_reads_gets_it_all(serve, monkeypatch):
+    """A job of megabytes over a thin line takes longer than SLOW_READER_S; it must arrive all the same."""
+    monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
+    server = serve()
+    slow = RawClient.identified(server.address, **worker())
+    assert slow.ask(push(jid="abcdefgh", args=["x" * 14_000_000])) == b"+OK"
+    slow.send("FETCH default")
+    size, pace = int(slow.stream.readline()[1:]), threading.Event()
+    began = time.monotonic()
+    for _ in range(size // 500_000):
+        assert len(slow.stream.read(500_000)) == 500_000
+        pace.wait(0.05)
+    assert slow.stream.read(size % 500_000 + 2).endswith(b"}\r\n")
+    assert time.monotonic() - began > 2 * connection.SLOW_READER_S
+    assert slow.ask("NOPE").endswith(b"NOPE")
+    slow.close()
+
+
+@over_both
 def test_a_half_closed_connection_is_closed_though_its_client_stays(serve, monkeypatch):
     monkeypatch.setattr(connection, "LAST_LOOK_S", 0.05)
     server = serve()
@@ -109,6 +215,7 @@ def test_a_half_closed_connection_is_closed_though_its_client_stays(serve, monke
     client.close()
 
 
+@over_both
 def test_who_does_not_read_the_last_reply_is_closed_all_the_same(serve, monkeypatch):
     monkeypatch.setattr(connection, "SLOW_READER_S", 0.1)
     server = serve()
@@ -129,6 +236,7 @@ class NoPlaceForWorkers(OrmBroker):
         raise BrokerUnavailable("no route to host")
 
 
+@over_both
 def test_a_worker_that_could_not_be_registered_is_no_worker(serve):
     """W2, W30."""
     client = RawClient(serve(NoPlaceForWorkers("default")).address)
@@ -138,6 +246,7 @@ def test_a_worker_that_could_not_be_registered_is_no_worker(serve):
     client.close()
 
 
+@over_both
 def test_a_vanished_peer_is_noticed_by_the_system(connect, server):
     connect()
     raw = only_connection(server)._transport.get_extra_info("socket")
@@ -178,6 +287,7 @@ def test_a_transaction_has_a_limit_to_its_jobs_and_to_their_bytes(serve):
         client.close()
 
 
+@over_both
 def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
     """W28."""
     server = serve()

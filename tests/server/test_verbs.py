@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from django_faktory.models import Job, WorkerProcess
-from tests.server.raw import push, worker
+from tests.server.raw import over_both, push, worker
 from tests.waiting import wait_until
 
 
@@ -67,6 +67,7 @@ def test_what_counts_as_not_given_is_accepted(connect, fields):
     assert row.reserve_for == (60 if "reserve_for" in fields else 1800)
 
 
+@over_both
 def test_a_job_comes_back_as_it_was_sent(connect):
     """W11."""
     args = '[9007199254740993,1.0,"\\u0000é",1e400]'
@@ -88,6 +89,7 @@ def test_a_clients_created_at_is_kept_and_what_is_ours_is_not(connect):
     assert "failure" not in told
 
 
+@over_both
 def test_a_bulk_push_tells_of_the_refused_and_stores_the_others(connect):
     """W12."""
     client = connect()
@@ -134,6 +136,7 @@ def test_fetch_waits_two_seconds_on_all_its_queues_and_then_has_nothing(connect)
     assert json.loads(client.reply())["queue"] == "second"
 
 
+@over_both
 def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
     clients = [connect(**worker(f"wid-{n}")) for n in range(3)]
     for number, client in enumerate(clients, 1):
@@ -163,6 +166,7 @@ def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server
     assert fetched(stays)["jid"] == "abcdefgh"
 
 
+@over_both
 def test_clients_that_go_away_at_any_moment_leave_no_job_behind(connect, server):
     """W14: closing races with the claim."""
     producer = connect()
@@ -216,6 +220,7 @@ def test_a_malformed_ack_is_told_so(connect, line):
     assert connect().ask(line).startswith(b"-ERR invalid ACK")
 
 
+@over_both
 def test_a_strangers_ack_and_fail_are_ok_and_change_nothing(connect):
     """W16, W17."""
     holder, stranger = connect(**worker("holder")), connect(**worker("stranger"))

@@ -45,6 +45,10 @@ class Command(BaseCommand):
             metavar="URL",
             help="With --worker-only: the Faktory server to work for, tcp://:PASSWORD@HOST:PORT.",
         )
+        parser.add_argument(
+            "--tls-cert", metavar="FILE", help="The server's certificate (PEM); it then speaks TLS only."
+        )
+        parser.add_argument("--tls-key", metavar="FILE", help="Its private key; default: in the certificate's file.")
         parser.add_argument("--drain", action="store_true", help="Work until nothing is ready, then exit.")
         parser.add_argument(
             "--reload",

@@ -1,0 +1,300 @@
+"""TLS on the server's port: versions, handshakes that fail or never end, goodbyes, early bytes. Rules: W3, W8, W14."""
+
+import json
+import socket
+import ssl
+
+import pytest
+from django.test import override_settings
+
+from django_faktory import tls
+from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.models import Job
+from django_faktory.payloads import FetchRequest, WorkerIdentity
+from tests.factories import payload
+from tests.server.raw import CERTIFICATE, RawClient, push, worker
+from tests.waiting import wait_until
+
+GREETING = b'+HI {"v":2}\r\n'
+
+
+@pytest.fixture
+def context():
+    """What a careful client uses."""
+    return tls.client_context(str(CERTIFICATE))
+
+
+@pytest.fixture
+def secure(serve):
+    """A server that speaks TLS; its clients of this module do so only where they say it."""
+    return serve(tls=tls.server_context(str(CERTIFICATE)))
+
+
+@pytest.fixture
+def dial():
+    """Sockets that are closed at the end."""
+    opened = []
+
+    def open_socket(server):
+        opened.append(socket.create_connection(server.address, timeout=10))
+        return opened[-1]
+
+    yield open_socket
+    for one in opened:
+        one.close()
+
+
+class InMemory:
+    """A TLS client whose records the test carries itself."""
+
+    def __init__(self, context, plain):
+        self.plain = plain
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+
+    def until(self, act):
+        """Carry records both ways until `act` is done; ConnectionError where the server ended without a goodbye."""
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                self.send()
+            data = self.plain.recv(65536)
+            if not data:
+                raise ConnectionError("cut")
+            self.incoming.write(data)
+
+    def send(self):
+        self.plain.sendall(self.outgoing.read())
+
+    def say(self, data):
+        self.tls.write(data)
+        self.send()
+
+    def hears(self):
+        return self.until(lambda: self.tls.read(65536))
+
+
+@pytest.fixture
+def client(secure, dial, context):
+    """A client that has shaken hands and said HELLO."""
+    one = InMemory(context, dial(secure))
+    one.until(one.tls.do_handshake)
+    one.send()
+    assert one.hears() == GREETING
+    one.say(b'HELLO {"v":2,"wid":"w1"}\r\n')
+    assert one.hears() == b"+OK\r\n"
+    return one
+
+
+def nobody_is_left(server):
+    return not server.connection_count and not server._door._shaking_hands
+
+
+def still_serves(server, context):
+    with context.wrap_socket(socket.create_connection(server.address), server_hostname="localhost") as good:
+        return good.recv(100) == GREETING
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_tls_1_2_and_1_3_are_spoken(secure, dial, context, version):
+    context.minimum_version = context.maximum_version = version
+    with context.wrap_socket(dial(secure), server_hostname="localhost") as client:
+        assert client.recv(100) == GREETING
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_older_versions_are_refused_and_break_nothing(secure, dial, context):
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.load_verify_locations(CERTIFICATE)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError, match=r"(?i)version|alert"):
+        old.wrap_socket(dial(secure), server_hostname="localhost")
+    wait_until(lambda: nobody_is_left(secure))
+    assert still_serves(secure, context)
+
+
+@pytest.mark.parametrize("words", [b'HELLO {"v":2}\r\n', b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 100])
+def test_plain_text_on_the_tls_port_is_sent_away_and_breaks_nothing(secure, dial, context, words):
+    plain = dial(secure)
+    plain.sendall(words)
+    assert b"HI" not in plain.recv(1000)
+    wait_until(lambda: nobody_is_left(secure))
+    assert still_serves(secure, context)
+
+
+def test_tls_on_the_plain_port_is_told_at_once_and_breaks_nothing(server, dial, context):
+    with pytest.raises(ssl.SSLError, match=r"(?i)wrong.version|record"):
+        context.wrap_socket(dial(server), server_hostname="localhost")
+    wait_until(lambda: nobody_is_left(server))
+    good = RawClient.identified(server.address)
+    assert good.ask("INFO")
+    good.close()
+
+
+@pytest.mark.parametrize("sent", [0, 1, 100])
+def test_a_handshake_that_never_ends_is_closed_after_the_deadline(serve, dial, context, sent):
+    """W3: nothing, and a part of what a client says first."""
+    with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
+        server = serve(tls=tls.server_context(str(CERTIFICATE)))
+    silent = dial(server)
+    begun = InMemory(context, silent)
+    with pytest.raises(ssl.SSLWantReadError):
+        begun.tls.do_handshake()
+    silent.sendall(begun.outgoing.read()[:sent])
+    assert silent.recv(100) == b""
+    assert nobody_is_left(server)
+
+
+def test_who_shakes_hands_and_says_no_hello_is_closed_after_the_deadline(serve, dial, context):
+    """W3."""
+    with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.2}):
+        server = serve(tls=tls.server_context(str(CERTIFICATE)))
+    with context.wrap_socket(dial(server), server_hostname="localhost") as client:
+        stream = client.makefile("rb")
+        assert stream.readline() == GREETING
+        assert stream.readline() == b"-ERR expected HELLO within 0.2 seconds\r\n"
+        assert stream.read() == b""
+        stream.close()
+
+
+def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, dial, context, monkeypatch):
+    """W8."""
+    monkeypatch.setattr("django_faktory.server.door.SPARE_PLACES", 3)
+    with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
+        server = serve(tls=tls.server_context(str(CERTIFICATE)))
+    silent = [dial(server) for _ in range(4)]
+    wait_until(lambda: len(server._door._shaking_hands) == 4)
+    assert still_serves(server, context)
+    silent.append(dial(server))
+    wait_until(lambda: len(server._door._shaking_hands) == 5)
+    assert dial(server).recv(100) == b""
+    assert len(server._door._shaking_hands) == 5
+
+
+def test_a_stop_waits_for_no_handshake(secure, dial):
+    silent = dial(secure)
+    wait_until(lambda: secure._door._shaking_hands)
+    secure.stop()
+    wait_until(secure.loop.is_closed, 2)
+    assert silent.recv(100) == b""
+
+
+def test_a_hello_that_comes_with_the_handshakes_end_is_not_lost(secure, dial, context):
+    eager = InMemory(context, dial(secure))
+    eager.until(eager.tls.do_handshake)  # its last part is not sent yet
+    eager.say(b'HELLO {"v":2}\r\nNOPE\r\n')
+    said = b""
+    while b"NOPE" not in said:
+        said += eager.hears()
+    assert said == GREETING + b"+OK\r\n-ERR unknown command NOPE\r\n"
+
+
+def test_records_may_come_byte_by_byte(secure, dial, context, client):
+    client.tls.write(f"{push(jid='abcdefgh')}\r\n".encode())
+    for byte in client.outgoing.read():
+        client.plain.sendall(bytes([byte]))
+    assert client.hears() == b"+OK\r\n"
+    assert Job.objects.get().jid == "abcdefgh"
+
+
+def test_a_large_job_goes_there_and_back(client):
+    job = push(jid="abcdefgh", args=["x" * 3_000_000])
+    client.say(f"{job}\r\nFETCH default\r\n".encode())
+    said = b""
+    while not said.endswith(b"}\r\n"):
+        said += client.hears()
+    ok, _, rest = said.partition(b"\r\n")
+    assert ok == b"+OK"
+    assert len(json.loads(rest.partition(b"\r\n")[2])["args"][0]) == 3_000_000
+
+
+def test_who_says_goodbye_and_reads_on_gets_its_answers(client):
+    """W14: one direction ends, the other goes on, as without TLS."""
+    client.tls.write(f"{push(jid='abcdefgh')}\r\nNOPE\r\n".encode())
+    with pytest.raises(ssl.SSLWantReadError):
+        client.tls.unwrap()
+    client.send()
+    assert client.hears() == b"+OK\r\n"
+    assert client.hears() == b"-ERR unknown command NOPE\r\n"
+    with pytest.raises(ssl.SSLZeroReturnError):  # the server's own goodbye
+        client.hears()
+    assert client.plain.recv(65536) == b""
+
+
+def test_a_fetch_that_waits_when_its_client_says_goodbye_takes_no_job(client, secure):
+    """W14."""
+    client.say(b"FETCH default\r\n")
+    wait_until(lambda: len(secure.fetchers._waiting) == 1)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.tls.unwrap()
+    client.send()
+    assert client.hears() == b"$-1\r\n"
+    wait_until(lambda: nobody_is_left(secure))
+
+
+def test_the_server_says_goodbye_so_that_its_end_is_no_cut(client):
+    client.say(b"END\r\n")
+    assert client.hears() == b"+OK\r\n"
+    assert client.hears() == b""
+    assert client.plain.recv(100) == b""
+
+
+def test_a_refused_hello_is_told_before_the_goodbye_though_more_was_sent(secure, dial, context):
+    """W2: what the server did not read must not take the reason along."""
+    rude = InMemory(context, dial(secure))
+    rude.until(rude.tls.do_handshake)
+    rude.say(b"NOPE\r\n" + b"x" * 50_000)
+    said = b""
+    while data := rude.hears():
+        said += data
+    assert said.startswith(GREETING + b"-ERR expected HELLO")
+
+
+def test_a_spoilt_record_ends_the_connection_and_gives_its_job_back(client, secure, context):
+    """W14."""
+    client.say(f"{push(jid='abcdefgh')}\r\nFETCH default\r\n".encode())
+    said = b""
+    while b"enqueued_at" not in said:
+        said += client.hears()
+    client.tls.write(b"INFO\r\n")
+    record = bytearray(client.outgoing.read())
+    record[-1] ^= 1
+    client.plain.sendall(record)
+    wait_until(lambda: nobody_is_left(secure))
+    assert Job.objects.get().state == "working", "it was sent: only its reservation's end brings it back"
+    assert still_serves(secure, context)
+
+
+def test_our_own_client_works_over_it(secure):
+    _, port = secure.address
+    broker = RemoteBroker(f"tcp+tls://localhost:{port}?ca={CERTIFICATE}", identity=WorkerIdentity(wid="w1"))
+    assert broker.push([payload("secured")]) == [None]
+    [[job]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
+    assert job.jid == "job-secured"
+    broker.bye(["w1"])
+    wait_until(lambda: nobody_is_left(secure))
+
+
+def test_our_own_client_trusts_no_unknown_authority_and_no_other_name(secure):
+    _, port = secure.address
+    for url in (f"tcp+tls://localhost:{port}", f"tcp+tls://127.0.0.2:{port}?ca={CERTIFICATE}"):
+        broker = RemoteBroker(url)
+        with pytest.raises(BrokerUnavailable):
+            broker.push([payload()])
+    assert not Job.objects.exists()
+
+
+def test_many_clients_at_once_are_served(secure, context):
+    clients = []
+    for number in range(200):
+        one = context.wrap_socket(socket.create_connection(secure.address, timeout=10), server_hostname="localhost")
+        clients.append((one, one.makefile("rb")))
+        one.sendall(f"HELLO {json.dumps({'v': 2} | worker(f'w{number}'))}\r\nNOPE\r\n".encode())
+    for one, stream in clients:
+        assert [stream.readline()[:4] for _ in range(3)] == [b"+HI ", b"+OK\r", b"-ERR"]
+        stream.close()
+        one.close()
+    wait_until(lambda: nobody_is_left(secure))
