@@ -115,6 +115,7 @@ class JobAdmin(_LookOnly):
         ("Failures", {"fields": ("failures", "losses", "latest_failure", "attempts")}),
         ("Times", {"fields": ("created_at", "run_at", "enqueued_at", "started_at", "reserved_until", "finished_at")}),
         ("Rules", {"fields": ("retry", "reserve_for", "backtrace", "result_ttl", "purge_at", "attempt")}),
+        ("Options", {"fields": ("expires_at", "unique_key", "unique_expires_at", "unique_until_start")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:

@@ -85,6 +85,10 @@ class ReservationExpired(FaktoryError):
     """How results tell, by this name, that a job was held longer than its `reserve_for` (W19). Never raised."""
 
 
+class JobExpired(FaktoryError):
+    """How results tell, by this name, that no worker took a job in time (W27). Never raised."""
+
+
 class WorkerLost(FaktoryError):
     """How results tell, by this name, that a job's worker process was lost (W20). Never raised."""
 

@@ -68,6 +68,9 @@ class Attempt(msgspec.Struct):
     failed_at: str = ""
 
 
+_EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}
+
+
 class _LatestFailure(msgspec.Struct):
     retry_count: int = 0
 
@@ -109,7 +112,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
         args=call.args,
         kwargs=call.kwargs,
         backend=backend,
-        errors=[task_error(attempt) for attempt in history],
+        errors=[task_error(attempt) for attempt in [*history, *_EXPIRED.get(job.state, ())]],
         worker_ids=wids,
     )
     if job.result is not None:

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django_faktory import maintenance
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.maintenance import Maintenance
-from django_faktory.models import Job, WorkerProcess
+from django_faktory.models import Job, Tracking, WorkerProcess
 from django_faktory.payloads import Beat, WorkerIdentity
 from django_faktory.store import jobs, upkeep, workers
 from tests.factories import JobFactory, WorkerFactory, payload
@@ -51,6 +51,22 @@ def test_every_step_does_its_part():
     states = dict(Job.objects.values_list("pk", "state"))
     assert states == {due.pk: "enqueued", later.pk: "scheduled", overdue.pk: "retries"}
     assert old.pk not in states
+
+
+def test_expired_jobs_are_dropped_by_chunks_and_told_once(caplog):
+    Job.objects.bulk_create(JobFactory.build(expires_at=ago(seconds=1)) for _ in range(upkeep.CHUNK + 1))
+    kept = JobFactory(expires_at=timezone.now() + timedelta(hours=1))
+    with caplog.at_level("INFO", logger="django_faktory.maintenance"):
+        Maintenance("default").run_once()
+    assert [record.getMessage() for record in caplog.records] == ["jobs expired before a worker took them jobs=501"]
+    assert Job.objects.get() == kept
+
+
+def test_what_was_said_of_jobs_is_forgotten_in_time():
+    Tracking.objects.create(jid="job-long-gone", percent=1, updated_at=ago(minutes=31))
+    Tracking.objects.create(jid="job-just-gone", percent=1, updated_at=ago(minutes=29))
+    Maintenance("default").run_once()
+    assert Tracking.objects.get().jid == "job-just-gone"
 
 
 def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(running):

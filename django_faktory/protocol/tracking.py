@@ -8,6 +8,7 @@ import msgspec
 
 from .. import jsontext
 from ..errors import InvalidPayload
+from ..jsonfields import shown
 from ..payloads import MAX_DESC_BYTES, Tracked, TrackUpdate, cut, parse_instant, rfc3339
 from .fields import field, line, object_after
 
@@ -48,7 +49,7 @@ def parse_track(text: str) -> TrackingCommand:
             return TrackGet(rest.strip())
         case "GET":
             raise InvalidPayload("invalid TRACK GET: expected the jid of a job")
-    raise InvalidPayload(f"invalid TRACK: expected SET {{…}} or GET jid, got {ascii(verb)[1:61] or 'nothing'}")
+    raise InvalidPayload(f"invalid TRACK: expected SET {{…}} or GET jid, got {shown(verb) or 'nothing'}")
 
 
 def tracked_text(tracked: Tracked) -> str:

@@ -1,0 +1,161 @@
+"""What a job may ask for by its `custom`: what is taken, what is refused, and which jobs are of one kind. Rule: W27."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory.admission import parse_job
+from django_faktory.errors import InvalidPayload
+from django_faktory.options import JobOptions, unique_key
+
+pytestmark = pytest.mark.core
+
+T0 = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+def parsed(custom, **fields):
+    raw = custom if isinstance(custom, str) else json.dumps(custom)
+    job = {"jid": "job-0001", "jobtype": "t", "args": [1]} | fields
+    return parse_job(f'{json.dumps(job)[:-1]},"custom":{raw}}}')
+
+
+def key(**fields):
+    return parsed({"unique_for": 1}, **fields).options.unique_key
+
+
+@pytest.mark.parametrize("custom", ["null", "{}", '{"bid":"b-1"}', '{"unique_for":null}', '{"unique_until":"x"}'])
+def test_an_ordinary_job_has_no_options(custom):
+    assert parsed(custom).options is None
+
+
+@pytest.mark.parametrize(("raw", "seconds"), [("60", 60), ("0.5", 0.5), ("1e2", 100), ("1e400", 100 * 365 * 86_400)])
+def test_durations_are_numbers_above_zero_and_at_most_a_century(raw, seconds):
+    options = parsed(f'{{"unique_for":{raw},"expires_in":{raw}}}').options
+    assert (options.unique_for, options.expires_in) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("field", ["unique_for", "expires_in"])
+@pytest.mark.parametrize("raw", ["0", "0.0", "-1", "true", '"60"', "[60]", "{}", "1e-400"])
+def test_any_other_duration_is_refused_in_one_clear_line(field, raw):
+    with pytest.raises(InvalidPayload) as caught:
+        parsed(f'{{"{field}":{raw}}}')
+    shown = raw if len(raw) < 60 else "…"
+    assert str(caught.value) == f"custom.{field}: expected a number of seconds above 0, got {shown}"
+    assert caught.value.jid == "job-0001"
+
+
+@pytest.mark.parametrize(("until", "is_start"), [("success", False), ("start", True), (None, False)])
+def test_a_lock_ends_with_success_unless_it_says_start(until, is_start):
+    assert parsed({"unique_for": 60, "unique_until": until}).options.unique_until_start is is_start
+
+
+@pytest.mark.parametrize("until", ["end", "", 5, ["start"]])
+def test_another_end_is_refused(until):
+    with pytest.raises(InvalidPayload, match=r'^custom\.unique_until: expected "success" or "start", got '):
+        parsed({"unique_for": 60, "unique_until": until})
+
+
+@pytest.mark.parametrize("value", ["tomorrow", "", 5, "2026-05-01"])
+def test_an_expiry_that_is_no_time_is_refused(value):
+    with pytest.raises(InvalidPayload, match=r"^invalid timestamp for 'custom\.expires_at': "):
+        parsed({"expires_at": value})
+
+
+def test_times_are_read_with_their_offset():
+    assert parsed({"expires_at": "2026-05-01T14:00:00+02:00"}).options == JobOptions(expires_at=T0)
+
+
+def test_without_a_limit_there_is_no_end():
+    assert JobOptions().expiry(T0) is None
+    assert JobOptions(unique_for=60).lock_ends(T0) is None
+
+
+def test_ends_count_from_the_given_moment_to_the_end_of_the_calendar():
+    options = JobOptions(unique_key="k", unique_for=60, expires_in=90)
+    assert (options.lock_ends(T0), options.expiry(T0)) == (T0 + timedelta(seconds=60), T0 + timedelta(seconds=90))
+    late = datetime(9999, 12, 30, 23, 59, 59, tzinfo=UTC)
+    assert options.lock_ends(late + timedelta(days=1)) == datetime(9999, 12, 31, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("track", ["1", "true", '"yes"', "{}"])
+def test_a_tracked_job_is_kept_for_half_an_hour_after_its_end(track):
+    assert parsed(f'{{"track":{track}}}').result_ttl == 1800
+    assert parsed(f'{{"track":{track},"result_ttl":60}}').result_ttl == 1800
+    assert parsed(f'{{"track":{track},"result_ttl":3600}}').result_ttl == 3600
+
+
+@pytest.mark.parametrize("track", ["0", "false", "null", '""'])
+def test_a_job_that_says_it_is_not_tracked_is_not(track):
+    assert parsed(f'{{"track":{track}}}').result_ttl is None
+
+
+# --- which jobs are of one kind
+
+
+def test_kinds_differ_by_jobtype_queue_and_arguments():
+    keys = [key(), key(jobtype="u"), key(queue="q"), key(args=[2]), key(args=[1, 1]), key(args=["1"]), key(args=[[1]])]
+    assert len(set(keys)) == len(keys)
+    assert all(len(one) == 64 and int(one, 16) for one in keys)
+
+
+def test_nothing_but_these_makes_a_kind():
+    assert key() == key(jid="job-0002", priority=9, retry=1, at="2099-01-01T00:00:00Z", queue="default")
+
+
+def test_keyword_arguments_are_arguments():
+    with_a, with_b, without = ({"unique_for": 1, "kwargs": kwargs} for kwargs in ({"a": 1}, {"b": 1}, {}))
+    keys = [parsed(custom).options.unique_key for custom in (with_a, with_b, without)]
+    assert len(set(keys)) == 3
+    assert keys[2] == key()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("[1,2]", " [ 1 ,\t2\n] "),
+        ('["a b"]', '[ "a b" ]'),
+        ('["é😀"]', '["\\u00e9\\ud83d\\ude00"]'),
+        ('["/"]', '["\\/"]'),
+        ('[{"a":1,"b":[null]}]', '[{"b": [ null ], "a": 1}]'),
+        ('["\\ud800"]', '[ "\\uD800"]'),
+    ],
+)
+def test_the_same_values_are_one_kind_however_they_are_written(one, other):
+    assert unique_key("t", "q", one) == unique_key("t", "q", other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("[1]", "[1.0]"),
+        ("[9007199254740993]", "[9007199254740992]"),
+        ("[1e400]", "[2e400]"),
+        ('["a b"]', '["a  b"]'),
+        ("[1]", '["1"]'),
+        ("[true]", '["true"]'),
+        ("[null]", "[]"),
+        ('[["a"]]', '["[\\"a\\"]"]'),
+    ],
+)
+def test_other_values_are_another_kind(one, other):
+    assert unique_key("t", "q", one) != unique_key("t", "q", other)
+
+
+def test_what_belongs_to_the_jobtype_cannot_slip_into_the_queue():
+    assert unique_key('t","q', "r", "[]") != unique_key("t", 'q","r', "[]")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.lists(json_values, max_size=4))
+def test_any_arguments_have_one_key_compact_or_spread_out(args):
+    spread = json.dumps(args, indent=3, ensure_ascii=False)
+    assert unique_key("t", "q", json.dumps(args, separators=(",", ":"))) == unique_key("t", "q", spread)

@@ -1,0 +1,95 @@
+"""Unique, expiring and tracked jobs over the wire, by raw bytes. Rules: W10, W12, W27."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from django_faktory.models import Job
+from django_faktory.payloads import rfc3339
+from tests.server.raw import push, worker
+
+UNIQUE = {"unique_for": 60}
+
+
+def test_a_second_job_of_its_kind_is_answered_with_a_code_of_its_own(connect):
+    client = connect()
+    assert client.ask(push(jid="first-0001", custom=UNIQUE)) == b"+OK"
+    assert client.ask(push(jid="second-001", custom=UNIQUE)) == b"-NOTUNIQUE Job not unique"
+    assert client.ask(push(jid="first-0001", custom=UNIQUE)) == b"+OK"
+    assert client.ask(push(jid="third-0001")) == b"+OK"
+
+
+def test_in_a_bulk_it_is_the_error_of_its_jid(connect):
+    """W12."""
+    client = connect()
+    jobs = [{"jid": jid, "jobtype": "t", "args": [1], "custom": UNIQUE} for jid in ("first-0001", "second-001")]
+    told = client.ask("PUSHB " + json.dumps([*jobs, {"jid": "bad-00001"}]))
+    assert json.loads(told)["second-001"] == "NOTUNIQUE Job not unique"
+    assert set(json.loads(told)) == {"second-001", "bad-00001"}
+    assert Job.objects.count() == 1
+
+
+def test_commands_of_many_clients_that_come_at_once_have_one_winner(connect):
+    clients = [connect() for _ in range(8)]
+    for number, client in enumerate(clients):
+        client.send(push(jid=f"number-{number:04}", custom=UNIQUE))
+    replies = sorted(client.reply() for client in clients)
+    assert replies == [b"+OK"] + [b"-NOTUNIQUE Job not unique"] * 7
+
+
+def test_a_wrong_option_is_refused_in_one_line(connect):
+    client = connect()
+    told = client.ask(push(jid="job-00001", custom={"unique_for": "60"}))
+    assert told == b'-ERR custom.unique_for: expected a number of seconds above 0, got "60"'
+    told = client.ask(push(jid="job-00001", custom={"expires_in": 0}))
+    assert told == b"-ERR custom.expires_in: expected a number of seconds above 0, got 0"
+
+
+def test_the_lock_is_free_after_the_ack(connect):
+    producer, consumer = connect(), connect(**worker())
+    producer.ask(push(jid="first-0001", custom=UNIQUE))
+    assert json.loads(consumer.ask("FETCH default"))["custom"] == UNIQUE
+    assert producer.ask(push(jid="second-001", custom=UNIQUE)).startswith(b"-NOTUNIQUE")
+    consumer.ask('ACK {"jid":"first-0001"}')
+    assert producer.ask(push(jid="second-001", custom=UNIQUE)) == b"+OK"
+
+
+def test_an_expired_job_is_passed_over(connect):
+    producer, consumer = connect(), connect(**worker())
+    ago = rfc3339(datetime.now(UTC) - timedelta(seconds=1))
+    assert producer.ask(push(jid="late-00001", custom={"expires_at": ago})) == b"+OK"
+    assert producer.ask(push(jid="good-00001", custom={"expires_in": 60})) == b"+OK"
+    assert json.loads(consumer.ask("FETCH default"))["jid"] == "good-00001"
+    assert consumer.ask("FETCH default") is None
+
+
+def test_a_job_is_tracked_from_push_to_ack(connect):
+    producer, consumer = connect(), connect(**worker())
+    assert producer.ask("TRACK GET job-00001") == b'{"jid":"job-00001","state":"unknown","updated_at":""}'
+    producer.ask(push(jid="job-00001", custom={"track": 1}))
+    assert json.loads(producer.ask("TRACK get job-00001"))["state"] == "enqueued"
+    consumer.ask("FETCH default")
+    assert consumer.ask('TRACK SET {"jid":"job-00001","percent":50,"desc":"half"}') == b"+OK"
+    told = json.loads(producer.ask("TRACK GET job-00001"))
+    assert (told["state"], told["percent"], told["desc"]) == ("working", 50, "half")
+    consumer.ask('ACK {"jid":"job-00001"}')
+    assert json.loads(producer.ask("TRACK GET job-00001"))["state"] == "success"
+
+
+def test_a_stranger_cannot_lengthen_a_reservation(connect):
+    connect().ask(push(jid="job-00001"))
+    holder, stranger = connect(**worker("wid-1")), connect(**worker("wid-2"))
+    holder.ask("FETCH default")
+    start = Job.objects.get().reserved_until
+    until = rfc3339(datetime.now(UTC) + timedelta(hours=2))
+    line = f'TRACK SET {{"jid":"job-00001","reserve_until":"{until}"}}'
+    assert stranger.ask(line) == b"+OK"
+    assert Job.objects.get().reserved_until == start
+    assert holder.ask(line) == b"+OK"
+    assert Job.objects.get().reserved_until > start
+
+
+def test_a_wrong_track_leaves_the_connection_open(connect):
+    client = connect()
+    assert client.ask('TRACK SET {"jid":"job-00001","percent":101}').startswith(b"-ERR invalid TRACK SET: percent: ")
+    assert client.ask("TRACK").startswith(b"-ERR invalid TRACK: ")
+    assert client.ask("INFO").startswith(b"{")

@@ -1,0 +1,131 @@
+"""@task's unique_for, unique_until, expires_in and track, from enqueue to result. Rule: W27."""
+
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.utils import timezone
+
+from django_faktory import NotUnique, jsontext, task
+from django_faktory.brokers import get_broker
+from django_faktory.compat import TaskResultStatus, task_enqueued
+from django_faktory.errors import JobExpired
+from django_faktory.models import Job
+from django_faktory.store import upkeep
+from tests.tasks.work import work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@task(unique_for=600)
+def alone(number=0):
+    return number
+
+
+@task(unique_for=600, unique_until="start", track=True)
+def alone_until_start():
+    pass
+
+
+@task(expires_in=60, track=True)
+def soon():
+    return "in time"
+
+
+def custom_of(result):
+    return jsontext.decode(Job.objects.get(jid=result.id).payload)["custom"]
+
+
+def test_the_options_travel_as_every_client_says_them():
+    assert custom_of(alone.enqueue()).items() >= {"unique_for": 600, "unique_until": "success"}.items()
+    assert custom_of(alone_until_start.enqueue()).items() >= {"unique_until": "start", "track": 1}.items()
+    assert custom_of(soon.enqueue()).items() >= {"expires_in": 60, "track": 1}.items()
+
+
+def test_enqueue_raises_where_another_such_job_waits():
+    first = alone.enqueue(1)
+    with pytest.raises(NotUnique, match="Job not unique"):
+        alone.enqueue(1)
+    with pytest.raises(NotUnique):
+        async_to_sync(alone.aenqueue)(1)
+    alone.enqueue(2)
+    alone.using(queue_name="other").enqueue(1)
+    assert Job.objects.count() == 3
+    assert Job.objects.filter(jid=first.id).exists()
+
+
+def test_keyword_arguments_are_arguments():
+    alone.enqueue(number=1)
+    alone.enqueue(number=2)
+    with pytest.raises(NotUnique):
+        alone.enqueue(number=2)
+
+
+def test_a_refusal_leaves_the_callers_transaction_usable():
+    alone.enqueue(1)
+    with transaction.atomic():
+        with pytest.raises(NotUnique):
+            alone.enqueue(1)
+        alone.enqueue(2)
+    assert Job.objects.count() == 2
+
+
+def test_after_a_rollback_the_lock_is_free():
+    with transaction.atomic():
+        alone.enqueue(1)
+        transaction.set_rollback(True)
+    alone.enqueue(1)
+    assert Job.objects.count() == 1
+
+
+def test_enqueue_many_makes_those_that_are_unique_and_tells_which():
+    signalled = []
+
+    def hear(task_result, **_):
+        signalled.append(task_result.id)
+
+    alone.enqueue(1)
+    task_enqueued.connect(hear)
+    try:
+        with pytest.raises(NotUnique) as caught:
+            alone.enqueue_many([(1,), (2,), (2,), (3,)])
+    finally:
+        task_enqueued.disconnect(hear)
+    taken = [result and result.args for result in caught.value.results]
+    assert taken == [None, [2], None, [3]]
+    assert signalled == [result.id for result in caught.value.results if result]
+    assert Job.objects.count() == 3
+
+
+def test_when_it_has_succeeded_the_next_may_come():
+    first = alone.enqueue(1)
+    work()
+    first.refresh()
+    assert first.status == TaskResultStatus.SUCCESSFUL
+    alone.enqueue(1)
+
+
+def test_an_expired_task_has_failed_and_says_why():
+    result = soon.enqueue()
+    upkeep.expire(using="default", now=timezone.now() + timedelta(minutes=2))
+    result.refresh()
+    assert result.status == TaskResultStatus.FAILED
+    [error] = result.errors
+    assert error.exception_class is JobExpired
+    assert "no worker took this job in time" in error.traceback
+    assert result.finished_at is not None
+
+
+def test_expires_in_counts_from_run_after():
+    at = timezone.now() + timedelta(hours=1)
+    result = soon.using(run_after=at).enqueue()
+    assert Job.objects.get(jid=result.id).expires_at == at + timedelta(seconds=60)
+
+
+def test_a_tracked_task_tells_how_it_is_doing():
+    result = soon.enqueue()
+    [before] = get_broker().track_get([result.id])
+    work()
+    [after] = get_broker().track_get([result.id])
+    assert (before.state, after.state) == ("enqueued", "success")
