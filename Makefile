@@ -1,13 +1,15 @@
 # Each target is all that a bare clone needs, with Python 3.11 or newer. Another Python: make PYTHON=python3.12 …
 PYTHON ?= python3
 ARGS ?=
+FUZZ_S ?= 60
 
-.PHONY: help demo test soak lint format setup docs clean
+.PHONY: help demo test soak fuzz lint format setup docs clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
 	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
 	@echo "make soak     the tests that kill and wait, at full size"
+	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations"
 	@echo "make format   format the code"
 	@echo "make setup    make .venv and install what the other targets need"
@@ -27,6 +29,12 @@ test: setup
 soak: setup
 	@FAKTORY_SOAK_KILLS=200 .venv/bin/python scripts/test.py tests/soak $(ARGS)
 
+fuzz:
+	@$(PYTHON) scripts/bootstrap.py --fuzz
+	@mkdir -p .fuzz
+	@.venv/bin/python fuzz/fuzz_server_connection.py -max_total_time=$(FUZZ_S) -max_len=4096 -artifact_prefix=.fuzz/ \
+		-close_fd_mask=1 -verbosity=0 -print_final_stats=1 .fuzz fuzz/corpus
+
 lint:
 	@$(PYTHON) scripts/bootstrap.py
 	@bash scripts/lint
@@ -42,4 +50,4 @@ docs:
 
 clean:
 	rm -rf .venv .venv-django* .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .import_linter_cache tests/interop/node/node_modules example_project/db.sqlite3*
+	rm -rf .fuzz .import_linter_cache tests/interop/node/node_modules example_project/db.sqlite3*

@@ -38,6 +38,8 @@ def main():
         add_mysqlclient(folder)
     if options.node:
         add_node_client()
+    if options.fuzz:
+        add_fuzzer(folder)
 
 
 def arguments():
@@ -45,6 +47,7 @@ def arguments():
     parser.add_argument("--venv", default=".venv", help="its folder")
     parser.add_argument("--django", help="which Django: 6.1 (default: the newest that this Python runs)")
     parser.add_argument("--node", action="store_true", help="Node's Faktory client too, for its tests")
+    parser.add_argument("--fuzz", action="store_true", help="the fuzzer too")
     return parser.parse_args()
 
 
@@ -95,10 +98,10 @@ def add_mysqlclient(folder):
     if missing and not apt_install(missing):
         say(f"MariaDB is left out: its driver is compiled here and needs {', '.join(missing)}; install them, run again")
         return
-    if pip(folder, mysqlclient_requirement(), quiet_errors=True) != 0:
+    if pip(folder, requirement("mysql"), quiet_errors=True) != 0:
         say(
             "MariaDB is left out: its driver could not be compiled; "
-            f"to see why: {folder.name}/bin/pip install '{mysqlclient_requirement()}'"
+            f"to see why: {folder.name}/bin/pip install '{requirement('mysql')}'"
         )
 
 
@@ -122,11 +125,20 @@ def is_known_to_pkg_config(name):
     return subprocess.run(["pkg-config", "--exists", name], check=False).returncode == 0
 
 
-def mysqlclient_requirement():
+def requirement(extra):
+    """The one thing that this extra of the package needs."""
     import tomllib  # from Python 3.11 on, which `main` has made sure of by now
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return project["project"]["optional-dependencies"]["mysql"][0]
+    return project["project"]["optional-dependencies"][extra][0]
+
+
+def add_fuzzer(folder):
+    """Install it where there is one for this machine; the program that needs it says so where there is none."""
+    found = subprocess.run([str(folder / "bin" / "python"), "-c", "import atheris"], check=False, capture_output=True)
+    if found.returncode != 0:
+        say("installing atheris, for fuzzing")
+        pip(folder, "--only-binary=:all:", requirement("fuzz"), quiet_errors=True)
 
 
 def apt_install(packages):

@@ -33,7 +33,7 @@ TURN = 100
 """Commands answered without a broker before the connection rests: bad lines, mostly."""
 
 REST_S = 0.001
-"""How long: without it a flood keeps the event loop busy, and the threads that serve others wait for the interpreter."""
+"""How long: without it a flood keeps the event loop busy, and the threads that serve others wait for the GIL."""
 
 LAST_LOOK_S = 1.0
 """How long a connection stays half open for its client to read the last reply."""
