@@ -67,9 +67,9 @@ def charge_card(order_id, card):
     Order.objects.filter(pk=order_id, paid_at=None).update(paid_at=timezone.now())
 
 
-@task(queue_name="mail", priority=-50)
+@task(queue_name="mail", priority=-50, expires_in=86_400)
 def ask_for_review(order_id):
-    """Scheduled for some time after the order, and in no hurry then."""
+    """Scheduled for some time after the order, and in no hurry then; but a day late nobody wants to be asked."""
     order = Order.objects.get(pk=order_id)
     send_mail("How do you like it?", f"You ordered {order.item}.", None, [order.customer])
 

@@ -72,6 +72,7 @@ def test_a_longer_reservation_is_not_reaped_before_its_end():
 def test_the_last_word_is_kept_for_half_an_hour_after_the_end():
     job = payload(custom={"track": 1})
     jobs.push([job], using=USING, now=T0)
+    Job.objects.update(created_at=T0)
     jobs.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
     say(job.jid, percent=90)
     jobs.ack([Ack(jid=job.jid)], using=USING, now=T0 + MINUTE)
