@@ -15,7 +15,7 @@ DATABASES = {
     "postgresql": {
         "default": {
             "ENGINE": "django.db.backends.postgresql",
-            "NAME": "faktory_bench",
+            "NAME": os.environ.get("BENCH_NAME", "faktory_bench"),
             "HOST": os.environ.get("PGHOST", "127.0.0.1"),
             "PORT": os.environ.get("PGPORT", "5432"),
             "USER": os.environ.get("PGUSER", "postgres"),
