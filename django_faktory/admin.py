@@ -19,7 +19,7 @@ from django.utils.html import format_html
 from . import conf
 from .jsontext import decode
 from .lifecycle import State
-from .models import Job, Queue, WorkerProcess
+from .models import Job, OutboxEntry, Queue, WorkerProcess
 from .payloads import rfc3339
 from .store import operations, workers
 
@@ -223,6 +223,27 @@ class WorkerProcessAdmin(_LookOnly):
         for process in processes:
             self.log_change(request, process, f"Told to {state}.")
         self.message_user(request, f"{moved} workers will be told to {state} at their next beat.", messages.SUCCESS)
+
+
+@admin.register(OutboxEntry)
+class OutboxEntryAdmin(_LookOnly):
+    """Jobs on their way elsewhere. Those with an error stay until a person lets them try again, or deletes them."""
+
+    list_display = ("id", "jid", "queue", "created_at", "error")
+    list_filter = (("error", admin.EmptyFieldListFilter), "queue")
+    search_fields = ("jid", "error")
+    ordering = ("id",)
+    actions = ("try_again",)
+
+    def has_delete_permission(self, request: HttpRequest, obj: OutboxEntry | None = None) -> bool:
+        """As the user's permissions say: a row that will never be taken must go some time."""
+        return admin.ModelAdmin.has_delete_permission(self, request, obj)
+
+    @admin.action(description="Try again", permissions=["change"])
+    def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
+        """Forget the error: the relay takes it with the next ones."""
+        count = queryset.exclude(error="").update(error="")
+        self.message_user(request, f"{count} jobs will be handed on again.", messages.SUCCESS)
 
 
 def _laid_out(text: str) -> str:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -17,6 +18,7 @@ from django.core.checks import CheckMessage, Error
 from django.utils import timezone
 
 from . import brokers, conf, jsontext
+from .arguments import encoded_call
 from .compat import (
     BaseTaskBackend,
     InvalidTask,
@@ -26,11 +28,11 @@ from .compat import (
     TaskResultStatus,
     task_enqueued,
 )
-from .errors import InvalidPayload, NotUnique, UnknownJobType
-from .jsonvalues import normalized
+from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
+from .middleware import Call, enqueueing
 from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
 from .results import result_of
-from .tasks import FaktoryTask, P, R, lookup, new_task
+from .tasks import TIMEOUT_MARGIN_S, FaktoryTask, P, R, lookup, new_task
 
 if TYPE_CHECKING:
     from .models import Job
@@ -74,16 +76,28 @@ class FaktoryBackend(BaseTaskBackend):
         assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
         due = task.due(timezone.now())
         results: list[TaskResult[P, R]] = [self._ready(due, args, kwargs) for args, kwargs in calls]
-        jobs = [_job(due, result) for result in results]
-        refusals = brokers.get_broker().push(jobs) if jobs else []
-        taken = [None if refusal else result for result, refusal in zip(results, refusals, strict=True)]
+        wrapped = [Call(result=result, custom=_custom(due)) for result in results]
+        with enqueueing(wrapped):
+            self._push(due, wrapped)
+            return results
+        raise FaktoryError("a middleware swallowed the error of an enqueue: expected it to be raised again")
+
+    def _push(self, task: FaktoryTask[..., Any], calls: Sequence[Call]) -> None:
+        jobs = [_job(task, call) for call in calls]
+        refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
+        taken = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
         for result in filter(None, taken):
             task_enqueued.send(type(self), task_result=result)
         for refusal in filter(None, refusals):
             if isinstance(refusal, NotUnique):
                 refusal.results = taken
             raise refusal
-        return results
+
+    def _hand_over(
+        self, jobs: Sequence[JobPayload], results: Sequence[TaskResult[..., Any]]  # noqa: ARG002  (testing's backends)
+    ) -> Sequence[FaktoryError | None]:
+        """Let somebody keep the jobs, whose results these are. One answer a job: None, or why it was refused."""
+        return brokers.get_producer().push(jobs)
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Read a job back. Raises TaskResultDoesNotExist for an id that no stored job of a known task has."""
@@ -118,6 +132,7 @@ class FaktoryBackend(BaseTaskBackend):
         return found
 
     def _ready(self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
+        args, kwargs = encoded_call(args, kwargs, plain_json=task.plain_json)
         return TaskResult(
             task=task,
             id=new_jid(),
@@ -126,8 +141,8 @@ class FaktoryBackend(BaseTaskBackend):
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
-            args=normalized(args),
-            kwargs=normalized(kwargs),
+            args=args,
+            kwargs=kwargs,
             backend=self.alias,
             errors=[],
             worker_ids=[],
@@ -139,7 +154,8 @@ def new_jid() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
-def _job(task: FaktoryTask[..., Any], result: TaskResult[..., Any]) -> JobPayload:
+def _job(task: FaktoryTask[..., Any], call: Call) -> JobPayload:
+    result = call.result
     job = new_job(
         jid=result.id,
         jobtype=task.jobtype,
@@ -148,15 +164,23 @@ def _job(task: FaktoryTask[..., Any], result: TaskResult[..., Any]) -> JobPayloa
         queue=task.queue_name,
         priority=int(task.priority),
         retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
-        reserve_for=_setting(task.reserve_for, "RESERVE_FOR"),
+        reserve_for=_reserve_for(task),
         backtrace=task.backtrace,
         at=_aware(task.run_after),
         created_at=_aware(result.enqueued_at),
         result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
-        custom=_custom(task),
+        custom=call.custom,
     )
     jsontext.check_depth(job.text)  # FETCH would refuse to read it
     return job
+
+
+def _reserve_for(task: FaktoryTask[..., Any]) -> int:
+    """Seconds of the reservation: where the task leaves them open, enough for its timeout."""
+    seconds = _setting(task.reserve_for, "RESERVE_FOR")
+    if task.timeout is None or task.reserve_for is not None:
+        return seconds
+    return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
 
 
 def _custom(task: FaktoryTask[..., Any]) -> dict[str, Any]:

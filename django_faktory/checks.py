@@ -24,6 +24,7 @@ from .backend import FaktoryBackend
 from .brokers import Broker
 from .compat import BaseTaskBackend, task_backends
 from .errors import InvalidPayload
+from .middleware import Middleware, made
 from .payloads import MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
 
 _LARGEST = 2**31 - 1
@@ -144,6 +145,18 @@ def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             f"FAKTORY['DATABASE']: no database has the alias {values['DATABASE']!r}; known: {known}",
             id="django_faktory.E003",
         )
+    for alias in values["OUTBOX"] or ():
+        if alias not in connections:
+            known = ", ".join(map(repr, connections))
+            yield Error(
+                f"FAKTORY['OUTBOX']: no database has the alias {alias!r}; known: {known}", id="django_faktory.E013"
+            )
+    if values["BROKER"] != "orm" and not apps.is_installed("django_faktory"):
+        yield Warning(
+            "FAKTORY['BROKER']: tasks enqueued inside a transaction leave at once, even where it is rolled back",
+            hint='INSTALLED_APPS += ["django_faktory"], then migrate: they go by an outbox then.',
+            id="django_faktory.W005",
+        )
     if values["BEAT_INTERVAL"] * 2 > values["WORKER_TIMEOUT"]:
         yield Warning(
             f"FAKTORY: a BEAT_INTERVAL of {values['BEAT_INTERVAL']} s with a WORKER_TIMEOUT of "
@@ -263,8 +276,19 @@ def _is_address(value: Any) -> bool:
     return bool(host and colon) and port.isascii() and port.isdigit() and int(port) <= 65_535
 
 
+def _are_aliases(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(alias, str) for alias in value)
+
+
 def _are_queues(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(_is_queue, value))
+
+
+def _are_middleware(value: Any) -> bool:
+    try:
+        return isinstance(value, list | tuple) and all(isinstance(made(path), Middleware) for path in value)
+    except Exception:  # noqa: BLE001  (importing runs anybody's code; whatever is wrong there, it cannot be used)
+        return False
 
 
 def _is_queue(value: Any) -> bool:
@@ -282,6 +306,7 @@ def _is_queue(value: Any) -> bool:
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "BROKER": (_is_broker, '"orm", "remote" or the dotted path of a Broker'),
     "DATABASE": (lambda value: isinstance(value, str) and value != "", "an alias of DATABASES"),
+    "OUTBOX": _or_none((_are_aliases, "a list of aliases of DATABASES")),
     "BIND": (_is_address, '"HOST:PORT", such as "127.0.0.1:7419"'),
     "PASSWORD": (lambda value: isinstance(value, str), "a string"),
     "TLS_CERT": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
@@ -300,6 +325,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MAX_ATTEMPTS": _whole(1),
     "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
     "RESULT_TTL": _whole(0),
+    "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
     "WORKER_TIMEOUT": _seconds(1),
     "DEAD_TTL": _seconds(0),
 }

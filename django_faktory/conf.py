@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
@@ -16,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
     # where jobs live
     "BROKER": "orm",
     "DATABASE": "default",
+    "OUTBOX": None,
     # server
     "BIND": "127.0.0.1:7419",
     "PASSWORD": "",
@@ -37,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "MAX_ATTEMPTS": 26,
     "RESERVE_FOR": 1800,
     "RESULT_TTL": 86_400,
+    "MIDDLEWARE": [],
     # upkeep
     "WORKER_TIMEOUT": 60,
     "DEAD_TTL": 180 * 86_400,
@@ -45,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
 DOCS: dict[str, str] = {
     "BROKER": '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
     "DATABASE": "Alias of the database that holds the jobs.",
+    "OUTBOX": "Aliases in whose transactions tasks are enqueued while jobs live elsewhere; `None`: `default`, if they do.",
     "BIND": "HOST:PORT the server listens on.",
     "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
     "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
@@ -63,6 +67,7 @@ DOCS: dict[str, str] = {
     "MAX_ATTEMPTS": "How often a task is tried at most, unless it says otherwise.",
     "RESERVE_FOR": "Seconds a worker may hold a task's job, unless the task says otherwise.",
     "RESULT_TTL": "Seconds the result of a task stays readable, unless the task says otherwise.",
+    "MIDDLEWARE": "Dotted paths of `django_faktory.middleware.Middleware` classes, the outermost first.",
     "WORKER_TIMEOUT": "Seconds without a BEAT after which a worker counts as lost.",
     "DEAD_TTL": "Seconds a dead job is kept.",
 }
@@ -79,6 +84,15 @@ def configured() -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(found).__name__}")
     return found
+
+
+def outbox() -> list[str]:
+    """The databases whose transactions reach jobs elsewhere by a row of their own; never the jobs' own."""
+    if not apps.is_installed("django_faktory"):
+        return []  # there is no table for it
+    own = get("DATABASE") if get("BROKER") == "orm" else None
+    wanted = get("OUTBOX")
+    return [alias for alias in (["default"] if wanted is None else wanted) if alias != own]
 
 
 def allows_flush() -> bool:

@@ -245,3 +245,20 @@ class Counter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.day} #{self.slot}"
+
+
+class OutboxEntry(models.Model):
+    """A job on its way to another database or to a Faktory server: see `brokers.outbox`."""
+
+    jid = ExactCharField(max_length=255)
+    queue = ExactCharField(max_length=255)
+    job = models.TextField(help_text="The job with all that is known of it, as JSON.")
+    created_at = models.DateTimeField(db_default=Now())
+    leased_until = models.DateTimeField(null=True, help_text="Somebody is handing it on until then.")
+    error = models.TextField(default="", db_default="", help_text="Why it was refused: it stays for a person to see.")
+
+    class Meta:
+        verbose_name_plural = "outbox entries"
+
+    def __str__(self) -> str:
+        return f"#{self.pk} {self.jid}"

@@ -50,6 +50,16 @@ DATABASES = {
     },
 }[KIND]
 
+
+def _second(first):
+    """Another database of the same kind: for jobs that live elsewhere than the data."""
+    name = first["TEST"]["NAME"]
+    name = name.replace(".sqlite3", "_other.sqlite3") if KIND == "sqlite" else f"{name}_other"
+    return {**first, "NAME": first["NAME"].replace("project.", "other."), "TEST": {**first["TEST"], "NAME": name}}
+
+
+DATABASES["other"] = _second(DATABASES["default"])
+
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",

@@ -15,8 +15,9 @@ from .base import Broker
 
 if TYPE_CHECKING:
     from ..payloads import WorkerIdentity
+    from .outbox import Outbox
 
-__all__ = ["Broker", "get_broker", "remote_broker"]
+__all__ = ["Broker", "get_broker", "get_producer", "remote_broker"]
 
 
 @lru_cache(maxsize=1)
@@ -42,6 +43,17 @@ def get_broker() -> Broker:
             )
 
 
+@lru_cache(maxsize=1)
+def get_producer() -> Broker | Outbox:
+    """Where tasks are pushed to: the broker, or where jobs live elsewhere than transactions an outbox before it."""
+    aliases = conf.outbox()
+    if not aliases:
+        return get_broker()
+    from .outbox import Outbox  # it has a model
+
+    return Outbox(get_broker(), aliases, own=conf.get("DATABASE") if conf.get("BROKER") == "orm" else None)
+
+
 def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker:
     """The Faktory server at `url`."""
     from .remote import RemoteBroker  # a project with its jobs in the database needs no sockets
@@ -53,3 +65,4 @@ def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker
 def _forget(*, setting: str, **_: Any) -> None:
     if setting in ("FAKTORY", "DATABASES"):
         get_broker.cache_clear()
+        get_producer.cache_clear()

@@ -13,6 +13,7 @@ from .. import brokers, conf, tls, wakeups
 from ..brokers import Broker
 from ..errors import FaktoryError
 from ..maintenance import Maintenance
+from ..relay import Relay, relay
 from ..server.listener import Server
 from ..worker.runner import Worker
 from ..worker.supervisor import CANNOT_START, CLEAN, Launch, Role, Supervisor
@@ -61,6 +62,7 @@ def _serve(plan: Plan, launch: Launch) -> int:
 
     upkeep = threading.Thread(target=keep, name="faktory-maintenance", daemon=True)
     upkeep.start()
+    handing_on = _relay()
     try:
         server.run()
     except FaktoryError as error:
@@ -68,6 +70,7 @@ def _serve(plan: Plan, launch: Launch) -> int:
         return CANNOT_START
     maintenance.stop()
     upkeep.join(2.0)
+    _stop(handing_on)
     return CLEAN
 
 
@@ -93,6 +96,7 @@ def _work(plan: Plan, number: int, launch: Launch) -> int:
     upkeep = threading.Thread(target=maintenance.run, name="faktory-maintenance", daemon=True) if maintenance else None
     if upkeep:
         upkeep.start()
+    handing_on = _relay() if number == 0 and not plan.serves else None
     try:
         worker.run()
     except FaktoryError as error:
@@ -102,7 +106,24 @@ def _work(plan: Plan, number: int, launch: Launch) -> int:
         if maintenance and upkeep:
             maintenance.stop()
             upkeep.join(2.0)
+        _stop(handing_on)
     return CLEAN
+
+
+def _relay() -> tuple[Relay, threading.Thread] | None:
+    """The thread that hands on the outbox, where the project has one."""
+    found = relay()
+    if found is None:
+        return None
+    thread = threading.Thread(target=found.run, name="faktory-outbox", daemon=True)
+    thread.start()
+    return found, thread
+
+
+def _stop(handing_on: tuple[Relay, threading.Thread] | None) -> None:
+    if handing_on:
+        handing_on[0].stop()
+        handing_on[1].join(2.0)
 
 
 def _report_lost(broker: Broker, launch: Launch) -> None:

@@ -25,6 +25,21 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='OutboxEntry',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('jid', django_faktory.models.ExactCharField(max_length=255)),
+                ('queue', django_faktory.models.ExactCharField(max_length=255)),
+                ('job', models.TextField(help_text='The job with all that is known of it, as JSON.')),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('leased_until', models.DateTimeField(help_text='Somebody is handing it on until then.', null=True)),
+                ('error', models.TextField(db_default='', default='', help_text='Why it was refused: it stays for a person to see.')),
+            ],
+            options={
+                'verbose_name_plural': 'outbox entries',
+            },
+        ),
+        migrations.CreateModel(
             name='Queue',
             fields=[
                 ('name', django_faktory.models.ExactCharField(max_length=255, primary_key=True, serialize=False)),

@@ -84,7 +84,8 @@ def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_f
     while count := run(using, verb):
         lost += count
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
-    free = set(wids) - set(working.values_list("wid", flat=True))  # read first: MariaDB's DELETE would lock what it reads
+    # Read before: MariaDB's DELETE would lock what it reads.
+    free = set(wids) - set(working.values_list("wid", flat=True))
     WorkerProcess.objects.using(using).filter(wid__in=free).delete()
     return lost
 

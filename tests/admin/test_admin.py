@@ -6,7 +6,7 @@ from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
 from django_faktory.admin import CappedPaginator
-from django_faktory.models import Job, WorkerProcess
+from django_faktory.models import Job, OutboxEntry, WorkerProcess
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -130,3 +130,16 @@ def test_queues_and_workers_are_listed(admin_client):
     WorkerFactory(wid="wid-of-mine")
     assert "mail" in admin_client.get(reverse("admin:django_faktory_queue_changelist")).content.decode()
     assert "wid-of-mine" in admin_client.get(reverse(WORKERS)).content.decode()
+
+
+def test_a_refused_job_in_the_outbox_is_shown_tried_again_and_deleted(admin_client):
+    page = "admin:django_faktory_outboxentry_changelist"
+    refused = OutboxEntry.objects.create(jid="refused-job", queue="mail", job="{}", error="no room for it")
+    waits = OutboxEntry.objects.create(jid="waiting-job", queue="mail", job="{}")
+    shown = admin_client.get(reverse(page)).content.decode()
+    assert "no room for it" in shown
+    assert waits.jid in shown
+    assert "1 jobs will be handed on again" in act(admin_client, page, "try_again", refused, waits).content.decode()
+    assert not OutboxEntry.objects.exclude(error="").exists()
+    admin_client.post(reverse(page), {"action": "delete_selected", "_selected_action": [refused.pk], "post": "yes"})
+    assert list(OutboxEntry.objects.all()) == [waits]

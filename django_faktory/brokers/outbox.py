@@ -1,0 +1,107 @@
+"""Enqueueing where jobs live elsewhere: a row in the caller's transaction, handed on after its commit (ADR 0008).
+
+"Elsewhere" is another database, or a Faktory server. A transaction that is rolled back leaves no job, one that is
+committed loses none: at least once, and in the order of the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+from django.db import connections, transaction
+
+from ..errors import BrokerUnavailable, FaktoryError, NotUnique
+from ..payloads import JobPayload
+from ..store import outbox
+from .base import Broker
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 5.0
+"""After a failure, callers do not try again for so long: it is left to the relay, and no request waits for it."""
+
+
+class Outbox:
+    """What tasks push into. `own` is the alias of the target's database, if any: its transactions need no row."""
+
+    def __init__(self, target: Broker, aliases: Sequence[str], *, own: str | None) -> None:
+        self.target = target
+        self.aliases = tuple(aliases)
+        self._own = own
+        self._silent_until = 0.0
+
+    def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
+        """Store jobs, as `Broker.push` does; those that go by a row are refused later or not at all.
+
+        Outside of any transaction they go to the target at once, and by a row only where it is away.
+        """
+        if self._own and connections[self._own].in_atomic_block:
+            return self.target.push(jobs)
+        for alias in self.aliases:
+            if connections[alias].in_atomic_block:
+                return self._note(jobs, alias)
+        try:
+            return self.target.push(jobs)
+        except BrokerUnavailable as error:
+            logger.warning("jobs wait in the outbox count=%d error=%s", len(jobs), error)
+            return self._note(jobs, self.aliases[0])
+
+    def relay(self, alias: str) -> int:
+        """Hand on what waits in one database; returns how many rows were settled. Raises BrokerUnavailable."""
+        settled = 0
+        while leased := outbox.lease(using=alias):
+            self._hand_on(leased, alias)
+            settled += len(leased)
+        return settled
+
+    def _note(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
+        outbox.add(jobs, using=alias)
+        transaction.on_commit(partial(self._relay_soon, alias), using=alias, robust=True)
+        return [None] * len(jobs)
+
+    def _relay_soon(self, alias: str) -> None:
+        if time.monotonic() < self._silent_until:
+            return
+        try:
+            self.relay(alias)
+        except FaktoryError as error:
+            self._silent_until = time.monotonic() + PAUSE_S
+            logger.warning("the outbox waits for its target alias=%s error=%s", alias, error)
+
+    def _hand_on(self, leased: Sequence[outbox.Leased], alias: str) -> None:
+        refused = {entry.id: "cannot be read: it is no job's JSON" for entry in leased if entry.job is None}
+        jobs = {entry.id: entry.job for entry in leased if entry.job is not None}
+        try:
+            answers = self._answers(list(jobs.values()))
+        except BrokerUnavailable:
+            _settle(alias, free=jobs.keys(), refused=refused)
+            raise
+        for row_id, answer in zip(jobs, answers, strict=True):
+            if answer is not None and answer.code == NotUnique.code:
+                logger.info("job is not unique, it was not enqueued jid=%s", jobs[row_id].jid)
+            elif answer is not None:
+                refused[row_id] = str(answer)
+        _settle(alias, done=jobs.keys() - refused.keys(), refused=refused)
+
+    def _answers(self, jobs: list[JobPayload]) -> list[FaktoryError | None]:
+        """The target's; one job that it chokes on is refused, and keeps no other."""
+        if not jobs:
+            return []
+        try:
+            return self.target.push(jobs)
+        except BrokerUnavailable:
+            raise
+        except Exception as error:
+            if len(jobs) > 1:
+                return [answer for job in jobs for answer in self._answers([job])]
+            logger.exception("the target cannot take this job jid=%s", jobs[0].jid)
+            return [FaktoryError(f"{type(error).__name__}: {error}")]
+
+
+def _settle(alias: str, *, refused: Mapping[int, str], **others: Collection[int]) -> None:
+    for row_id, error in refused.items():
+        logger.error("job in the outbox was refused alias=%s id=%d error=%s", alias, row_id, error)
+    outbox.settle(using=alias, refused=refused, **others)
