@@ -45,6 +45,12 @@ def members(text: str) -> dict[str, str]:
     return _members_by_scanner(text)
 
 
+def last_members(text: str) -> dict[str, str]:
+    """The same, where a key may come twice: the last one counts, as JSON's readers have it."""
+    check_depth(text)
+    return dict(_pairs_by_scanner(text))
+
+
 def items(text: str) -> list[str]:
     """Return the verbatim JSON text of each element of the array in `text`.
 
@@ -114,6 +120,14 @@ _skipper = json.JSONDecoder(parse_float=lambda _: None, parse_int=lambda _: None
 def _members_by_scanner(text: str) -> dict[str, str]:
     """The slow way, with the standard library's scanner: says what is wrong, and sees doubled keys."""
     found: dict[str, str] = {}
+    for key, value in _pairs_by_scanner(text):
+        if key in found:
+            raise InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
+        found[key] = value
+    return found
+
+
+def _pairs_by_scanner(text: str) -> Iterable[tuple[str, str]]:
     at = _after_space(text, 0)
     if text[at : at + 1] != "{":
         raise InvalidPayload("invalid JSON: expected an object {…}")
@@ -123,17 +137,15 @@ def _members_by_scanner(text: str) -> dict[str, str]:
             if text[at : at + 1] != '"':
                 raise InvalidPayload(f"invalid JSON: expected a key in double quotes at character {at}")
             key, at = _scan_key(text, at + 1)
-            if key in found:
-                raise InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
             at = _after_space(text, at)
             if text[at : at + 1] != ":":
                 raise InvalidPayload(f"invalid JSON: expected ':' at character {at}")
-            found[key], at = _scan_value(text, _after_space(text, at + 1))
+            value, at = _scan_value(text, _after_space(text, at + 1))
+            yield key, value
             at, more = _scan_comma(text, at, "}")
             if not more:
                 break
     _expect_end(text, at + 1)
-    return found
 
 
 def _items_by_scanner(text: str) -> Iterable[str]:

@@ -58,6 +58,14 @@ def test_another_end_is_refused(until):
         parsed({"unique_for": 60, "unique_until": until})
 
 
+def test_of_an_option_given_twice_the_last_counts_whatever_stands_beside_it():
+    """W7: a key twice is refused at the job's top level only."""
+    beside = '"x":{"\\ud800":1e400}'
+    assert parsed(f'{{"expires_in":1,{beside},"expires_in":2}}').options.expires_in == 2
+    with pytest.raises(InvalidPayload, match=r"custom\.expires_in: "):
+        parsed(f'{{"expires_in":1,{beside},"expires_in":0}}')
+
+
 @pytest.mark.parametrize("value", ["tomorrow", "", 5, "2026-05-01"])
 def test_an_expiry_that_is_no_time_is_refused(value):
     with pytest.raises(InvalidPayload, match=r"^invalid timestamp for 'custom\.expires_at': "):
