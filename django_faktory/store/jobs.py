@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
-from django.db import connections
+from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
-from ..errors import FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError
 from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
@@ -19,6 +20,8 @@ from . import optioned
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Plan, Slot, holds
 from .transactions import run
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 500
 """Rows a statement: large enough to make a statement's own cost vanish, small enough to hold no lock for long."""
@@ -105,7 +108,8 @@ def exchange(
         atomic=not _dialect(using).joins(connections[using]),
     )
     acked = [_was_holder(ack, ended) for ack in acks]
-    return Exchanged([None] * len(jobs), acked, _shared_out(requests, claimed, using=using, now=now))
+    fetched = _shared_out(requests, claimed, using=using, now=now, is_under_way=True)
+    return Exchanged([None] * len(jobs), acked, fetched)
 
 
 def _first_plan(requests: Sequence[FetchRequest]) -> Plan:
@@ -123,9 +127,17 @@ def _first_plan(requests: Sequence[FetchRequest]) -> Plan:
 
 
 def _shared_out(
-    requests: Sequence[FetchRequest], claimed: Sequence[Reservation], *, using: str, now: datetime | None
+    requests: Sequence[FetchRequest],
+    claimed: Sequence[Reservation],
+    *,
+    using: str,
+    now: datetime | None,
+    is_under_way: bool = False,
 ) -> list[list[Reservation]]:
-    """What was claimed, dealt to the requests, and more for those that it did not suffice for."""
+    """What was claimed, dealt to the requests, and more for those that it did not suffice for.
+
+    Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
+    """
     found: list[list[Reservation]] = [[] for _ in requests]
     _deal(found, requests, claimed)
     if len({(request.queues, request.wid) for request in requests}) <= 1:
@@ -133,8 +145,13 @@ def _shared_out(
     for _ in range(MAX_ROUNDS):
         if all(len(got) >= request.count for request, got in zip(requests, found, strict=True)):
             break
-        plan = _plan(requests, found, using=using, now=now)
-        claimed = _claim(plan, using=using, now=now)
+        try:
+            claimed = _claim(_plan(requests, found, using=using, now=now), using=using, now=now)
+        except (BrokerUnavailable, Error) as error:
+            if not (is_under_way or any(found)) or connections[using].in_atomic_block:
+                raise
+            logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
+            break
         if not claimed:
             break
         _deal(found, requests, claimed)

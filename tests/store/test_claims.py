@@ -3,11 +3,13 @@
 import threading
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
+from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.payloads import Ack, FetchRequest
 from django_faktory.store import failures, jobs
+from django_faktory.store.dialects import dialect_of
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -112,6 +114,24 @@ def test_one_database_statement_claims_a_set_on_postgresql(django_assert_num_que
         jobs.ack([Ack(jid=job.jid) for job in got], using=USING)
     with django_assert_num_queries(1):
         jobs.push([payload() for _ in range(20)], using=USING)
+
+
+def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
+    """W14: the first claim of two has committed when the second one cannot be made."""
+    jobs.push([payload(queue="a"), payload(queue="c")], using=USING)
+    requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
+
+    def fails(*_):
+        raise OperationalError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
+    told = jobs.exchange([payload(queue="z")], [], requests, using=USING)
+    assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
+    assert told.pushed == [None]
+    jobs.push([payload(queue="a")], using=USING)
+    assert [[job.queue for job in one] for one in jobs.fetch(requests, using=USING)] == [["a"], []]
+    with pytest.raises(BrokerUnavailable):
+        jobs.fetch(requests, using=USING)
 
 
 def test_a_claim_locks_no_row_that_it_does_not_hand_out():
