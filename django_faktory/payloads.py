@@ -178,7 +178,6 @@ def new_job(
         extra["kwargs"] = kwargs
     if result_ttl is not None:
         extra["result_ttl"] = result_ttl
-    told = {key: jsontext.encode(value) for key, value in extra.items()}
     job: dict[str, Any] = {"jid": jid, "jobtype": jobtype, "queue": queue, "args": args, "retry": retry}
     if priority:
         job["priority"] = priority_to_wire(priority)
@@ -192,6 +191,7 @@ def new_job(
         job["created_at"] = rfc3339(created_at)
     if extra:
         job["custom"] = extra
+    told = {key: jsontext.encode(value) for key, value in extra.items()} if custom else {}
     return JobPayload(
         jid=jid,
         jobtype=jobtype,
@@ -202,7 +202,7 @@ def new_job(
         backtrace=backtrace,
         at=at,
         result_ttl=kept_for(told, result_ttl),
-        options=read_options(jobtype, queue, jsontext.encode(args), told),
+        options=read_options(jobtype, queue, jsontext.encode(args), told) if told else None,
         text=jsontext.encode(job),
     )
 
