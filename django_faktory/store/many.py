@@ -22,7 +22,7 @@ from django.db.models.functions import Concat
 from .. import jsontext
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
-from ..models import Counter, Job, JobQuerySet, Queue
+from ..models import Counter, Job, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
 from .jobs import is_storable
@@ -85,14 +85,21 @@ def _forget_queue(queue: str, using: str) -> int:
 
 
 def flush(*, using: str) -> Iterator[Step]:
-    """The steps of a FLUSH (W25): jobs in any state, then queues with their pauses, and the totals.
+    """The steps of a FLUSH (W25): jobs in any state, what they told of themselves, queues with their pauses, totals.
 
     Worker processes stay: they are connected, and will hear of it when they report on a job that is gone.
     """
     jobs = Job.objects.using(using)
     for ids in _chunks(_ids(jobs.all()), CHUNK):
         yield partial(_change, jobs.filter(pk__in=ids), lambda chunk: chunk.delete()[0])
+    tracked = Tracking.objects.using(using)
+    for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
+        yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
+
+
+def _forget_tracked(jids: Sequence[str], using: str) -> int:
+    return run(using, lambda _: Tracking.objects.using(using).filter(jid__in=jids).delete()[0])
 
 
 def _forget_all_but_workers(using: str) -> int:

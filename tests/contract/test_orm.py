@@ -2,8 +2,9 @@
 
 import pytest
 
+from django_faktory.brokers import orm
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.models import Job
+from django_faktory.models import Job, Queue
 from django_faktory.payloads import Ack
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
@@ -64,3 +65,11 @@ class TestOrmBroker(ManagementContract, BrokerContract):
             Ack(jid=second.jid),
         ]
         assert broker.ack(acks) == [True, False, False, False, True]
+
+    def test_a_queue_that_another_node_removed_is_listed_again_when_it_is_used(self, broker, monkeypatch):
+        """W24: what a broker remembers of queues holds for a while only."""
+        monkeypatch.setattr(orm, "REMEMBER_QUEUE_S", 0.0)
+        broker.push([payload(queue="q")])
+        OrmBroker("default").remove(["q"])
+        broker.push([payload(queue="q")])
+        assert Queue.objects.filter(name="q").exists()

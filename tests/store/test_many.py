@@ -6,7 +6,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.models import Job, Queue
+from django_faktory.models import Job, Queue, Tracking
 from django_faktory.mutations import Mutation
 from django_faktory.payloads import Ack
 from django_faktory.store import many, queues, workers
@@ -95,8 +95,10 @@ def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
     working = JobFactory(working=True)
     OrmBroker("default").ack([Ack(jid=working.jid)])
     QueueFactory()
-    assert [step() for step in many.flush(using="default")] == [3, 1, 0]
+    Tracking.objects.bulk_create(Tracking(jid=f"tracked{number}") for number in range(4))
+    assert [step() for step in many.flush(using="default")] == [3, 1, 3, 1, 0]
     assert not Job.objects.exists()
+    assert not Tracking.objects.exists()
     assert OrmBroker("default").info()["total_processed"] == 0
 
 
