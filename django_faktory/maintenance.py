@@ -30,6 +30,10 @@ FORGET_UNSEEN_S = 3600
 """How long a worker process that never sent a BEAT is listed after it was last seen."""
 
 
+VANISHED_S = 10.0
+"""How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
+
+
 class Step(NamedTuple):
     """Run `work` every `every_s` seconds, again at once as long as it says that more is left."""
 
@@ -56,6 +60,7 @@ class Maintenance:
         self._steps = (
             Step("reservations", 3.0, self._reap),
             Step("workers", 3.0, self._lose),
+            Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", 1.0, self._expire),
             Step("purge", 60.0, self._purge),
@@ -114,7 +119,12 @@ class Maintenance:
 
     def _lose(self) -> bool:
         timeout_s = conf.get("WORKER_TIMEOUT")
-        wids = workers.silent(timeout_s, using=self.alias)
+        return self._give_up(workers.silent(timeout_s, using=self.alias))
+
+    def _lose_vanished(self) -> bool:
+        return self._give_up(workers.vanished(VANISHED_S, using=self.alias))
+
+    def _give_up(self, wids: list[str]) -> bool:
         if wids:
             jobs = failures.lose(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)

@@ -100,6 +100,17 @@ def test_a_worker_that_fell_silent_is_given_up_and_named():
     assert set(WorkerProcess.objects.values_list("wid", flat=True)) == {"lively", "never-beat"}
 
 
+def test_a_job_claimed_for_a_worker_that_was_given_up_meanwhile_returns_too():
+    """W20: the claim was on its way when the worker was killed and given up."""
+    orphan = JobFactory(working=True, wid="given-up", started_at=ago(seconds=11))
+    on_its_way = JobFactory(working=True, wid="given-up", started_at=ago(seconds=1))
+    nameless = JobFactory(working=True, wid="", started_at=ago(seconds=11))
+    Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
+    Maintenance("default").run_once()
+    states = dict(Job.objects.values_list("pk", "state"))
+    assert states == {orphan.pk: "enqueued", on_its_way.pk: "enqueued", nameless.pk: "working"}
+
+
 def test_the_time_until_a_worker_is_lost_is_a_setting():
     WorkerFactory(wid="slow", beat_at=ago(seconds=90))
     with override_settings(FAKTORY={"WORKER_TIMEOUT": 120}):
@@ -107,6 +118,16 @@ def test_the_time_until_a_worker_is_lost_is_a_setting():
         assert WorkerProcess.objects.exists()
     Maintenance("default").run_once()
     assert not WorkerProcess.objects.exists()
+
+
+def test_a_worker_that_never_beat_is_not_forgotten_while_it_holds_a_job():
+    """W20: its jobs are left to their reservations."""
+    WorkerFactory(wid="old-style", seen_at=ago(hours=2))
+    job = JobFactory(working=True, wid="old-style", started_at=ago(hours=2))
+    Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
+    Maintenance("default").run_once()
+    Maintenance("default").run_once()
+    assert Job.objects.get(pk=job.pk).state == "working"
 
 
 def test_a_worker_that_never_beat_is_forgotten_in_the_end():

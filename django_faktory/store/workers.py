@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, Case, F, Q, Value, When
+from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
@@ -106,11 +106,25 @@ def silent(timeout_s: float, *, using: str) -> list[str]:
     )
 
 
+def vanished(held_for_s: float, *, using: str) -> list[str]:
+    """Who holds jobs since that long and is not known at all: given up just when a claim of theirs was on its way."""
+    held = Job.objects.using(using).in_state(State.WORKING).exclude(wid="")
+    held = held.filter(started_at__lt=Now() - timedelta(seconds=held_for_s))
+    holders = held.filter(~Exists(WorkerProcess.objects.filter(wid=OuterRef("wid")))).values_list("wid", flat=True)
+    return run(using, lambda _: list(holders.distinct()[:100]), atomic=False)
+
+
 def forget_unseen(timeout_s: float, *, using: str) -> int:
-    """Forget workers that never sent a BEAT and were not seen for `timeout_s`; their jobs are left to reservations."""
+    """Forget workers that never sent a BEAT, were not seen for `timeout_s`, and hold nothing (W20)."""
     limit = Now() - timedelta(seconds=timeout_s)
-    unseen = Q(beat_at=None, seen_at__lt=limit)
-    return run(using, lambda _: WorkerProcess.objects.using(using).filter(unseen).delete()[0])
+    held = Job.objects.filter(state=State.WORKING, wid=OuterRef("wid"))
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        workers = WorkerProcess.objects.using(using).filter(beat_at=None, seen_at__lt=limit)
+        wids = list(workers.filter(~Exists(held)).values_list("wid", flat=True))
+        return workers.filter(wid__in=wids).delete()[0]
+
+    return run(using, verb)
 
 
 def _rank(state: str) -> int:

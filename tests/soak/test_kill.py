@@ -14,6 +14,7 @@ from django.test import override_settings
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, OutboxEntry
 from django_faktory.relay import relay
+from django_faktory.store.workers import vanished
 from django_faktory.worker.runner import Worker
 from tests.project import tasks
 from tests.project.models import Mark
@@ -65,8 +66,8 @@ def kill_soon(process, rng):
 
 
 def is_given_up(wid):
-    """As the upkeep does, again and again: what a dying transaction still locks comes free a little later."""
-    OrmBroker("default").lost([wid])
+    """As the upkeep does, again and again: what a dying transaction locks, or claims, comes free a little later."""
+    OrmBroker("default").lost([wid, *vanished(0, using="default")])
     return not Job.objects.filter(state="working").exists()
 
 
