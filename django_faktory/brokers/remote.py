@@ -198,8 +198,11 @@ class RemoteBroker(Broker):
                 raise refusal
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """See Broker."""
-        return [parse_tracked(_object(reply)) for reply in self._ask([TrackGet(jid).line() for jid in jids])]
+        """See Broker. A jid that does not fit into a command's line cannot be asked for, and is unknown."""
+        askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable()]
+        replies = self._ask([TrackGet(jid).line() for jid in askable])
+        told = {jid: parse_tracked(_object(reply)) for jid, reply in zip(askable, replies, strict=True)}
+        return [told.get(jid) or Tracked(jid=jid) for jid in jids]
 
     def info(self) -> dict[str, Any]:
         """See Broker."""

@@ -363,6 +363,12 @@ class BrokerContract:
         assert broker.track_get(["nobody-knows"]) == [Tracked(jid="nobody-knows", state="unknown", updated_at=None)]
         assert not Tracking.objects.exists()
 
+    @pytest.mark.parametrize("jid", ["", " ", "two words", "line\r\nFLUSH", "\x00", "\ud800", "é" * 300])
+    def test_what_is_no_jid_is_unknown_and_harmless(self, broker, me, jid):
+        job = payload()
+        broker.push([job])
+        assert [one.state for one in broker.track_get([jid, job.jid, jid])] == ["unknown", "enqueued", "unknown"]
+
     def test_who_is_told_of_is_tracked_from_then_on(self, broker, me):
         job = payload()
         broker.push([job])

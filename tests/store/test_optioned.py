@@ -306,6 +306,14 @@ def test_a_thousand_expired_jobs_hold_up_none_behind_them():
     assert [got.jid for got in fetch()] == [job.jid]
 
 
+def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
+    over = Job.objects.in_state("enqueued", "scheduled", "retries").filter(expires_at__lte=T0).order_by("expires_at")
+    with connection.cursor() as cursor, transaction.atomic():
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty
+        assert "faktory_expiring" in over.explain()
+
+
 def test_the_ends_of_the_calendar_are_no_error():
     custom = '{"unique_for":1e300,"expires_in":1e18}'
     text = f'{{"jid":"far-away","jobtype":"t","args":[],"at":"9999-12-30T00:00:00Z","custom":{custom}}}'
