@@ -12,6 +12,7 @@ from tests.server.conftest import serve  # noqa: F401  (a fixture)
 HERE = Path(__file__).parent
 COMMANDS = {
     "pyfaktory": [sys.executable, str(HERE / "pyfaktory_worker.py")],
+    "faktory": [sys.executable, str(HERE / "faktory_worker.py")],
     "node": ["node", str(HERE / "node" / "worker.js")],
 }
 

@@ -1,5 +1,7 @@
-"""PyPI's pyfaktory and npm's faktory-worker, each as producer and as worker: a job that succeeds, one that fails
-and is retried, one that dies. Nothing of theirs is changed."""
+"""PyPI's pyfaktory and faktory, and npm's faktory-worker, each as producer and as worker.
+
+A job that succeeds, one that fails and is retried, one that dies. Nothing of theirs is changed.
+"""
 
 import json
 import subprocess
@@ -7,6 +9,8 @@ from datetime import timedelta
 
 import pytest
 from django.utils import timezone
+from faktory import Client as FaktoryClient
+from faktory.exceptions import FaktoryAuthenticationError
 from pyfaktory import Client, Job, Producer
 
 from django_faktory.brokers.orm import OrmBroker
@@ -19,7 +23,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-CLIENTS = ["pyfaktory", "node"]
+CLIENTS = ["pyfaktory", "faktory", "node"]
 
 
 def push_by_pyfaktory(url, job):
@@ -27,6 +31,13 @@ def push_by_pyfaktory(url, job):
         pushed = Job(**job)
         Producer(client=client).push(pushed)
         return pushed.jid
+
+
+def push_by_faktory(url, job):
+    given = {"task" if key == "jobtype" else key: value for key, value in job.items()}
+    with FaktoryClient(faktory=url) as client:
+        assert client.queue(**given, jid="from-the-third")
+    return "from-the-third"
 
 
 def push_by_node(url, job):
@@ -42,16 +53,28 @@ def processed():
     return sum(Counter.objects.values_list("processed", flat=True))
 
 
-@pytest.fixture(params=CLIENTS)
+@pytest.fixture
 def push(request):
     """A producer of each client."""
     if request.param == "node":
         request.getfixturevalue("node_folder")
         return push_by_node
-    return push_by_pyfaktory
+    return push_by_faktory if request.param == "faktory" else push_by_pyfaktory
 
 
-@pytest.mark.parametrize("password", ["", "secretword"], ids=["open", "password"])
+@pytest.mark.parametrize("password", ["secretword"])
+def test_a_client_that_hashes_a_password_too_weakly_is_told_that_it_is_wrong(url):
+    """W2."""
+    client = FaktoryClient(faktory=url)
+    with pytest.raises(FaktoryAuthenticationError, match="wrong password"):
+        client.connect()
+
+
+@pytest.mark.parametrize(
+    ("push", "password"),
+    [*((client, "") for client in CLIENTS), ("pyfaktory", "secretword"), ("node", "secretword")],
+    indirect=["push"],
+)
 @pytest.mark.parametrize(
     "job", [{"args": [4, 5]}, {"args": [], "queue": "mail", "retry": 3, "custom": {"a": {"b": 1}}}]
 )
@@ -75,7 +98,7 @@ def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, 
     wait_until(lambda: JobRow.objects.filter(jid=flawed.jid, state="retries").exists(), 30)
     row = JobRow.objects.get()
     assert "no luck" in json.loads(row.failure)["message"]
-    assert row.wid == WorkerProcess.objects.get(beat_at__isnull=False).wid
+    assert WorkerProcess.objects.filter(wid=row.wid).exists()
 
     JobRow.objects.update(run_at=timezone.now() - timedelta(seconds=1))  # SQLite's clock has milliseconds only
     upkeep.enqueue_due(using="default")

@@ -253,18 +253,19 @@ def test_a_refused_hello_is_told_before_the_goodbye_though_more_was_sent(secure,
     assert said.startswith(GREETING + b"-ERR expected HELLO")
 
 
-def test_a_spoilt_record_ends_the_connection_and_gives_its_job_back(client, secure, context):
-    """W14."""
+def test_a_spoilt_record_ends_the_connection_and_breaks_nothing(client, secure, context):
     client.say(f"{push(jid='abcdefgh')}\r\nFETCH default\r\n".encode())
     said = b""
     while b"enqueued_at" not in said:
         said += client.hears()
+    (place,) = secure._by_wid["w1"]
+    wait_until(lambda: not place._on_unsent)
     client.tls.write(b"INFO\r\n")
     record = bytearray(client.outgoing.read())
     record[-1] ^= 1
     client.plain.sendall(record)
     wait_until(lambda: nobody_is_left(secure))
-    assert Job.objects.get().state == "working", "it was sent: only its reservation's end brings it back"
+    assert Job.objects.get().state == "working", "it was sent before"
     assert still_serves(secure, context)
 
 
