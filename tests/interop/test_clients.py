@@ -4,10 +4,12 @@ A job that succeeds, one that fails and is retried, one that dies. Nothing of th
 """
 
 import json
+import signal
 import subprocess
 from datetime import timedelta
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 from faktory import Client as FaktoryClient
 from faktory.exceptions import FaktoryAuthenticationError
@@ -19,6 +21,7 @@ from django_faktory.models import Job as JobRow
 from django_faktory.store import upkeep
 from tests.factories import payload
 from tests.interop.conftest import HERE
+from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -104,6 +107,30 @@ def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, 
     upkeep.enqueue_due(using="default")
     wait_until(lambda: JobRow.objects.filter(state="dead").exists(), 30, what="the flawed job is dead")
     assert processed() == 3
+
+
+def test_a_client_that_manages_jobs_gets_what_it_asks_for(serve, node_folder):  # noqa: F811
+    """W12, W22, W23, W25: PUSHB, INFO, MUTATE, FLUSH."""
+    with override_settings(FAKTORY={"ALLOW_FLUSH": True}):
+        address = "tcp://{}:{}".format(*serve().address)
+        command = ["node", str(HERE / "node" / "manager.js"), address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"rejected": 1, "enqueued": 4, "scheduled": 1, "dead": 1}
+    assert not JobRow.objects.exists()
+
+
+def test_another_clients_worker_leaves_no_job_behind_when_a_person_ends_it(url, start_worker):
+    """npm's reports what runs before it goes. PyPI's faktory may leave: its job waits for W20 or its reservation."""
+    job = payload("last", "add", [4, 5])
+    process = start_worker("node")
+    wait_until(WorkerProcess.objects.exists, 30)
+    OrmBroker("default").push([job])
+    wait_until(lambda: not JobRow.objects.filter(state="enqueued").exists(), 30)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=40)
+    wait_until(lambda: not JobRow.objects.filter(state="working").exists(), 10)
+    assert processed() == 1
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
