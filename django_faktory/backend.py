@@ -94,7 +94,9 @@ class FaktoryBackend(BaseTaskBackend):
             raise refusal
 
     def _hand_over(
-        self, jobs: Sequence[JobPayload], results: Sequence[TaskResult[..., Any]]  # noqa: ARG002  (testing's backends)
+        self,
+        jobs: Sequence[JobPayload],
+        results: Sequence[TaskResult[..., Any]],  # noqa: ARG002  (testing's backends)
     ) -> Sequence[FaktoryError | None]:
         """Let somebody keep the jobs, whose results these are. One answer a job: None, or why it was refused."""
         return brokers.get_producer().push(jobs)

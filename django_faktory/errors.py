@@ -97,6 +97,14 @@ class ReservationLost(FaktoryError):
     """An atomic task ended after its job had been given to another worker: what it wrote was rolled back."""
 
 
+class TaskTimeout(FaktoryError):
+    """A task ran longer than its `timeout`: stopped, and the job failed."""
+
+
+class MissingObject(FaktoryError):
+    """A model instance that is an argument of the task does not exist any more."""
+
+
 class InvalidTransition(FaktoryError):
     """A job in this state cannot undergo this event (see `lifecycle.TRANSITIONS`)."""
 
@@ -124,3 +132,11 @@ class Discard(TaskControl):
 
 class Kill(TaskControl):
     """Send this job to the dead set at once, whatever attempts are left."""
+
+
+class InvalidArgument(Kill):
+    """An argument's reference cannot be read (`docs/arguments.md`): no retry can mend what is written."""
+
+
+class Cancelled(Discard):
+    """Somebody cancelled this job while it ran."""

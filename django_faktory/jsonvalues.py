@@ -6,7 +6,7 @@ and takes the plain value out of subclasses (SafeString, IntEnum), which msgspec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -24,7 +24,7 @@ def normalized(value: Any) -> Any:
         return {normalized(key): normalized(item) for key, item in value.items()}
     if kind is list or kind is tuple:
         return [normalized(item) for item in value]
-    return _plain(value)
+    return plain(value, normalized)
 
 
 def encoded(value: Any) -> str:
@@ -34,8 +34,8 @@ def encoded(value: Any) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
-    """A value of a type that is not exactly one of JSON's."""
+def plain(value: Any, each: Callable[[Any], Any]) -> Any:
+    """A value of a type that is not exactly one of JSON's; what it holds is converted by `each`. Raises as above."""
     match value:
         case str():
             return str.__str__(value)
@@ -48,9 +48,9 @@ def _plain(value: Any) -> Any:
         case bytes():
             return _decoded(value)
         case Mapping():
-            return {normalized(key): normalized(item) for key, item in value.items()}
+            return {normalized(key): each(item) for key, item in value.items()}
         case Sequence() if not isinstance(value, bytearray | memoryview):
-            return [normalized(item) for item in value]
+            return [each(item) for item in value]
     raise TypeError(
         f"Unsupported type: {type(value)}: arguments and results of tasks are None, bool, int, float, str, list, dict"
     )

@@ -7,7 +7,7 @@ framework; `docs/tasks.md`. Nothing is ever imported because a job named it: a j
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
 from types import GenericAlias
@@ -25,6 +25,7 @@ from .compat import (
     TaskResult,
     task_backends,
 )
+from .control import Control
 from .errors import UnknownJobType
 from .payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
 
@@ -35,6 +36,9 @@ Backoff = Callable[[BaseException, "TaskResult[..., Any]"], "float | None"]
 Exceptions = type[BaseException] | Iterable[type[BaseException]]
 
 _LARGEST = 2**31 - 1
+TIMEOUT_MARGIN_S = 30
+"""A reservation outlasts the timeout by so much at least: the worker must be the first to say what happened."""
+LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 
 
 class TaskOptions(TypedDict, total=False):
@@ -56,12 +60,25 @@ class TaskOptions(TypedDict, total=False):
     expires_in: float
     track: bool
     atomic: bool
+    plain_json: bool
+    missing: Literal["fail", "discard"]
+    timeout: float
 
 
-class JobContext(GenericContext[..., Any]):
-    """What a task with `takes_context=True` is given: `attempt` (1 at first) and `task_result`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in Django, not in its stubs
+    """What a task with `takes_context=True` is given: `attempt` (1 at first), `task_result`, and ways to talk."""
 
-    __slots__ = ()
+    control: Control = field(default_factory=Control, repr=False, compare=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody cancelled this job, known within seconds. Who reads True and returns, ends so."""
+        return self.control.asked()
+
+    def progress(self, done: float, total: float, note: str = "") -> None:
+        """Tell how far the job is. Call it as often as you like: about one a second is written, and the last."""
+        self.control.progress(done, total, note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +112,12 @@ class FaktoryTask(GenericTask[P, R]):
     expires_in: float | None = None
     """Seconds after which a job that no worker took is dropped, from enqueue or its `run_after` on."""
     track: bool = False
+    plain_json: bool = False
+    """Whether arguments have JSON's types only, and nothing in them is read as a reference (`docs/arguments.md`)."""
+    missing: str = "fail"
+    """What becomes of a job where a model instance among its arguments is gone: "fail" or "discard"."""
+    timeout: float | None = None
+    """Seconds a run may take; then it is stopped, as far as it can be, and has failed (`docs/tasks.md`)."""
     delay: timedelta | None = None
     """Set by `using(run_after=timedelta)`: counts from each enqueue."""
 
@@ -115,6 +138,11 @@ class FaktoryTask(GenericTask[P, R]):
             raise InvalidTask(
                 f"task {self.module_path}: atomic=True: expected a plain function, got a coroutine: Django's "
                 "transactions do not span awaits; write it as `def`"
+            )
+        if self.timeout is not None and self.reserve_for is not None and self.reserve_for <= self.timeout:
+            raise InvalidTask(
+                f"task {self.module_path}: timeout: expected less than reserve_for ({self.reserve_for} s), got "
+                f"{self.timeout:g}; leave reserve_for out and it will be long enough"
             )
         _register(self)
 
@@ -262,7 +290,8 @@ def _was_reloaded(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
 
 def _as_run(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
     """The options that a worker takes from the registry; the others travel with the job."""
-    return task.takes_context, task.backoff, task.retry_on, task.discard_on, task.atomic
+    as_called = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
+    return *as_called, task.backoff, task.retry_on, task.discard_on
 
 
 def _call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
@@ -331,4 +360,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "unique_until": (lambda value: value in ("success", "start"), '"success" or "start"'),
     "expires_in": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
     "track": (lambda value: isinstance(value, bool), "True or False"),
+    "plain_json": (lambda value: isinstance(value, bool), "True or False"),
+    "missing": (lambda value: value in ("fail", "discard"), '"fail" or "discard"'),
+    "timeout": (
+        lambda value: value is None or (_are_seconds(value) and value <= LONGEST_TIMEOUT_S),
+        f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
+    ),
 }

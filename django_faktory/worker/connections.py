@@ -44,6 +44,13 @@ def tidy(held: frozenset[str] = frozenset()) -> list[str]:
     return left_open
 
 
+def forget(held: frozenset[str]) -> None:
+    """Close this thread's connections, but for those `held`: a job was interrupted that may have been using them."""
+    for connection in connections.all(initialized_only=True):
+        if connection.alias not in held:
+            _drop(connection)
+
+
 def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
     return connection.connection is not None and (
         connection.errors_occurred or connection.autocommit != connection.settings_dict["AUTOCOMMIT"]

@@ -28,16 +28,30 @@ from django.utils import timezone
 from .. import payloads
 from ..brokers.base import Broker, Transaction
 from ..compat import TaskResultStatus, task_backends, task_finished, task_started
-from ..errors import Discard, InvalidPayload, Kill, ReservationLost, Retry, UnknownJobType
+from ..errors import (
+    Cancelled,
+    Discard,
+    InvalidArgument,
+    InvalidPayload,
+    Kill,
+    MissingObject,
+    ReservationLost,
+    Retry,
+    TaskTimeout,
+    UnknownJobType,
+)
 from ..jsonvalues import encoded, normalized
 from ..lifecycle import State, outcome_of_failure
 from ..payloads import Ack, Failure, Reservation
 from ..results import Attempt, Call, call_of, failures_of, running, task_error
-from ..tasks import FaktoryTask, JobContext, lookup
-from .connections import in_transaction, tidy
+from ..tasks import FaktoryTask, lookup
+from .calling import acall, call
+from .connections import forget, in_transaction, tidy
+from .stopping import Stoppable
 
 logger = logging.getLogger(__name__)
 
+_IMPOSED = (Cancelled, InvalidArgument, MissingObject, TaskTimeout)
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 LONGEST_WAIT_S = 10 * 365 * 86_400
@@ -63,7 +77,8 @@ class Execution:
     """One attempt at one job."""
 
     __slots__ = (
-        "_call", "_failures", "_is_over", "_is_unreadable", "_sender", "_value", "reservation", "result", "task",
+        "_call", "_failures", "_is_over", "_is_unreadable", "_sender", "_value",
+        "control", "reservation", "result", "task",
     )  # fmt: skip
 
     def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
@@ -75,6 +90,7 @@ class Execution:
         self._is_unreadable = False
         self._value: Any = None
         self._is_over = True
+        self.control = Stoppable()
         self.result = running(reservation, task, call, failures=self._failures)
 
     @property
@@ -100,7 +116,7 @@ class Execution:
                     self._run_atomically(broker)
                     report = None
                 else:
-                    value = self.task.func(*self._args(), **self.result.kwargs)
+                    value = self._called()
                     _refuse_open_transactions(tidy(held))
                     report = self._ack(value)
                 self._succeeded()
@@ -115,6 +131,8 @@ class Execution:
                 task_finished.send_robust(self._sender, task_result=self.result)
             return report
         finally:
+            if self.control.was_hit:
+                forget(held)
             tidy(held)
 
     def _run_atomically(self, broker: Broker) -> None:
@@ -124,7 +142,7 @@ class Execution:
         try:
             with broker.atomic() as told:
                 inside = in_transaction()
-                report = self._ack(self.task.func(*self._args(), **self.result.kwargs))
+                report = self._ack(self._called())
                 _refuse_open_transactions(tidy(inside))
                 _hold_to(report, broker)
         except Exception:
@@ -142,7 +160,7 @@ class Execution:
         report: Ack | Failure
         await task_started.asend_robust(self._sender, task_result=self.result)
         try:
-            report = self._ack(await self.task.func(*self._args(), **self.result.kwargs))
+            report = self._ack(await acall(self.task, self.result, self.reservation.text, self.control))
             self._succeeded()
         except BaseException as error:
             if _is_cancellation(error):
@@ -156,10 +174,8 @@ class Execution:
             await task_finished.asend_robust(self._sender, task_result=self.result)
         return report
 
-    def _args(self) -> list[Any]:
-        if self.task.takes_context:
-            return [JobContext(task_result=self.result), *self.result.args]
-        return self.result.args
+    def _called(self) -> Any:
+        return call(self.task, self.result, self.reservation.text, self.control)
 
     def _ack(self, value: Any) -> Ack:
         self._is_unreadable = True
@@ -174,7 +190,7 @@ class Execution:
 
     def _failed(self, error: BaseException) -> Failure:
         job = self.reservation
-        errtype = f"{type(error).__module__}.{type(error).__qualname__}"
+        errtype = _errtype(error)
         message, lines = _message(error), _lines(error, self._call.backtrace or 0)
         self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
         verdict = self._verdict(error)
@@ -198,7 +214,7 @@ class Execution:
         """What the task decided: "kill" or "discard" ends the job, "" leaves it to its retries."""
         if self._is_unreadable or isinstance(error, Kill):
             return "kill"  # a result that JSON cannot hold is none the better for a second run
-        if isinstance(error, Discard):
+        if isinstance(error, Discard) or self.control.is_cancelled:
             return "discard"
         if isinstance(error, Retry):
             return ""
@@ -278,6 +294,12 @@ def _is_cancellation(error: BaseException) -> bool:
     current = asyncio.current_task()
     is_cancelled = isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
     return is_cancelled or isinstance(error, GeneratorExit)
+
+
+def _errtype(error: BaseException) -> str:
+    """Its class. What the worker itself imposes is told as the broker tells its own: by a name without a module."""
+    kind = type(error)
+    return kind.__name__ if kind in _IMPOSED else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _message(error: BaseException) -> str:

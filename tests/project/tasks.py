@@ -291,3 +291,45 @@ async def async_breaks_the_connection():
 def sees_trouble():
     """Whether the connection of the thread that serves async tasks is marked as broken."""
     return connection.connection is not None and connection.errors_occurred
+
+
+# --- arguments, context, limits
+
+
+@task(result_ttl=600)
+def tells_types(*args, **kwargs):
+    return {
+        "args": [type(value).__name__ for value in args],
+        "kwargs": {name: type(value).__name__ for name, value in kwargs.items()},
+    }
+
+
+@task
+async def async_tells_types(*args):
+    await asyncio.sleep(0)
+    return [type(value).__name__ for value in args]
+
+
+@task(takes_context=True)
+def tells_its_arguments(context, *args):
+    return context.task_result.args
+
+
+@task(missing="discard")
+def drops_what_is_gone(row):
+    pass
+
+
+@task(atomic=True)
+def writes_name_atomically(row):
+    Mark.objects.create(text=f"{row.name} in transaction: {connection.in_atomic_block}")
+
+
+@task(unique_for=60)
+def once_a_group(group):
+    pass
+
+
+@task(plain_json=True)
+def takes_plain_json(value):
+    return value

@@ -1,0 +1,74 @@
+"""Which request the running code belongs to: its id, and its W3C trace context. Set by the HTTP middleware, or by you.
+
+`middleware.Trace` carries both into jobs. Source: https://www.w3.org/TR/trace-context/, "traceparent header".
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+request_id: ContextVar[str] = ContextVar("django_faktory.request_id", default="")
+"""Printable ASCII without spaces, at most 200 characters; "" is none."""
+traceparent: ContextVar[str] = ContextVar("django_faktory.traceparent", default="")
+"""Such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01; "" is none."""
+
+_VARIABLES: dict[str, tuple[ContextVar[str], re.Pattern[str]]] = {
+    "request_id": (request_id, re.compile(r"[!-~]{1,200}")),
+    "traceparent": (traceparent, re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,200})?")),
+}
+
+View = Callable[[HttpRequest], Any]
+
+
+def known() -> dict[str, str]:
+    """What is known here, by name; nothing for what is not."""
+    return {name: found for name, (variable, _) in _VARIABLES.items() if (found := variable.get())}
+
+
+@contextmanager
+def known_as(told: Mapping[str, Any]) -> Iterator[None]:
+    """Know what is told, and nothing else, inside the block. What has not the right form was not told."""
+    tokens = [(variable, variable.set(_in_form(told.get(name), form))) for name, (variable, form) in _VARIABLES.items()]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
+
+
+def request_context(get_response: View) -> View:
+    """Django middleware: a request's `traceparent` and `X-Request-ID` headers, and a new id where it has none."""
+
+    async def around_async(request: HttpRequest) -> HttpResponseBase:
+        with known_as(_told_by(request)):
+            answered: Awaitable[HttpResponseBase] = get_response(request)
+            return await answered
+
+    def around(request: HttpRequest) -> HttpResponseBase:
+        with known_as(_told_by(request)):
+            response: HttpResponseBase = get_response(request)
+            return response
+
+    return markcoroutinefunction(around_async) if iscoroutinefunction(get_response) else around
+
+
+request_context.sync_capable = True  # type: ignore[attr-defined]  # how Django asks
+request_context.async_capable = True  # type: ignore[attr-defined]
+
+
+def _told_by(request: HttpRequest) -> dict[str, str]:
+    given = _in_form(request.headers.get("X-Request-ID"), _VARIABLES["request_id"][1])
+    return {"traceparent": request.headers.get("traceparent", ""), "request_id": given or secrets.token_hex(16)}
+
+
+def _in_form(value: object, form: re.Pattern[str]) -> str:
+    return value if isinstance(value, str) and form.fullmatch(value) else ""

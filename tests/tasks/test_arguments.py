@@ -1,0 +1,250 @@
+"""Arguments that JSON has no type for: what travels, what arrives, what is refused."""
+
+import asyncio
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.utils import timezone as django_timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory import jsontext, task
+from django_faktory.arguments import decoded_call, encoded_call, may_have_references
+from django_faktory.errors import InvalidArgument, MissingObject
+from django_faktory.models import Job
+from django_faktory.payloads import Ack
+from tests.project import tasks
+from tests.project.models import Mark
+from tests.tasks.work import work
+
+
+def travelled(value):
+    """A value that went through the text of a job."""
+    args, kwargs = encoded_call([value], {"named": [value]})
+    args, kwargs = decoded_call(jsontext.decode(jsontext.encode(args)), jsontext.decode(jsontext.encode(kwargs)))
+    assert kwargs == {"named": args}
+    return args[0]
+
+
+VALUES = [
+    datetime(2026, 11, 21, 8, 40, 3, 123456, tzinfo=UTC),
+    datetime(2026, 11, 21, 8, 40, tzinfo=timezone(timedelta(hours=-3, minutes=-30))),
+    datetime(2026, 11, 21, 8, 40),
+    date(2026, 11, 21),
+    time(8, 40, 3, 1),
+    timedelta(days=-3, seconds=4, microseconds=5),
+    timedelta(0),
+    Decimal("1.20"),
+    Decimal("-1E+400"),
+    UUID(int=7),
+]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_value_arrives_as_the_type_it_was(value):
+    found = travelled(value)
+    assert (type(found), found, str(found)) == (type(value), value, str(value))
+
+
+@pytest.mark.core
+def test_others_can_read_what_travels():
+    args, kwargs = encoded_call([Decimal("1.20"), date(2026, 5, 1)], {"every": timedelta(hours=1)})
+    assert args == [{"$type": "decimal", "value": "1.20"}, {"$type": "date", "value": "2026-05-01"}]
+    assert kwargs == {"every": {"$type": "timedelta", "value": "P0DT01H00M00S"}}
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(VALUES),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from(["$type", "value", "$model", "pk", "using", "other"]) | st.text(), inner)
+        | st.fixed_dictionaries({"$type": st.sampled_from(["date", "dict", "uuid", "x"]) | inner, "value": inner})
+        | st.fixed_dictionaries({"$model": st.sampled_from(["auth.user", "x"]) | inner, "pk": inner})
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.core
+@given(plain)
+def test_nothing_a_user_passes_is_taken_for_a_reference(value):
+    assert travelled(value) == value
+
+
+@pytest.mark.core
+@given(plain)
+def test_the_quick_look_misses_no_reference(value):
+    args, _ = encoded_call([value], {})
+    text = jsontext.encode(args)
+    assert may_have_references(text) or args == [value]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("value", [object(), {1, 2}, 1j, bytearray(b"x"), print, lambda: None, float("nan")])
+def test_what_cannot_travel_is_refused_by_its_place(value):
+    error = ValueError if isinstance(value, float) else TypeError
+    with pytest.raises(error, match=r"^args\[1\]: Unsupported "):
+        encoded_call(["a", {"deep": [value]}], {})
+    with pytest.raises(error, match=r"^kwargs\['when'\]: Unsupported "):
+        encoded_call([], {"when": value})
+
+
+@pytest.mark.core
+def test_a_task_with_plain_json_takes_json_only_and_as_it_is():
+    with pytest.raises(TypeError, match=r"^args\[0\]: Unsupported type"):
+        encoded_call([date(2026, 5, 1)], {}, plain_json=True)
+    like_ours = {"$type": "date", "value": "2026-05-01"}
+    assert encoded_call([like_ours], {}, plain_json=True) == ([like_ours], {})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"$type": "date", "value": "yesterday"}, "expected the text of a date, got 'yesterday'"),
+        ({"$type": "decimal", "value": "much"}, "expected the text of a decimal"),
+        ({"$type": "timedelta", "value": "long"}, "expected the text of a timedelta"),
+        ({"$type": "os.system", "value": "true"}, r"expected \{\"\$type\": one of date, .*plain_json=True"),
+        ({"$type": "date", "value": 5}, "one of date"),
+        ({"$type": ["date"], "value": "2026-05-01"}, "one of date"),
+        ({"$model": "no.model", "pk": 1}, "no installed app has this model"),
+        ({"$model": "os", "pk": 1}, "no installed app has this model"),
+        ({"$model": 5, "pk": 1}, "no installed app has this model"),
+        ({"$model": "auth.user", "pk": 1, "using": "elsewhere"}, "no database has the alias 'elsewhere'"),
+    ],
+)
+def test_a_reference_nobody_can_read_is_refused_by_its_place(value, told):
+    with pytest.raises(InvalidArgument, match=rf"^args\[1\]: .*{told}"):
+        decoded_call([1, [value]], {})
+
+
+# --- model instances
+
+
+@pytest.mark.django_db
+def test_a_model_instance_travels_as_a_reference_and_is_fetched():
+    user = User.objects.create(username="ada")
+    args, _ = encoded_call([user], {})
+    assert args == [{"$model": "auth.user", "pk": user.pk}]
+    User.objects.update(username="grace")
+    [found], _ = decoded_call(args, {})
+    assert (type(found), found.pk, found.username) == (User, user.pk, "grace"), "as it is when the task runs"
+
+
+@pytest.mark.django_db
+def test_an_unsaved_instance_is_refused():
+    with pytest.raises(ValueError, match=r"^args\[0\]: an unsaved auth.user: save it first"):
+        encoded_call([User(username="ada")], {})
+    with pytest.raises(ValueError, match="unsaved"):
+        encoded_call([User(pk=5)], {})
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("pk", ["no number", [1, 2], {"a": 1}, None])
+def test_a_key_that_is_none_is_no_missing_row(pk):
+    with pytest.raises((InvalidArgument, MissingObject)):
+        decoded_call([{"$model": "auth.user", "pk": pk}], {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_gets_what_was_passed():
+    user, when = User.objects.create(username="ada"), django_timezone.now()
+    result = tasks.tells_types.enqueue(user, when, price=Decimal("1.2"))
+    assert work().result == jsontext.encode({"args": ["User", "datetime"], "kwargs": {"price": "Decimal"}})
+    stored = Job.objects.get(jid=result.id)
+    assert f'"args":[{{"$model":"auth.user","pk":{user.pk}}}' in stored.payload
+
+
+@pytest.mark.django_db(transaction=True)
+def test_results_show_arguments_as_they_travel():
+    user = User.objects.create(username="ada")
+    result = tasks.tells_its_arguments.enqueue(user)
+    as_told = [{"$model": "auth.user", "pk": user.pk}]
+    assert result.args == as_told
+    assert work().result == jsontext.encode(as_told)
+    assert tasks.tells_its_arguments.get_result(result.id).args == as_told
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_is_gone_fails_the_job_by_name():
+    user = User.objects.create(username="ada")
+    tasks.tells_types.enqueue(user)
+    pk = user.pk
+    user.delete()
+    report = work()
+    assert (report.errtype, report.verdict) == ("MissingObject", "")
+    assert report.message == f"args[0]: auth.User {pk} does not exist any more"
+    assert Job.objects.get().state == "retries"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_may_have_its_job_dropped_where_a_row_is_gone():
+    group = Group.objects.create(name="a")
+    tasks.drops_what_is_gone.enqueue(group)
+    group.delete()
+    report = work()
+    assert (report.errtype, report.verdict) == ("django_faktory.errors.Discard", "discard")
+    assert "does not exist any more" in report.message
+    assert Job.objects.get().state == "discarded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_reference_nobody_can_read_kills_the_job():
+    tasks.tells_types.enqueue(1)
+    Job.objects.update(payload=Job.objects.get().payload.replace('"args":[1]', '"args":[{"$type":"date","value":"x"}]'))
+    report = work()
+    assert (report.errtype, report.verdict) == ("InvalidArgument", "kill")
+    assert Job.objects.get().state == "dead"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_async_task_gets_its_rows_too():
+    tasks.async_tells_types.enqueue(Group.objects.create(name="a"))
+    assert isinstance(work(), Ack)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_atomic_task_reads_its_rows_in_its_transaction():
+    tasks.writes_name_atomically.enqueue(Group.objects.create(name="a"))
+    assert work() is None
+    assert list(Mark.objects.values_list("text", flat=True)) == ["a in transaction: True"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_client_in_another_language_may_write_references():
+    group = Group.objects.create(name="a")
+    tasks.tells_types.enqueue(1)
+    payload = Job.objects.get().payload
+    Job.objects.update(
+        payload=payload.replace('"args":[1]', f'"args":[{{"\\u0024model":"auth.Group","pk":{group.pk}}}]')
+    )
+    assert jsontext.decode(work().result)["args"] == ["Group"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_calls_with_the_same_row_are_the_same_to_unique_for():
+    from django_faktory import NotUnique
+
+    group = Group.objects.create(name="a")
+    tasks.once_a_group.enqueue(group)
+    with pytest.raises(NotUnique):
+        tasks.once_a_group.enqueue(Group.objects.get())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", [{"missing": "ignore"}, {"plain_json": 1}])
+def test_wrong_options_are_refused(options):
+    from django_faktory.compat import InvalidTask
+
+    with pytest.raises(InvalidTask, match=next(iter(options))):
+        task(**options)(asyncio.run)
+
+
+def test_the_job_of_a_fetched_reference_is_not_asked_for_where_json_is_plain(transactional_db):
+    tasks.takes_plain_json.enqueue({"$model": "auth.user", "pk": 1})
+    assert work().result == '{"$model":"auth.user","pk":1}'
+    assert not Job.objects.filter(state="enqueued").exists()
