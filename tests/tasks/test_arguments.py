@@ -32,7 +32,7 @@ def travelled(value):
 VALUES = [
     datetime(2026, 11, 21, 8, 40, 3, 123456, tzinfo=UTC),
     datetime(2026, 11, 21, 8, 40, tzinfo=timezone(timedelta(hours=-3, minutes=-30))),
-    datetime(2026, 11, 21, 8, 40),
+    datetime(2026, 11, 21, 8, 40),  # noqa: DTZ001  (naive ones arrive naive)
     date(2026, 11, 21),
     time(8, 40, 3, 1),
     timedelta(days=-3, seconds=4, microseconds=5),
