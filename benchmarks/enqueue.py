@@ -8,54 +8,20 @@ Both write the same columns of the same table, in turns of a hundred, in one run
 import json
 import statistics
 import time
+from contextlib import nullcontext
 
 from benchmarks.first_speed import empty, machine, prepare
 
 TURNS = 30
 CALLS = 100
+TEXT = (
+    '{"jid":"%s","jobtype":"benchmarks.tasks.noop","queue":"default","args":[42,"text"],"retry":25,'
+    '"created_at":"2026-11-21T10:00:00.000000Z","custom":{"result_ttl":86400}}'
+)
 
 
 def main():
     prepare()
-    from django.db import transaction
-    from django.utils import timezone
-
-    from benchmarks.tasks import noop
-    from django_faktory.backend import new_jid
-    from django_faktory.models import Job
-
-    text = '{"jid":"%s","jobtype":"benchmarks.tasks.noop","queue":"default","args":[42,"text"],"retry":25,' + (
-        '"created_at":"2026-11-21T10:00:00.000000Z","custom":{"result_ttl":86400}}'
-    )
-
-    def bare():
-        jid = new_jid()
-        Job.objects.create(
-            jid=jid,
-            jobtype="benchmarks.tasks.noop",
-            queue="default",
-            state="enqueued",
-            payload=text % jid,
-            retry=25,
-            reserve_for=1800,
-            result_ttl=86_400,
-            enqueued_at=timezone.now(),
-        )
-
-    def ours():
-        noop.enqueue(42, "text")
-
-    def timed(call, in_transaction):
-        begun = time.perf_counter()
-        if in_transaction:
-            with transaction.atomic():
-                for _ in range(CALLS):
-                    call()
-        else:
-            for _ in range(CALLS):
-                call()
-        return (time.perf_counter() - begun) / CALLS * 1e6
-
     print(json.dumps(machine(), indent=2))
     for in_transaction in (True, False):
         empty()
@@ -66,6 +32,43 @@ def main():
         bare_us, ours_us = (statistics.median(column) for column in zip(*turns, strict=True))
         ratio = statistics.median(ours / bare for bare, ours in turns)
         print(f"{where}: create() {bare_us:.0f} µs, enqueue() {ours_us:.0f} µs, ratio {ratio:.2f}")
+
+
+def bare():
+    from django.utils import timezone
+
+    from django_faktory.backend import new_jid
+    from django_faktory.models import Job
+
+    jid = new_jid()
+    Job.objects.create(
+        jid=jid,
+        jobtype="benchmarks.tasks.noop",
+        queue="default",
+        state="enqueued",
+        payload=TEXT % jid,
+        retry=25,
+        reserve_for=1800,
+        result_ttl=86_400,
+        enqueued_at=timezone.now(),
+    )
+
+
+def ours():
+    from benchmarks.tasks import noop
+
+    noop.enqueue(42, "text")
+
+
+def timed(call, in_transaction):
+    """Microseconds a call."""
+    from django.db import transaction
+
+    begun = time.perf_counter()
+    with transaction.atomic() if in_transaction else nullcontext():
+        for _ in range(CALLS):
+            call()
+    return (time.perf_counter() - begun) / CALLS * 1e6
 
 
 if __name__ == "__main__":
