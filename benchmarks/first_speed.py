@@ -41,8 +41,12 @@ def prepare():
             dbname="postgres",
             autocommit=True,
         ) as connection:
-            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'faktory_bench'").fetchone():
-                connection.execute("CREATE DATABASE faktory_bench")
+            # Anew each time: its tables may be those of an older version.
+            connection.execute("DROP DATABASE IF EXISTS faktory_bench WITH (FORCE)")
+            connection.execute("CREATE DATABASE faktory_bench")
+    else:
+        for file in (HERE / "results").glob("bench.sqlite3*"):
+            file.unlink()
     django.setup()
     from django.core.management import call_command
 
