@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ class OrmBroker(Broker):
         worker_timeout_s: float = 60,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
     ) -> None:
+        self.clock: Callable[[], datetime | None] = _database_time
         self.alias = alias
         self.dead_for_s = dead_for_s
         self.worker_timeout_s = worker_timeout_s
@@ -53,13 +55,13 @@ class OrmBroker(Broker):
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
-        pushed = jobs.push(jobs_, using=self.alias)
+        pushed = jobs.push(jobs_, using=self.alias, now=self.clock())
         self._tell(jobs_)
         return list(pushed)
 
     def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
         """See Broker."""
-        pushed, acked, fetched = jobs.exchange(jobs_, acks, requests, using=self.alias)
+        pushed, acked, fetched = jobs.exchange(jobs_, acks, requests, using=self.alias, now=self.clock())
         self._tell(jobs_)
         return Exchanged(list(pushed), acked, fetched)
 
@@ -81,15 +83,15 @@ class OrmBroker(Broker):
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """See Broker."""
-        return jobs.fetch(requests, using=self.alias)
+        return jobs.fetch(requests, using=self.alias, now=self.clock())
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """See Broker."""
-        return jobs.ack(acks, using=self.alias)
+        return jobs.ack(acks, using=self.alias, now=self.clock())
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """See Broker."""
-        return failures.fail(failures_, using=self.alias, dead_for_s=self.dead_for_s)
+        return failures.fail(failures_, using=self.alias, now=self.clock(), dead_for_s=self.dead_for_s)
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """See Broker."""
@@ -159,6 +161,10 @@ class OrmBroker(Broker):
     def close(self) -> None:
         """Close this thread's database connection."""
         connections[self.alias].close()
+
+
+def _database_time() -> None:
+    """None: the database's own clock, which all nodes share. Tests put another in its place."""
 
 
 def _done(steps: Iterable[many.Step], go_on: Callable[[], bool]) -> Iterator[int]:

@@ -1,0 +1,43 @@
+"""Helpers for the tests of projects, for pytest and unittest alike: see `docs/testing.md`.
+
+Importable before Django's apps are ready, since settings name `testing.backends`; needs no pytest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .asserting import EnqueuedJob, assert_enqueued, assert_enqueues, enqueued_jobs
+    from .draining import JobFailed, Ran, drain
+    from .inlining import inline
+    from .live import LiveFaktory, LiveFaktoryMixin
+
+__all__ = [
+    "EnqueuedJob",
+    "JobFailed",
+    "LiveFaktory",
+    "LiveFaktoryMixin",
+    "Ran",
+    "assert_enqueued",
+    "assert_enqueues",
+    "drain",
+    "enqueued_jobs",
+    "inline",
+]
+
+_PLACES = {
+    "asserting": ("EnqueuedJob", "assert_enqueued", "assert_enqueues", "enqueued_jobs"),
+    "draining": ("JobFailed", "Ran", "drain"),
+    "inlining": ("inline",),
+    "live": ("LiveFaktory", "LiveFaktoryMixin"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # These import models, and the settings' backends in this package are built while apps still load.
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,149 @@
+"""What waits to be run, and assertions about it: `enqueued_jobs`, `assert_enqueued`, `assert_enqueues`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from .. import conf
+from ..arguments import encoded_call
+from ..compat import Task, task_backends
+from ..errors import FaktoryError
+from ..lifecycle import State
+from ..models import Job
+from ..results import call_of
+from ..tasks import FaktoryTask
+from .backends import DummyBackend, ImmediateBackend
+
+_WAITING = (State.SCHEDULED, State.ENQUEUED, State.RETRIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedJob:
+    """A job that waits: for a worker, for its time, or for its next attempt."""
+
+    jid: str
+    jobtype: str
+    args: list[Any]
+    """As JSON has them."""
+    kwargs: dict[str, Any]
+    queue: str
+    priority: int = field(repr=False)
+    run_at: datetime | None
+    """When it is due; None: now."""
+
+
+def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) -> list[EnqueuedJob]:
+    """The jobs that wait, oldest first: all, those of a task, those of a queue. A `DummyBackend`'s count too."""
+    jobtype = None if task is None else _jobtype(task)
+    return [
+        job
+        for job in [*_stored(), *_in_memory()]
+        if (jobtype is None or job.jobtype == jobtype) and (queue is None or job.queue == queue)
+    ]
+
+
+def assert_enqueued(
+    task: Task[..., Any],
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    count: int | None = None,
+) -> list[EnqueuedJob]:
+    """Fail unless jobs of this task wait: `count` of them, else at least one. Returns them.
+
+    `args` and `kwargs` are those of enqueue, all of them; where left out, any will do.
+    """
+    return _checked(enqueued_jobs(), task, args=args, kwargs=kwargs, queue=queue, count=count)
+
+
+@contextmanager
+def assert_enqueues(
+    task: Task[..., Any],
+    *,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    count: int | None = None,
+) -> Iterator[list[EnqueuedJob]]:
+    """`assert_enqueued` for what is enqueued inside the block; gives a list that has the jobs at its end."""
+    before = {job.jid for job in enqueued_jobs()}
+    found: list[EnqueuedJob] = []
+    yield found
+    new = [job for job in enqueued_jobs() if job.jid not in before]
+    found += _checked(new, task, args=args, kwargs=kwargs, queue=queue, count=count)
+
+
+def _checked(
+    jobs: Sequence[EnqueuedJob],
+    task: Task[..., Any],
+    *,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    queue: str | None,
+    count: int | None,
+) -> list[EnqueuedJob]:
+    jobtype = _jobtype(task)
+    plain = isinstance(task, FaktoryTask) and task.plain_json
+    wanted_args, wanted_kwargs = encoded_call(args or (), kwargs or {}, plain_json=plain)
+    found = [
+        job
+        for job in jobs
+        if job.jobtype == jobtype
+        and (args is None or job.args == wanted_args)
+        and (kwargs is None or job.kwargs == wanted_kwargs)
+        and (queue is None or job.queue == queue)
+    ]
+    if len(found) == count or (count is None and found):
+        return found
+    how_many = "at least one job" if count is None else f"{count} job{'' if count == 1 else 's'}"
+    limits = {"args": args, "kwargs": kwargs, "queue": queue}
+    told = ", ".join(f"{name}={value!r}" for name, value in limits.items() if value is not None)
+    waiting = "".join(f"\n  {job}" for job in jobs) or " nothing"
+    raise AssertionError(
+        f"expected {how_many} of {jobtype}{f' with {told}' if told else ''}, got {len(found)}; what waits:{waiting}"
+    )
+
+
+def _jobtype(task: Task[..., Any]) -> str:
+    if isinstance(task, FaktoryTask):
+        return task.jobtype
+    if isinstance(task, Task):
+        return task.module_path
+    raise TypeError(f"expected a task, the function with @task, got {task!r:.80}")
+
+
+def _stored() -> Iterator[EnqueuedJob]:
+    if all(isinstance(backend, DummyBackend | ImmediateBackend) for backend in task_backends.all()):
+        return  # no job can be in the database, which a SimpleTestCase must not ask
+    if conf.get("BROKER") != "orm":
+        raise FaktoryError('jobs are looked for in this project\'s database: expected FAKTORY["BROKER"] = "orm"')
+    for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
+        call = call_of(job.payload)
+        yield EnqueuedJob(
+            jid=job.jid,
+            jobtype=job.jobtype,
+            args=call.args,
+            kwargs=call.kwargs,
+            queue=job.queue,
+            priority=job.priority,
+            run_at=job.run_at,
+        )
+
+
+def _in_memory() -> Iterator[EnqueuedJob]:
+    for backend in task_backends.all():
+        for result in backend.results if isinstance(backend, DummyBackend) else ():
+            yield EnqueuedJob(
+                jid=result.id,
+                jobtype=_jobtype(result.task),
+                args=result.args,
+                kwargs=result.kwargs,
+                queue=result.task.queue_name,
+                priority=result.task.priority,
+                run_at=result.task.run_after,
+            )

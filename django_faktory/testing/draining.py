@@ -1,0 +1,223 @@
+"""`drain()`: run what is ready, through the real broker and the worker's own execution, in the test's thread.
+
+Inside a test's transaction too. What such a transaction takes from a job is given to it here: an error of the database
+undoes that job and not the test, and hooks that wait for a commit run when the job has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import DatabaseError, connections, transaction
+from django.db.models import Min
+from django.utils import timezone
+
+from .. import conf
+from ..brokers import get_broker
+from ..brokers.orm import OrmBroker
+from ..compat import TaskResult
+from ..errors import FaktoryError
+from ..lifecycle import State
+from ..models import Job
+from ..payloads import Ack, Failure, FetchRequest, Reservation
+from ..results import call_of
+from ..store import upkeep
+from ..worker.execute import prepare
+from .clock import Clock
+from .watching import Watched
+
+MOST_JOBS = 1000
+WID = "drain"
+
+
+class JobFailed(AssertionError):
+    """A job failed in `drain(raise_errors=True)`; the task's own exception is the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One attempt at one job."""
+
+    jid: str
+    jobtype: str
+    queue: str
+    attempt: int
+    state: str
+    """What became of the job: succeeded, retries, dead or discarded."""
+    result: TaskResult[..., Any] | None = field(repr=False)
+    """Of a known task: its id, arguments, return value, errors."""
+    error: BaseException | None = None
+    """What the task raised; FaktoryError where the job could not be run at all."""
+
+
+def drain(
+    *,
+    now: datetime | None = None,
+    until: timedelta | None = None,
+    queue: str | None = None,
+    raise_errors: bool = False,
+    limit: int = MOST_JOBS,
+) -> list[Ran]:
+    """Run every job that is ready, also those that they enqueue; returns each attempt, in order.
+
+    `until` lets that much time pass: scheduled jobs and retries run when they are due, one after the other, and
+    `timezone.now()` tells the time they run at. `now` lets it be that moment all the while: what is due by then runs.
+    Neither sleeps. Raises JobFailed at the first failure with `raise_errors`; AssertionError after `limit` attempts.
+    """
+    broker = get_broker()
+    if not isinstance(broker, OrmBroker):
+        raise FaktoryError('drain() runs jobs of this project\'s database: expected FAKTORY["BROKER"] = "orm"')
+    if now is not None and until is not None:
+        raise TypeError("drain: expected now or until, got both")
+    if now is not None and timezone.is_naive(now):
+        raise ValueError(f"drain: now: expected an aware datetime, got {now!r}; timezone.now() gives one")
+    return _Drain(broker, queue=queue, raise_errors=raise_errors, limit=limit).run(now=now, until=until)
+
+
+class _Drain:
+    def __init__(self, broker: OrmBroker, *, queue: str | None, raise_errors: bool, limit: int) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._raise_errors = raise_errors
+        self._limit = limit
+        self._clock = Clock()
+        self._ran: list[Ran] = []
+
+    def run(self, *, now: datetime | None, until: timedelta | None) -> list[Ran]:
+        with self._clock.ticking(self._broker):
+            if now is not None:
+                self._clock.move_to(now)
+            self._run_ready()
+            if until is not None:
+                self._run_until(self._clock.now() + until)
+        return self._ran
+
+    def _run_until(self, end: datetime) -> None:
+        """From one due job to the next: no time passes in between."""
+        while (due := self._next_due()) is not None and due <= end:
+            self._clock.move_to(max(due, self._clock.now()))
+            self._run_ready()
+        self._clock.move_to(end)
+        self._run_ready()
+
+    def _next_due(self) -> datetime | None:
+        waiting: datetime | None = self._jobs().in_state(*upkeep.WAITING).aggregate(first=Min("run_at"))["first"]
+        return waiting
+
+    def _run_ready(self) -> None:
+        while True:
+            self._keep_house()
+            queues = self._queues()
+            [found] = self._broker.fetch([FetchRequest(queues=queues, wid=WID)]) if queues else [[]]
+            if not found:
+                return
+            if len(self._ran) >= self._limit:
+                self._broker.release(found)
+                raise AssertionError(
+                    f"drain: {self._limit} attempts, and jobs are still ready ({found[0].jid} in queue "
+                    f"{found[0].queue!r}): does a task enqueue itself? If so many are meant: drain(limit=…)"
+                )
+            self._perform(found[0])
+
+    def _keep_house(self) -> None:
+        alias, moment = self._broker.alias, self._clock.for_store()
+        while upkeep.enqueue_due(using=alias, now=moment):
+            pass
+        while upkeep.expire(using=alias, now=moment):
+            pass
+
+    def _queues(self) -> tuple[str, ...]:
+        """Those with work, in the order of FAKTORY["QUEUES"], then by name."""
+        ready = set(self._jobs().in_state(State.ENQUEUED).values_list("queue", flat=True).distinct())
+        named = [spec.partition(":")[0] for spec in conf.get("QUEUES") or ()]
+        return tuple(name for name in dict.fromkeys([*named, *sorted(ready)]) if name in ready)
+
+    def _jobs(self) -> Any:
+        jobs = Job.objects.using(self._broker.alias)
+        return jobs if self._queue is None else jobs.filter(queue=self._queue)
+
+    def _perform(self, reservation: Reservation) -> None:
+        found = prepare(reservation)
+        if isinstance(found, Failure):
+            self._report(found)
+            self._note(reservation, None, FaktoryError(found.message))
+            return
+        watched = Watched(reservation, call_of(reservation.text), found.task)
+        with _as_if_committed():
+            report = watched.perform(self._broker)
+        self._report(report)
+        self._note(reservation, watched, watched.error)
+
+    def _report(self, report: Ack | Failure | None) -> None:
+        match report:
+            case Ack():
+                self._broker.ack([report])
+            case Failure():
+                self._broker.fail([report])
+
+    def _note(self, reservation: Reservation, execution: Watched | None, error: BaseException | None) -> None:
+        row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
+        gone = State.DISCARDED if error else State.SUCCEEDED
+        ran = Ran(
+            jid=reservation.jid,
+            jobtype=execution.task.jobtype if execution else (row.jobtype if row else ""),
+            queue=reservation.queue,
+            attempt=reservation.attempt,
+            state=row.state if row else str(gone),
+            result=execution.result if execution else None,
+            error=error,
+        )
+        self._ran.append(ran)
+        if error is not None and self._raise_errors:
+            raise JobFailed(
+                f"job {ran.jid} ({ran.jobtype}) failed in attempt {ran.attempt}: {type(error).__name__}: {error}"
+            ) from error
+
+
+@contextmanager
+def _as_if_committed() -> Iterator[None]:
+    """Let a job in a test's transaction be as one that has its own connection, where there is such a transaction."""
+    held = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
+    savepoints = {alias: transaction.savepoint(using=alias) for alias in held}
+    hooks = {alias: len(connections[alias].run_on_commit) for alias in held}
+    depths = {alias: len(connections[alias].savepoint_ids) for alias in held}
+    yield
+    for alias in held:
+        connection = connections[alias]
+        if len(connection.savepoint_ids) != depths[alias]:
+            transaction.savepoint_rollback(savepoints[alias], using=alias)
+            del connection.savepoint_ids[depths[alias] :], connection.atomic_blocks[depths[alias] + 1 :]
+            raise AssertionError(
+                f"the task left a transaction open on {alias!r}: use `with transaction.atomic():`, which ends by itself"
+            )
+        if _is_broken(alias):
+            connection.needs_rollback = False
+            transaction.savepoint_rollback(savepoints[alias], using=alias)
+        else:
+            transaction.savepoint_commit(savepoints[alias], using=alias)
+        _run_hooks(alias, hooks[alias])
+
+
+def _is_broken(alias: str) -> bool:
+    """Whether an error of the database has spoilt the transaction."""
+    connection = connections[alias]
+    if connection.needs_rollback:
+        return True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError:
+        return True
+    return False
+
+
+def _run_hooks(alias: str, first: int) -> None:
+    """Run what the job registered with on_commit, and what that registers in turn."""
+    connection = connections[alias]
+    while len(connection.run_on_commit) > first:
+        hook = connection.run_on_commit.pop(first)
+        hook[1]()

@@ -1,0 +1,157 @@
+"""A server and a worker that really run beside a test: for what only other threads and other languages show.
+
+They see what is committed: for TransactionTestCase and pytest's `transactional_db`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar
+
+from django.db import connections
+
+from .. import wakeups
+from ..brokers import get_broker
+from ..brokers.orm import OrmBroker
+from ..compat import TaskResult
+from ..errors import FaktoryError
+from ..lifecycle import State
+from ..maintenance import Maintenance
+from ..models import Job
+from ..server.listener import Server
+from ..tasks import autodiscover, registered_queues
+from ..worker.runner import Worker
+
+PAUSE_S = 0.02
+START_S = 10.0
+
+
+class LiveFaktory:
+    """`with LiveFaktory() as live:`; the server is at `live.url`, on a free port of the loopback.
+
+    `queues`: those the worker serves, all that tasks use unless given. `concurrency`: its threads; 0: no worker.
+    """
+
+    def __init__(self, *, queues: Sequence[str] | None = None, concurrency: int = 2) -> None:
+        broker = get_broker()
+        if not isinstance(broker, OrmBroker):
+            raise FaktoryError('a live server keeps its jobs in this database: expected FAKTORY["BROKER"] = "orm"')
+        self._broker = broker
+        self._queues = queues
+        self._concurrency = concurrency
+        self._running: list[tuple[threading.Thread, Callable[[], None]]] = []
+        self.url = ""
+
+    def __enter__(self) -> LiveFaktory:
+        """Start; when this returns clients can connect."""
+        connection = connections[self._broker.alias]
+        if connection.in_atomic_block:
+            raise FaktoryError(
+                "a live server sees committed jobs only, and this test runs in a transaction: use TransactionTestCase, "
+                "or pytest's transactional_db"
+            )
+        if connection.vendor == "sqlite" and "mode=memory" in str(connection.settings_dict["NAME"]):
+            raise FaktoryError(
+                "a live server needs a database that several threads can use, and SQLite's in memory is none: "
+                f'DATABASES[{connection.alias!r}]["TEST"] = {{"NAME": BASE_DIR / "test.sqlite3"}}'
+            )
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """See `stop`."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop as SIGTERM does: running jobs have 5 seconds to end. Safe to call twice."""
+        while self._running:
+            thread, stop = self._running.pop()
+            stop()
+            thread.join(30)
+            if thread.is_alive():
+                raise FaktoryError(f"{thread.name} did not stop within 30 s")
+
+    def wait(self, *results: TaskResult[..., Any], timeout_s: float = 10.0) -> None:
+        """Wait until these tasks are finished, and refresh them; without any: until no job is ready or running.
+
+        Raises TimeoutError, with what became of them.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._is_done(results):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"after {timeout_s:g} s: {self._told(results)}")
+            time.sleep(PAUSE_S)
+
+    def _is_done(self, results: Sequence[TaskResult[..., Any]]) -> bool:
+        for result in results:
+            result.refresh()
+        return all(result.is_finished for result in results) if results else not self._busy().exists()
+
+    def _told(self, results: Sequence[TaskResult[..., Any]]) -> str:
+        if results:
+            return ", ".join(f"{result.task.module_path} {result.id} is {result.status}" for result in results)
+        return ", ".join(f"{job.jobtype} {job.jid} is {job.state}" for job in self._busy()[:10])
+
+    def _busy(self) -> Any:
+        return Job.objects.using(self._broker.alias).in_state(State.ENQUEUED, State.WORKING)
+
+    def _start(self) -> None:
+        autodiscover()
+        alias = self._broker.alias
+        server = Server(self._broker, port=0, listen=partial(wakeups.listen, alias))
+        self._run("server", server.run, server.stop)
+        if not server.started.wait(START_S):
+            raise FaktoryError(f"the server did not start within {START_S:g} s")
+        host, port = server.address
+        self.url = f"tcp://{host}:{port}"
+        maintenance = Maintenance(alias, on_lost=server.drop, on_work=server.wake)
+        self._run("maintenance", maintenance.run, maintenance.stop)
+        if self._concurrency:
+            queues = tuple(self._queues or registered_queues())
+            worker = Worker(
+                self._broker,
+                queues=queues,
+                concurrency=self._concurrency,
+                listen=partial(wakeups.listen, alias, [name.partition(":")[0] for name in queues]),
+                poll_interval=0.1,
+                shutdown_timeout=5.0,
+            )
+            self._run("worker", worker.run, worker.stop)
+
+    def _run(self, name: str, run: Callable[[], object], stop: Callable[[], None]) -> None:
+        alias = self._broker.alias
+
+        def main() -> None:
+            try:
+                run()
+            finally:
+                connections[alias].close()  # the test's database is dropped one day: nobody may hold it
+
+        thread = threading.Thread(target=main, name=f"live-faktory-{name}", daemon=True)
+        thread.start()
+        self._running.append((thread, stop))
+
+
+class LiveFaktoryMixin:
+    """For unittest: `class MyTest(LiveFaktoryMixin, TransactionTestCase)` has `self.live_faktory` in each test."""
+
+    live_faktory: LiveFaktory
+    live_faktory_options: ClassVar[dict[str, Any]] = {}
+    """Arguments for LiveFaktory."""
+
+    def setUp(self) -> None:
+        """Start it."""
+        super().setUp()  # type: ignore[misc]  # TestCase's, which comes after this class
+        self.live_faktory = LiveFaktory(**self.live_faktory_options)
+        self.live_faktory.__enter__()
+        self.addCleanup(self.live_faktory.stop)  # type: ignore[attr-defined]  # TestCase's too

@@ -1,0 +1,33 @@
+"""The worker's own execution of a job, in the test's thread, with what went wrong at hand. Imports no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import async_to_sync
+
+from ..brokers.base import Broker
+from ..payloads import Ack, Failure
+from ..worker.execute import Execution
+
+
+class Watched(Execution):
+    """One attempt at one job; `error` is what its task raised. Ctrl-C ends the tests, not a task."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.error: BaseException | None = None
+
+    def _failed(self, error: BaseException) -> Failure:
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        self.error = error
+        return super()._failed(error)
+
+    def perform(self, broker: Broker) -> Ack | Failure | None:
+        """Run the job here and now, a coroutine too; see `Execution.run`."""
+        if self.is_async:
+            return async_to_sync(self.arun)()  # what it does with the ORM is done on this thread's connections
+        return self.run(broker)

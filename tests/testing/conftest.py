@@ -1,0 +1,24 @@
+"""The fixture as a project would have it, and settings with the backends for tests."""
+
+import pytest
+from django.test import override_settings
+
+from django_faktory.compat import task_backends
+from django_faktory.testing.pytest_plugin import live_faktory  # noqa: F401
+
+
+@pytest.fixture
+def tasks_setting():
+    """Let TASKS use this class of `django_faktory.testing.backends`; gives the backend."""
+    overridden = []
+
+    def use(name, **params):
+        path = f"django_faktory.testing.backends.{name}"
+        setting = override_settings(TASKS={"default": {"BACKEND": path, "QUEUES": [], **params}})
+        setting.enable()
+        overridden.append(setting)
+        return task_backends["default"]
+
+    yield use
+    for setting in reversed(overridden):
+        setting.disable()

@@ -1,0 +1,103 @@
+"""What waits, and what is said where something else was expected."""
+
+from datetime import timedelta
+
+import pytest
+from django.test import override_settings
+
+from django_faktory import FaktoryError
+from django_faktory.testing import assert_enqueued, assert_enqueues, drain, enqueued_jobs
+from tests.project import tasks
+
+
+@pytest.mark.django_db
+def test_enqueued_jobs_are_all_that_wait_oldest_first():
+    tasks.add.enqueue(1, b=2)
+    tasks.noop.using(run_after=timedelta(hours=1), priority=9).enqueue()
+    tasks.fails.enqueue()
+    tasks.returns.enqueue(1)
+    drain()
+    tasks.send_invoice.enqueue(42)
+    waiting = enqueued_jobs()
+    assert [job.jobtype for job in waiting] == [tasks.noop.jobtype, tasks.fails.jobtype, tasks.send_invoice.jobtype]
+    assert [job.run_at is None for job in waiting] == [False, False, True]
+    assert (waiting[0].priority, waiting[2].args, waiting[2].queue) == (9, [42], "mail")
+
+
+@pytest.mark.django_db
+def test_enqueued_jobs_can_be_those_of_a_task_or_a_queue():
+    tasks.noop.enqueue()
+    tasks.noop.using(queue_name="low").enqueue()
+    tasks.charge.enqueue(5)
+    assert len(enqueued_jobs(tasks.noop)) == 2
+    assert len(enqueued_jobs(queue="low")) == 1
+    assert enqueued_jobs(tasks.charge, queue="low") == []
+    assert enqueued_jobs(tasks.charge)[0].jobtype == "billing.charge"
+
+
+@pytest.mark.django_db
+def test_assert_enqueued_finds_by_arguments_as_json_has_them():
+    tasks.echo.enqueue((1, 2), key={"a": (3,)})
+    [job] = assert_enqueued(tasks.echo, args=[(1, 2)], kwargs={"key": {"a": [3]}})
+    assert job.args == [[1, 2]]
+    assert_enqueued(tasks.echo)
+    assert_enqueued(tasks.echo, args=[[1, 2]], count=1, queue="default")
+    assert_enqueued(tasks.echo, args=[1], count=0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "wanted",
+    [{"args": []}, {"kwargs": {"key": 1}}, {"count": 2}, {"count": 0}, {"queue": "mail"}, {"args": (1,), "count": 2}],
+)
+def test_assert_enqueued_fails_and_says_what_waits(wanted):
+    tasks.returns.enqueue(1)
+    with pytest.raises(AssertionError, match=r"of tests\.project\.tasks\.returns.*\n.*args=\[1\]"):
+        assert_enqueued(tasks.returns, **wanted)
+
+
+@pytest.mark.django_db
+def test_assert_enqueued_says_that_nothing_waits():
+    with pytest.raises(AssertionError, match=r"at least one job of billing\.charge, got 0; what waits: nothing"):
+        assert_enqueued(tasks.charge)
+
+
+@pytest.mark.django_db
+def test_assert_enqueues_counts_what_the_block_enqueues_only():
+    tasks.noop.enqueue()
+    with assert_enqueues(tasks.noop, count=1) as jobs:
+        result = tasks.noop.enqueue()
+    assert [job.jid for job in jobs] == [result.id]
+    with pytest.raises(AssertionError, match="got 0"), assert_enqueues(tasks.noop):
+        pass
+
+
+@pytest.mark.django_db
+def test_assert_enqueues_lets_the_blocks_own_error_through():
+    with pytest.raises(ZeroDivisionError), assert_enqueues(tasks.noop):
+        _ = 1 / 0
+
+
+def test_they_work_with_the_dummy_backend_and_no_database(tasks_setting):
+    tasks_setting("DummyBackend")
+    with assert_enqueues(tasks.add, args=(1, 2)):
+        tasks.add.enqueue(1, 2)
+    tasks.send_invoice.enqueue(1)
+    assert [job.queue for job in enqueued_jobs()] == ["default", "mail"]
+
+
+def test_nothing_waits_with_the_immediate_backend(tasks_setting):
+    tasks_setting("ImmediateBackend")
+    tasks.add.enqueue(1, 2)
+    assert enqueued_jobs() == []
+
+
+@pytest.mark.django_db
+def test_the_function_itself_is_no_task():
+    with pytest.raises(TypeError, match="expected a task, the function with @task"):
+        assert_enqueued(tasks.add.func)
+
+
+def test_jobs_elsewhere_are_not_looked_for():
+    with override_settings(FAKTORY={"BROKER": "remote"}), pytest.raises(FaktoryError, match="BROKER"):
+        enqueued_jobs()

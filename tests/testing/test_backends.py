@@ -1,0 +1,257 @@
+"""The backends for tests: as FaktoryBackend is, but for where jobs go."""
+
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import override_settings
+
+from django_faktory import NotUnique, task
+from django_faktory.backend import FaktoryBackend
+from django_faktory.compat import InvalidTask, TaskResultDoesNotExist, TaskResultStatus, task_enqueued, task_finished
+from django_faktory.errors import InvalidPayload
+from tests.project import tasks
+from tests.project.models import Mark
+
+DUMMY, IMMEDIATE = "DummyBackend", "ImmediateBackend"
+BOTH = pytest.mark.parametrize("name", [DUMMY, IMMEDIATE])
+
+
+@task(
+    priority=5,
+    queue_name="mail",
+    name="tests.all_options",
+    max_attempts=3,
+    backoff=lambda *_: 1,
+    retry_on=[ValueError],
+    discard_on=[KeyError],
+    reserve_for=90,
+    timeout=10,
+    result_ttl=5,
+    backtrace=3,
+    unique_for=60,
+    unique_until="start",
+    expires_in=60,
+    track=True,
+    missing="discard",
+)
+def all_options(value):
+    return value
+
+
+@task(unique_for=60)
+def alone(value=None):
+    if value == "again":
+        alone.enqueue("again")
+    return value
+
+
+@task(unique_for=60, max_attempts=1)
+def alone_and_fails():
+    raise ValueError("no luck")
+
+
+@pytest.fixture
+def signals():
+    seen = []
+
+    def enqueued(sender, task_result, **_):
+        seen.append(("enqueued", sender.__name__, task_result.id, str(task_result.status)))
+
+    def finished(sender, task_result, **_):
+        seen.append(("finished", sender.__name__, task_result.id, str(task_result.status)))
+
+    task_enqueued.connect(enqueued)
+    task_finished.connect(finished)
+    yield seen
+    task_enqueued.disconnect(enqueued)
+    task_finished.disconnect(finished)
+
+
+# --- both
+
+
+@BOTH
+def test_a_task_with_every_option_is_taken_without_a_database(tasks_setting, name):
+    backend = tasks_setting(name)
+    result = all_options.enqueue(1)
+    assert isinstance(backend, FaktoryBackend)
+    assert result.task.queue_name == "mail"
+
+
+@BOTH
+def test_what_faktory_backend_refuses_is_refused(tasks_setting, name):
+    tasks_setting(name)
+    with pytest.raises(InvalidTask, match="queue_name"):
+        tasks.noop.using(queue_name="no such name!")
+    with pytest.raises(TypeError, match="Unsupported type"):
+        tasks.returns.enqueue(object())
+    with pytest.raises(ValueError, match="no NaN"):
+        tasks.returns.enqueue(float("nan"))
+    deep = []
+    for _ in range(126):
+        deep = [deep]
+    with pytest.raises(InvalidPayload, match="nested deeper"):
+        tasks.returns.enqueue(deep)
+
+
+def test_arguments_reach_the_task_through_json(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    result = tasks.echo.enqueue((1, 2), key={1: "one"})
+    assert result.return_value == {"args": [[1, 2]], "kwargs": {"key": {"1": "one"}}}
+
+
+@BOTH
+def test_the_app_need_not_be_installed(tasks_setting, name):
+    backend = tasks_setting(name, QUEUES=["no such name!"])
+    with override_settings(INSTALLED_APPS=["django.contrib.contenttypes"]):
+        assert [message.id for message in backend.check()] == ["django_faktory.E008"]
+
+
+# --- the dummy
+
+
+def test_the_dummy_runs_nothing_and_holds_what_was_enqueued(tasks_setting, signals):
+    backend = tasks_setting(DUMMY)
+    result = tasks.fails.enqueue("x")
+    assert backend.results == [result]
+    assert backend.results[0] is not result
+    assert result.status == TaskResultStatus.READY
+    assert signals == [("enqueued", DUMMY, result.id, "READY")]
+
+
+def test_the_dummy_finds_results_until_it_is_cleared(tasks_setting):
+    backend = tasks_setting(DUMMY)
+    result = tasks.noop.enqueue()
+    assert tasks.noop.get_result(result.id) == result
+    assert async_to_sync(tasks.noop.aget_result)(result.id) == result
+    backend.clear()
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.noop.get_result(result.id)
+    assert backend.results == []
+
+
+def test_the_dummy_holds_the_locks_of_unique_tasks_until_it_is_cleared(tasks_setting):
+    backend = tasks_setting(DUMMY)
+    alone.enqueue(1)
+    alone.enqueue(2)
+    with pytest.raises(NotUnique):
+        alone.enqueue(1)
+    with pytest.raises(NotUnique) as refused:
+        alone.enqueue_many([(2,), (3,)])
+    assert [bool(result) for result in refused.value.results] == [False, True]
+    assert [result.args for result in backend.results] == [[1], [2], [3]]
+    backend.clear()
+    alone.enqueue(1)
+
+
+# --- the immediate
+
+
+def test_the_immediate_runs_a_job_as_it_is_enqueued(tasks_setting, signals):
+    tasks_setting(IMMEDIATE)
+    result = tasks.add.enqueue(2, 3)
+    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 5, 1)
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert signals == [("enqueued", IMMEDIATE, result.id, "READY"), ("finished", IMMEDIATE, result.id, "SUCCESSFUL")]
+
+
+def test_the_immediate_runs_async_tasks_from_both_worlds(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    assert tasks.async_add.enqueue(2, 3).return_value == 5
+    assert async_to_sync(tasks.async_add.aenqueue)(2, 3).return_value == 5
+    assert async_to_sync(tasks.add.aenqueue)(2, 3).return_value == 5
+
+
+def test_the_immediate_retries_without_waiting(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    result = tasks.flaky.enqueue(2)
+    assert (result.return_value, result.attempts, len(result.errors)) == (3, 3, 2)
+    assert result.errors[1].exception_class_path == "django_faktory.errors.Retry"
+
+
+def test_the_immediate_stops_where_the_attempts_end(tasks_setting, signals):
+    tasks_setting(IMMEDIATE)
+    result = tasks.fails_with_backoff.enqueue()
+    assert (result.status, len(result.errors), result.attempts) == (TaskResultStatus.FAILED, 3, 3)
+    assert [what for what, *_ in signals] == ["enqueued", "finished"]
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = result.return_value
+
+
+@pytest.mark.parametrize(
+    ("make", "attempts"),
+    [
+        (lambda: tasks.retries_only_connection_errors.enqueue("value"), 1),
+        (tasks.discards_lookup_errors.enqueue, 1),
+        (tasks.asks_for_kill.enqueue, 1),
+        (tasks.asks_for_discard.enqueue, 1),
+        (tasks.returns_unserializable.enqueue, 1),
+        (lambda: tasks.retries_only_connection_errors.enqueue("connection"), 26),
+    ],
+)
+def test_the_immediate_knows_which_failures_are_final(tasks_setting, make, attempts):
+    tasks_setting(IMMEDIATE)
+    result = make()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, attempts)
+
+
+def test_the_immediate_leaves_a_job_for_later_alone(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    result = tasks.fails.using(run_after=timedelta(hours=1)).enqueue()
+    assert (result.status, result.attempts) == (TaskResultStatus.READY, 0)
+
+
+def test_the_immediate_gives_up_on_what_never_ends(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with override_settings(FAKTORY={"MAX_ATTEMPTS": 2**31 - 1}):
+        result = tasks.fails.enqueue()
+    assert (result.status, result.attempts) == (TaskResultStatus.READY, 100)
+
+
+def test_the_immediate_lets_ctrl_c_through(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with pytest.raises(KeyboardInterrupt):
+        tasks.interrupts.enqueue()
+    assert tasks.exits.using().enqueue().status == TaskResultStatus.FAILED
+
+
+def test_the_immediate_holds_the_lock_of_a_unique_task_while_it_runs(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    assert alone.enqueue("once").return_value == "once"
+    assert alone.enqueue("once").return_value == "once"
+    nested = alone.using().enqueue("again")
+    assert nested.errors[0].exception_class is NotUnique
+    alone_and_fails.enqueue()
+    assert alone_and_fails.enqueue().status == TaskResultStatus.FAILED
+
+
+def test_the_immediate_runs_those_of_a_batch_that_were_taken(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with pytest.raises(NotUnique) as refused:
+        alone.enqueue_many([(1,), (1,), (2,)])
+    first, second, third = refused.value.results
+    assert (first.return_value, second, third.return_value) == (1, None, 2)
+
+
+def test_the_immediate_has_no_results_to_read(tasks_setting):
+    backend = tasks_setting(IMMEDIATE)
+    with pytest.raises(NotImplementedError):
+        backend.get_result("no such job")
+    with pytest.raises(NotImplementedError):
+        async_to_sync(backend.aget_result)("no such job")
+
+
+def test_the_immediate_gives_tasks_their_context(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    result = tasks.takes_context.enqueue(7)
+    assert result.return_value == {"attempt": 1, "id": result.id, "value": 7}
+
+
+@pytest.mark.django_db
+def test_the_immediate_gives_an_atomic_task_its_transaction(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    assert tasks.writes_mark_atomically.enqueue("written").return_value == "written"
+    result = tasks.writes_mark_atomically_and.enqueue("not written", "fails")
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+    assert [mark.text for mark in Mark.objects.all()] == ["written"]

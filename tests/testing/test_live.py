@@ -1,0 +1,82 @@
+"""A server and a worker beside the test: other clients and other threads do the work."""
+
+import json
+
+import pytest
+from django.db import connection, transaction
+from django.test import TransactionTestCase
+
+from django_faktory import FaktoryError
+from django_faktory.brokers import remote_broker
+from django_faktory.compat import TaskResultStatus
+from django_faktory.models import Job
+from django_faktory.payloads import FetchRequest
+from django_faktory.testing import LiveFaktory, LiveFaktoryMixin
+from tests.factories import payload
+from tests.project import tasks
+from tests.project.models import Mark
+
+
+def test_a_worker_runs_what_is_committed(live_faktory):
+    with transaction.atomic():
+        result = tasks.writes_mark.enqueue("live")
+    failing = tasks.fails_for_good.enqueue()
+    live_faktory.wait(result, failing)
+    assert (result.status, failing.status) == (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
+    assert Mark.objects.get().text == "live"
+
+
+def test_a_client_can_push_to_it(live_faktory):
+    client = remote_broker(live_faktory.url)
+    try:
+        assert client.push([payload(jobtype=tasks.writes_mark.jobtype, args=["pushed"])]) == [None]
+    finally:
+        client.close()
+    live_faktory.wait()
+    assert Mark.objects.get().text == "pushed"
+
+
+def test_without_a_worker_others_can_fetch(transactional_db):
+    result = tasks.add.enqueue(1, 2)
+    with LiveFaktory(concurrency=0) as live:
+        client = remote_broker(live.url)
+        try:
+            [[job]] = client.fetch([FetchRequest(queues=("default",))])
+        finally:
+            client.close()
+        assert json.loads(job.text)["args"] == [1, 2]
+        with pytest.raises(TimeoutError, match=f"{tasks.add.jobtype} {result.id} is working"):
+            live.wait(timeout_s=0.05)
+        with pytest.raises(TimeoutError, match="is RUNNING"):
+            live.wait(result, timeout_s=0.05)
+    live.stop()
+
+
+@pytest.mark.django_db
+def test_inside_a_transaction_it_does_not_start():
+    with pytest.raises(FaktoryError, match="TransactionTestCase"), LiveFaktory():
+        pass
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has databases in memory")
+@pytest.mark.django_db(transaction=True)
+def test_on_sqlite_in_memory_it_does_not_start(monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "NAME", "file:memorydb_default?mode=memory&cache=shared")
+    with pytest.raises(FaktoryError, match="in memory is none"), LiveFaktory():
+        pass
+
+
+class WithMixin(LiveFaktoryMixin, TransactionTestCase):
+    def test_unittest_has_it_by_a_mixin(self):
+        result = tasks.add.enqueue(1, 2)
+        self.live_faktory.wait(result)
+        assert result.return_value == 3
+        assert not Job.objects.exclude(state="succeeded").exists()
+
+
+def test_it_is_stopped_whatever_the_test_does(transactional_db):
+    live = LiveFaktory()
+    with pytest.raises(ZeroDivisionError), live:
+        _ = 1 / 0
+    with pytest.raises(FaktoryError):
+        remote_broker(live.url).push([payload()])
