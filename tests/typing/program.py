@@ -1,9 +1,7 @@
-"""A project's code as mypy should see it. A comment with E and a code says which error a line must have; others have none."""
+"""A project as mypy sees it. A comment with E and a code says which error a line must have; others have none."""
 
 from datetime import timedelta
-from typing import Any
-
-from typing_extensions import assert_type
+from typing import Any, assert_type
 
 from django_faktory import JobContext, task
 from django_faktory.compat import TaskResult

@@ -35,7 +35,7 @@ def found(tmp_path_factory):
     done = subprocess.run([*command, str(PROGRAM)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     errors = {}
-    for line, code in re.findall(r"program\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.M):
+    for line, code in re.findall(r"program\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE):
         errors.setdefault(int(line), set()).add(code)
     return errors
 
