@@ -31,6 +31,7 @@ from .compat import (
 from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
 from .middleware import Call, enqueueing
 from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
+from .refusals import name_of, problem_with, remedy_for
 from .results import result_of
 from .tasks import TIMEOUT_MARGIN_S, FaktoryTask, P, R, lookup, new_task
 
@@ -50,7 +51,14 @@ class FaktoryBackend(BaseTaskBackend):
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Refuse a task that this backend cannot run. Raises InvalidTask."""
-        super().validate_task(task)
+        problem = problem_with(task)
+        if problem:
+            raise InvalidTask(f"task {name_of(task)}: {problem}")
+        try:
+            super().validate_task(task)
+        except InvalidTask as error:
+            remedy = remedy_for(str(error), alias=self.alias, queues=self.queues)
+            raise InvalidTask(f"task {name_of(task)}: {error}{remedy}") from None
         if not isinstance(task, FaktoryTask):
             raise InvalidTask(
                 f"task {task.module_path}: made for another backend, so that no worker of ours can know it; "

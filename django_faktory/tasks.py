@@ -338,8 +338,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"a whole number from 1 (never retried) to {_LARGEST}",
     ),
     "backoff": (
-        lambda value: value is None or callable(value),
-        "a function of (exception, task_result) that returns seconds",
+        lambda value: value is None or (callable(value) and not iscoroutinefunction(value)),
+        "a function, not a coroutine, of (exception, task_result) that returns seconds",
     ),
     "retry_on": (lambda value: value is None or _are_exceptions(value), "an exception class, or a list of them"),
     "discard_on": (_are_exceptions, "an exception class, or a list of them"),

@@ -1,0 +1,53 @@
+"""Why a function cannot be a task, beyond what Django says, and how to mend what Django says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
+from .compat import Task
+
+
+def problem_with(task: Task[..., Any]) -> str:
+    """What is wrong with a task that Django takes, or stumbles over; "" where nothing is."""
+    if not isinstance(task.priority, int | float):
+        return f"priority: expected a whole number from -100 to 100, got {task.priority!r:.80}"
+    return _problem_with_function(task.func) if inspect.isfunction(task.func) else ""  # Django has words for others
+
+
+@lru_cache(maxsize=4096)  # asked at each enqueue, and functions do not change
+def _problem_with_function(func: FunctionType) -> str:
+    if func.__module__ == "__main__":
+        return (
+            "it is defined in the program that was started, which no worker imports; move it to a module, such as the "
+            "tasks.py of an app"
+        )
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        return "expected a function that returns, got a generator: its body would never run; collect what it yields"
+    first = next(iter(func.__code__.co_varnames[: func.__code__.co_argcount]), "")
+    if "." in func.__qualname__ and "<locals>" not in func.__qualname__ and first in ("self", "cls"):
+        return f"expected a function, got a method: a job has no {first}; move it out of its class and pass an id"
+    return ""
+
+
+def name_of(task: Task[..., Any]) -> str:
+    """How to call a task in a message, whatever its function is."""
+    func = task.func
+    return f"{getattr(func, '__module__', '?')}.{getattr(func, '__qualname__', repr(func))}"
+
+
+def remedy_for(message: str, *, alias: str, queues: Collection[str]) -> str:
+    """How to mend what Django refuses with this message; "" where the message says it."""
+    if "module level" in message:
+        return " A worker finds it by its name: move it out of the function or class around it."
+    if "first argument" in message:
+        return " Begin its arguments with it: def task(context, …)."
+    if "aware" in message:
+        return " Give it a timedelta, or timezone.now() + timedelta(…) of django.utils."
+    if message.startswith("Queue "):
+        known = ", ".join(sorted(map(str, queues)))
+        return f" TASKS[{alias!r}]['QUEUES'] has {known}: add it there, or let it be [] to allow any."
+    return ""
