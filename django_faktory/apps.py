@@ -14,4 +14,4 @@ class FaktoryConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks. Tasks are found by the commands that run them (see `tasks.autodiscover`)."""
-        from . import checks  # noqa: F401  (registers by import, once the apps are loaded)
+        from . import checks, task_checks  # noqa: F401  (register by import, once the apps are loaded)

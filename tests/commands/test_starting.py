@@ -150,3 +150,14 @@ class TestReloading:
 
 def is_alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_tasks_module_that_fails_is_told_by_its_line_and_exits_with_1(runfaktory, tmp_path):
+    folder = tmp_path / "broken_app"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "tasks.py").write_text("\nimport no_such_thing\n")
+    program = runfaktory(ANY_PORT, environment={"FAKTORY_TEST_APPS": "broken_app", "FAKTORY_TEST_PATH": str(tmp_path)})
+    assert program.code() == 1
+    assert "broken_app.tasks cannot be imported: ModuleNotFoundError" in only_line(program)
+    assert f"({folder}/tasks.py, line 2)" in only_line(program)

@@ -16,6 +16,7 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from ... import conf, tasks
+from ...task_checks import broken_modules
 from ...worker.supervisor import CANNOT_START
 from ..plan import make_plan
 from ..processes import supervise
@@ -64,7 +65,7 @@ class Command(BaseCommand):
         if options["reload"]:
             run_with_reloader(tasks.autodiscover)
             return
-        tasks.autodiscover()
+        _import_tasks()
         with _a_database_away_told_in_one_line():
             self.check()  # asks the database what it can do, from Django 6.1 on
             plan = make_plan(options)
@@ -86,6 +87,12 @@ def _log_somewhere() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+def _import_tasks() -> None:
+    for module in broken_modules():
+        raise CommandError(f"{module}; mend it, or take {module.name} away") from module.error
+    tasks.autodiscover()
 
 
 @contextmanager
