@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 
@@ -21,7 +21,7 @@ from .jsontext import decode
 from .lifecycle import State
 from .models import Job, OutboxEntry, Queue, WorkerProcess
 from .payloads import rfc3339
-from .store import operations, workers
+from .store import cancelling, operations, workers
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
@@ -88,6 +88,14 @@ class _LookOnly(AnyAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
         return False
 
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """A page to read: nothing on it can be saved."""
+        buttons = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
+        title = {"title": f"{self.model._meta.verbose_name}".capitalize()}  # noqa: SLF001
+        return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:  # noqa: ARG002
         return [*(field.name for field in self.model._meta.fields), *self.extra_fields]  # noqa: SLF001
 
@@ -98,7 +106,7 @@ class _LookOnly(AnyAdmin):
 class JobAdmin(_LookOnly):
     """Jobs: found by jid, jobtype or error; retried, killed, discarded."""
 
-    list_display = ("jid", "jobtype", "queue", "colored_state", "priority", "attempt", "when", "error")
+    list_display = ("jobtype", "colored_state", "queue", "when", "attempt", "error", "priority", "jid")
     list_filter = (StateFilter, QueueFilter)
     search_fields = ("jid__exact", "jobtype__startswith", "errtype__exact")
     search_help_text = "A whole jid, the beginning of a jobtype, or a whole error type."
@@ -107,7 +115,7 @@ class JobAdmin(_LookOnly):
     show_full_result_count = False
     list_per_page = 50
     list_max_show_all = 200
-    actions = ("retry", "kill", "discard")
+    actions = ("retry", "kill", "discard", "cancel")
     extra_fields = ("job", "latest_failure", "attempts", "priority_")
     fieldsets = (
         (None, {"fields": ("jid", "jobtype", "queue", "state", "priority_", "wid")}),
@@ -178,6 +186,16 @@ class JobAdmin(_LookOnly):
     def discard(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Jobs that wait or are dead are dropped."""
         self._act(request, queryset, "Discarded", operations.discard)
+
+    @admin.action(description="Cancel (drop, or stop while it runs)", permissions=["change"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Jobs that wait are dropped; workers of ours stop those that run, within seconds."""
+
+        def cancel(ids: Sequence[int], *, using: str) -> int:
+            jids = list(Job.objects.using(using).filter(pk__in=ids).values_list("jid", flat=True))
+            return cancelling.cancel(jids, using=using)
+
+        self._act(request, queryset, "Cancelled", cancel)
 
     def _act(self, request: HttpRequest, queryset: QuerySet[Job], done: str, verb: Callable[..., int]) -> None:
         jobs = list(queryset.only("pk", "jid", "jobtype"))

@@ -125,6 +125,10 @@ class Job(models.Model):
     unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
     unique_until_start = models.BooleanField(default=False, db_default=False)
 
+    cancel_requested_at = models.DateTimeField(
+        null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
+    )
+
     objects = JobQuerySet.as_manager()
 
     class Meta:
@@ -171,6 +175,12 @@ class Job(models.Model):
     def priority(self) -> int:
         """Django's priority, -100 to 100, larger first."""
         return -self.weight
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody cancelled it since it was enqueued last."""
+        asked, enqueued = self.cancel_requested_at, self.enqueued_at
+        return asked is not None and (enqueued is None or asked >= enqueued)
 
 
 class Tracking(models.Model):
@@ -223,6 +233,7 @@ class WorkerProcess(models.Model):
     )
 
     class Meta:
+        verbose_name_plural = "worker processes"
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="faktory_worker_state", condition=Q(state__in=["running", "quiet", "terminate"])

@@ -79,6 +79,7 @@ class Migration(migrations.Migration):
                 ('unique_key', django_faktory.models.ExactCharField(help_text='Held against others of its kind (W27).', max_length=64, null=True)),
                 ('unique_expires_at', models.DateTimeField(help_text='When the key is free whatever happens.', null=True)),
                 ('unique_until_start', models.BooleanField(db_default=False, default=False)),
+                ('cancel_requested_at', models.DateTimeField(help_text='When somebody cancelled it while it ran; counts until it is enqueued anew.', null=True)),
             ],
             options={
                 'indexes': [django_faktory.models.HotIndex(condition=models.Q(('state', 'enqueued')), fields=['queue', 'weight', 'enqueued_at', 'id'], name='faktory_ready'), django_faktory.models.HotIndex(condition=models.Q(('state__in', ['scheduled', 'retries'])), fields=['run_at'], name='faktory_due'), django_faktory.models.HotIndex(condition=models.Q(('state', 'working')), fields=['reserved_until'], name='faktory_reserved'), django_faktory.models.HotIndex(condition=models.Q(('state__in', ['dead', 'succeeded', 'discarded', 'expired'])), fields=['purge_at'], name='faktory_purge'), models.Index(condition=models.Q(('expires_at__isnull', False)), fields=['expires_at'], name='faktory_expiring')],
@@ -111,6 +112,7 @@ class Migration(migrations.Migration):
                 ('beat_at', models.DateTimeField(help_text='Latest BEAT; a wid that never sent one is left to its reservations.', null=True)),
             ],
             options={
+                'verbose_name_plural': 'worker processes',
                 'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['running', 'quiet', 'terminate'])), name='faktory_worker_state')],
             },
         ),
