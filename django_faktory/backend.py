@@ -32,7 +32,7 @@ from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
 from .middleware import Call, enqueueing
 from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
 from .refusals import name_of, problem_with, remedy_for
-from .results import result_of
+from .results import JobResult, result_of
 from .tasks import TIMEOUT_MARGIN_S, FaktoryTask, P, R, lookup, new_task
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class FaktoryBackend(BaseTaskBackend):
 
     def _ready(self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
         args, kwargs = encoded_call(args, kwargs, plain_json=task.plain_json)
-        return TaskResult(
+        return JobResult(
             task=task,
             id=new_jid(),
             status=TaskResultStatus.READY,

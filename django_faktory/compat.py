@@ -31,6 +31,7 @@ else:
 if TYPE_CHECKING:
     from django.tasks.base import Task as GenericTask
     from django.tasks.base import TaskContext as GenericContext
+    from django.tasks.base import TaskResult as GenericResult
 else:
 
     def _subscriptable(base: type) -> type:
@@ -38,11 +39,13 @@ else:
 
     # The stubs' classes take type parameters, Django's own do not: `class X(GenericTask[P, R])` suits both.
     GenericTask, GenericContext = _subscriptable(Task), _subscriptable(TaskContext)
+    GenericResult = _subscriptable(TaskResult)
 
 __all__ = [
     "DEFAULT_TASK_BACKEND_ALIAS",
     "BaseTaskBackend",
     "GenericContext",
+    "GenericResult",
     "GenericTask",
     "InvalidTask",
     "Task",

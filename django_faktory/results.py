@@ -5,22 +5,26 @@ Reads rows it is given, and imports no model: backends are built while apps stil
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from . import errors, jsontext
-from .compat import InvalidTask, TaskError, TaskResult, TaskResultStatus
+from . import brokers, errors, jsontext
+from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
 from .errors import InvalidPayload
 from .lifecycle import State
-from .payloads import DEFAULT_RETRY, parse_instant
+from .payloads import DEFAULT_RETRY, Tracked, parse_instant
 
 if TYPE_CHECKING:
     from .models import Job
     from .payloads import Reservation
     from .tasks import FaktoryTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 STATUSES = {
     State.SCHEDULED: TaskResultStatus.READY,
@@ -93,6 +97,20 @@ def call_of(text: str) -> Call:
         raise InvalidPayload(f"invalid job: {error}") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
+    """Django's TaskResult, of a job."""
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
+    @property
+    def progress(self) -> Tracked:
+        """How far the job is, by its own account: `percent`, `desc`, `state`, `updated_at`. Asks at each look."""
+        [tracked] = brokers.get_broker().track_get([self.id])
+        return tracked
+
+
 def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskResult[..., Any]:
     """What a stored job says. Raises InvalidPayload where its JSON is no job any more."""
     call = call_of(job.payload)
@@ -101,7 +119,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     wids = [attempt.wid for attempt in history]
     if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # the others' last attempt is in the history
         wids.append(job.wid)
-    result: TaskResult[..., Any] = TaskResult(
+    result: JobResult[..., Any] = JobResult(
         task=_as_enqueued(task, job, call, backend),
         id=job.jid,
         status=status,
@@ -127,7 +145,7 @@ def running(
     history = attempts_of(reservation.history)
     # A Faktory server elsewhere tells how often a job failed, not where; and histories have an end.
     unknown = [""] * (failures - len(history))
-    return TaskResult(
+    return JobResult(
         task=task,
         id=reservation.jid,
         status=TaskResultStatus.RUNNING,

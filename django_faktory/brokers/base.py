@@ -56,6 +56,20 @@ class Broker(ABC):
             'tasks with atomic=True need their jobs in this project\'s database: FAKTORY["BROKER"] = "orm"'
         )
 
+    cancels = False
+    """Whether jobs that run can be cancelled."""
+
+    def cancel(self, jids: Sequence[str]) -> int:  # noqa: ARG002
+        """Drop jobs that wait, and have those that run cancelled by their workers; returns how many it was."""
+        raise FaktoryError(
+            'jobs can be cancelled in this project\'s database only: FAKTORY["BROKER"] = "orm"; a Faktory server '
+            "knows no such command"
+        )
+
+    def cancelled(self, jids: Sequence[str]) -> list[str]:  # noqa: ARG002
+        """Those of these running jobs that somebody cancelled."""
+        return []
+
     @abstractmethod
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """Store jobs. One answer a job: None, or why it was refused; the others are stored all the same.

@@ -15,7 +15,7 @@ from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError
 from ..mutations import Mutation
 from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
-from ..store import failures, jobs, many, queues, stats, tracking, workers
+from ..store import cancelling, failures, jobs, many, queues, stats, tracking, workers
 from ..wakeups.postgresql import ANY_QUEUE
 from .base import Broker, Exchanged, Transaction
 
@@ -28,6 +28,7 @@ class OrmBroker(Broker):
 
     transactional = True
     keeps_results = True
+    cancels = True
 
     def __init__(
         self,
@@ -99,6 +100,14 @@ class OrmBroker(Broker):
         if released:
             self._announce(self.alias, {job.queue for job in reservations})
         return released
+
+    def cancel(self, jids: Sequence[str]) -> int:
+        """See Broker."""
+        return cancelling.cancel(jids, using=self.alias)
+
+    def cancelled(self, jids: Sequence[str]) -> list[str]:
+        """See Broker."""
+        return cancelling.cancelled(jids, using=self.alias)
 
     def hello(self, worker: WorkerIdentity) -> None:
         """See Broker."""

@@ -16,7 +16,7 @@ from ..maintenance import Maintenance
 from ..relay import Relay, relay
 from ..server.listener import Server
 from ..worker.runner import Worker
-from ..worker.supervisor import CANNOT_START, CLEAN, Launch, Role, Supervisor
+from ..worker.supervisor import CANNOT_START, CLEAN, CRASHED, Launch, Role, Supervisor
 from .plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _work(plan: Plan, number: int, launch: Launch) -> int:
             maintenance.stop()
             upkeep.join(2.0)
         _stop(handing_on)
-    return CLEAN
+    return CRASHED if worker.is_stuck else CLEAN  # another is to take its place, in a drain too
 
 
 def _relay() -> tuple[Relay, threading.Thread] | None:

@@ -68,6 +68,10 @@ def _reservation_expired(job: Job) -> Failure:
     )
 
 
+def _cancelled(job: Job) -> Failure:
+    return Failure(jid=job.jid, errtype="Cancelled", message=f"cancelled while worker {job.wid} ran it, and was lost")
+
+
 def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S) -> int:
     """Give up workers: their jobs go back to their old places, no retry used, or to dead at the third loss (W20).
 
@@ -149,13 +153,15 @@ class _Failing:
         """Take locked rows from their lost workers."""
         if not jobs:
             return 0
+        self.fail_rows(connection, [(job, _cancelled(job)) for job in jobs if job.is_cancelled])
+        lost = [job for job in jobs if job.state == State.WORKING]
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
             clock = self.now or dialect.now(cursor)
-            for job in jobs:
+            for job in lost:
                 self._lost(job, clock)
-            self._save(cursor, jobs)
-            dead = sum(job.state == State.DEAD for job in jobs)
+            self._save(cursor, lost)
+            dead = sum(job.state == State.DEAD for job in lost)
             dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
         return len(jobs)
 
@@ -176,7 +182,7 @@ class _Failing:
             retry=job.retry,
             failures=job.failures,
             keep=keep,
-            verdict=failure.verdict,
+            verdict="discard" if job.is_cancelled else failure.verdict,
             wish_s=failure.retry_in_s,
             rng=self.rng,
         )

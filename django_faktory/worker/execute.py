@@ -31,6 +31,7 @@ from ..compat import TaskResultStatus, task_backends, task_finished, task_starte
 from ..errors import (
     Cancelled,
     Discard,
+    FaktoryError,
     InvalidArgument,
     InvalidPayload,
     Kill,
@@ -173,6 +174,10 @@ class Execution:
         else:
             await task_finished.asend_robust(self._sender, task_result=self.result)
         return report
+
+    def given_up(self, reason: FaktoryError) -> Failure:
+        """What to report where it does not end although it was stopped. Receivers of signals hear nothing."""
+        return self._failed(reason)
 
     def _called(self) -> Any:
         return call(self.task, self.result, self.reservation.text, self.control)

@@ -8,15 +8,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from django.db import connections
 
 from .. import payloads
 from ..brokers.base import Broker
+from ..errors import FaktoryError
 from ..payloads import Ack, Failure, Reservation
 from .event_loop import EventLoop
 from .execute import Execution, prepare
 from .held import HeldJobs
+from .progress import Progress
+from .watch import Limits, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +32,20 @@ End = Ack | Failure | BaseException | None
 class Executors:
     """`concurrency` threads, and an event loop beside them once an async task comes."""
 
-    def __init__(self, broker: Broker, held: HeldJobs, *, concurrency: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        held: HeldJobs,
+        *,
+        concurrency: int,
+        on_stuck: Callable[[], None],
+        limits: Limits,
+    ) -> None:
         self._broker = broker
+        self._on_stuck = on_stuck
+        self._watch = Watch(broker, give_up=self._give_up, limits=limits)
+        self._watching = threading.Thread(target=self._watch.run, name="faktory-watch-jobs", daemon=True)
+        self._progress = Progress(broker)
         self._held = held
         self._places = threading.Semaphore(concurrency)
         self._loop = EventLoop()
@@ -39,6 +56,7 @@ class Executors:
 
     def start(self) -> None:
         """Start the threads."""
+        self._watching.start()
         for thread in self._threads:
             thread.start()
 
@@ -52,6 +70,9 @@ class Executors:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         has_ended = self._loop.close(max(0.1, deadline - time.monotonic()))
+        self._watch.close()
+        self._watching.join(max(0.5, deadline - time.monotonic()))
+        self._progress.close(max(0.5, deadline - time.monotonic()))
         return has_ended and not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
@@ -70,13 +91,39 @@ class Executors:
         began_at = time.monotonic()
         try:
             execution = prepare(job)
-            if isinstance(execution, Execution) and execution.is_async:
-                self._loop.submit(execution.arun, lambda end: self._finish(job, end, began_at))
-                return
-            end: End = execution.run(self._broker) if isinstance(execution, Execution) else execution
+        except Exception as error:  # noqa: BLE001  (a loop)
+            self._finish(job, error, began_at)
+            return
+        if isinstance(execution, Execution):
+            self._execute(execution, began_at)
+        else:
+            self._finish(job, execution, began_at)
+
+    def _execute(self, execution: Execution, began_at: float) -> None:
+        execution.control.tell = partial(self._progress.tell, execution.reservation)
+        self._watch.began(execution)
+        if execution.is_async:
+            self._loop.submit(execution.arun, lambda end: self._ended(execution, end, began_at))
+            return
+        try:
+            end: End = execution.run(self._broker)
         except Exception as error:  # noqa: BLE001  (a loop)
             end = error
-        self._finish(job, end, began_at)
+        self._ended(execution, end, began_at)
+
+    def _ended(self, execution: Execution, end: End, began_at: float) -> None:
+        self._watch.ended(execution)
+        self._finish(execution.reservation, end, began_at)
+
+    def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
+        """A job that cannot be stopped is over; its thread is lost to us until this process ends."""
+        job = execution.reservation
+        if self._held.finish(job, execution.given_up(reason), ran_s=time.monotonic() - execution.control.began_at):
+            logger.error(
+                "job does not end although it was stopped, this process will be replaced jid=%s jobtype=%s",
+                *(job.jid, execution.task.jobtype),
+            )
+            self._on_stuck()
 
     def _finish(self, job: Reservation, end: End, began_at: float) -> None:
         ran_s = time.monotonic() - began_at

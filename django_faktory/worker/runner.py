@@ -28,6 +28,7 @@ from .held import HeldJobs
 from .patience import Patience
 from .queue_order import QueueOrder
 from .reports import Reporter
+from .watch import USUAL, Limits
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ FLUSH_S = 3.0
 """For the last reports, after the time that running jobs got."""
 
 DRAINED = "drained"
+STUCK = "stuck"
 
 SIGNAL_CHECK_S = 0.5
 """Longest sleep of the main thread. Python runs signal handlers between two bytecodes: one whose signal came just
@@ -70,14 +72,19 @@ class Worker:
         shutdown_timeout: float = 25.0,
         read_ahead: int = READ_AHEAD,
         drain: bool = False,
+        limits: Limits = USUAL,
     ) -> None:
         self.wid = wid or new_wid()
         self._broker = broker
         self._shutdown_timeout_s = shutdown_timeout
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = False
+        self.is_stuck = False
+        """Whether a job that cannot be stopped keeps a thread: then this process ends when its other jobs have."""
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
-        self._executors = Executors(broker, self._held, concurrency=concurrency)
+        self._executors = Executors(
+            broker, self._held, concurrency=concurrency, on_stuck=lambda: self._orders.put(STUCK), limits=limits
+        )
         self._reporter = Reporter(broker, self._held.finished)
         self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
         self._fetcher = Fetcher(
@@ -105,7 +112,7 @@ class Worker:
         self._orders.put(QUIET)
 
     def run(self) -> bool:
-        """Work until stopped. True when every thread has ended; False where user code still keeps one.
+        """Work until stopped, or stuck. True when every thread has ended; False where user code still keeps one.
 
         Raises FaktoryError where the broker does not want this worker: wrong password, wrong address.
         """
@@ -116,7 +123,8 @@ class Worker:
             thread.start()
         if self._is_quiet:
             self._become_quiet()
-        while (order := self._next_order()) == QUIET:
+        while (order := self._next_order()) in (QUIET, STUCK):
+            self.is_stuck |= order == STUCK
             if not self._is_quiet:
                 self._become_quiet()
         if order == LOST:
@@ -124,9 +132,10 @@ class Worker:
         return self._shut_down()
 
     def _next_order(self) -> str:
-        while True:
+        while not (self.is_stuck and self._held.is_empty()):
             with suppress(Empty):
                 return self._orders.get(timeout=SIGNAL_CHECK_S)
+        return TERMINATE
 
     def _register(self) -> bool:
         """Say hello, as often as it takes, and beat before the first job: who never did is not missed (W20).
