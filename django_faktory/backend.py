@@ -17,7 +17,7 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils import timezone
 
-from . import brokers, conf, jsontext
+from . import brokers, conf, jsontext, middleware
 from .arguments import encoded_call
 from .compat import (
     BaseTaskBackend,
@@ -29,7 +29,7 @@ from .compat import (
     task_enqueued,
 )
 from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
-from .middleware import Call, enqueueing
+from .middleware import Call
 from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
 from .refusals import name_of, problem_with, remedy_for
 from .results import JobResult, result_of
@@ -85,10 +85,8 @@ class FaktoryBackend(BaseTaskBackend):
         due = task.due(timezone.now())
         results: list[TaskResult[P, R]] = [self._ready(due, args, kwargs) for args, kwargs in calls]
         wrapped = [Call(result=result, custom=_custom(due)) for result in results]
-        with enqueueing(wrapped):
-            self._push(due, wrapped)
-            return results
-        raise FaktoryError("a middleware swallowed the error of an enqueue: expected it to be raised again")
+        middleware.enqueue(wrapped, lambda: self._push(due, wrapped))
+        return results
 
     def _push(self, task: FaktoryTask[..., Any], calls: Sequence[Call]) -> None:
         jobs = [_job(task, call) for call in calls]

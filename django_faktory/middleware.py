@@ -6,7 +6,7 @@ Where the list is empty nothing here is called.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from . import conf, tracing
 from .compat import TaskResult
+from .errors import FaktoryError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,31 +114,32 @@ def configured() -> tuple[Middleware, ...]:
     return _made(tuple(conf.get("MIDDLEWARE")))
 
 
-@contextmanager
-def enqueueing(calls: Sequence[Call]) -> Iterator[None]:
-    """The `enqueue` of all of them, around one push."""
+def enqueue(calls: Sequence[Call], push: Callable[[], None]) -> None:
+    """Push, inside the `enqueue` of all of them."""
     with ExitStack() as stack:
         for one in configured():
             stack.enter_context(one.enqueue(calls))
-        yield
+        push()
+        return
+    raise FaktoryError("a middleware swallowed the error of an enqueue: expected it to be raised again")
 
 
-@contextmanager
-def running(call: Call) -> Iterator[None]:
-    """The `run` of all of them."""
+def run(call: Call, function: Callable[[], Any]) -> Any:
+    """Call the function inside the `run` of all of them. Where one of them swallows an error there is no result."""
     with ExitStack() as stack:
         for one in configured():
             stack.enter_context(one.run(call))
-        yield
+        return function()
+    return None
 
 
-@asynccontextmanager
-async def arunning(call: Call) -> AsyncIterator[None]:
-    """The `arun` of all of them."""
+async def arun(call: Call, function: Callable[[], Awaitable[Any]]) -> Any:
+    """Await the function inside the `arun` of all of them; see `run`."""
     async with AsyncExitStack() as stack:
         for one in configured():
             await stack.enter_async_context(one.arun(call))
-        yield
+        return await function()
+    return None
 
 
 @lru_cache(maxsize=32)

@@ -28,8 +28,7 @@ def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, c
         return task.func(*_with_context(task, result, control, args), **kwargs)
 
     def wrapped() -> Any:
-        with middleware.running(_as_call(result, text)):
-            return inside()
+        return middleware.run(_as_call(result, text), inside)
 
     value = control.call(wrapped if middleware.configured() else inside)
     _refuse_cancelled(control)
@@ -47,8 +46,7 @@ async def acall(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text:
         return await task.func(*_with_context(task, result, control, args), **kwargs)
 
     async def wrapped() -> Any:
-        async with middleware.arunning(_as_call(result, text)):
-            return await inside()
+        return await middleware.arun(_as_call(result, text), inside)
 
     value = await control.acall(wrapped if middleware.configured() else inside, timeout_s=task.timeout)
     _refuse_cancelled(control)

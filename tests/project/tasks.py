@@ -7,8 +7,9 @@ from contextlib import suppress
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.db import DatabaseError, connection, transaction
+from django.utils import timezone, translation
 
-from django_faktory import Discard, Kill, Retry, task
+from django_faktory import Discard, Kill, Retry, task, tracing
 from tests.project.models import Mark
 
 
@@ -333,3 +334,24 @@ def once_a_group(group):
 @task(plain_json=True)
 def takes_plain_json(value):
     return value
+
+
+@task
+def tells_its_context():
+    return [
+        translation.get_language(),
+        timezone.get_current_timezone_name(),
+        tracing.request_id.get(),
+        tracing.traceparent.get(),
+    ]
+
+
+@task
+async def tells_its_context_async():
+    await asyncio.sleep(0)
+    return tells_its_context.func()
+
+
+@task
+def enqueues_another():
+    return tells_its_context.enqueue().id

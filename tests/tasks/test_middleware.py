@@ -1,0 +1,203 @@
+"""FAKTORY["MIDDLEWARE"]: what wraps every enqueue and every run, and the context that jobs carry."""
+
+import asyncio
+
+import pytest
+from django.http import HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+from django.utils import timezone, translation
+
+from django_faktory import jsontext, tracing
+from django_faktory.checks import check_settings
+from django_faktory.errors import FaktoryError
+from django_faktory.models import Job
+from django_faktory.payloads import Ack
+from tests.project import middleware, tasks
+from tests.project.models import Mark
+from tests.tasks.work import work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OURS = "tests.project.middleware."
+CONTEXT = [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")]
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def use(settings):
+    """Switch middleware on; `seen` begins empty."""
+    middleware.seen.clear()
+
+    def switch_on(*paths):
+        settings.FAKTORY = {"MIDDLEWARE": [path if "." in path else OURS + path for path in paths]}
+
+    return switch_on
+
+
+def custom():
+    return jsontext.decode(Job.objects.get().payload).get("custom", {})
+
+
+def test_without_any_a_job_carries_nothing():
+    tasks.noop.enqueue()
+    assert custom() == {"result_ttl": 86_400}
+
+
+def test_the_first_is_outermost_and_what_it_writes_travels(use):
+    use("Outer", "Inner")
+    tasks.add.enqueue(1, 2)
+    assert work().result == "3"
+    assert middleware.seen == [
+        "outer enqueues 1",
+        "inner enqueues 1",
+        "inner enqueued",
+        "outer enqueued",
+        "outer runs add [1, 2]",
+        "inner runs add [1, 2]",
+        "inner ran",
+        "outer ran",
+    ]
+    assert custom()["outer"] == "add"
+
+
+def test_enqueue_many_is_one_enqueue(use):
+    use("Outer")
+    tasks.add.enqueue_many([(1, 2), (3, 4)])
+    assert middleware.seen == ["outer enqueues 2", "outer enqueued"]
+
+
+def test_it_sees_the_tasks_error_and_passes_it_on(use):
+    use("Outer", "Inner")
+    tasks.fails.enqueue()
+    assert work().errtype == "builtins.ValueError"
+    assert middleware.seen[-2:] == ["inner sees no luck", "outer sees no luck"]
+
+
+def test_an_async_task_is_wrapped_by_the_same(use):
+    use("Outer", "Async")
+    tasks.async_add.enqueue(1, 2)
+    assert work().result == "3"
+    assert middleware.seen[-4:] == ["outer runs async_add [1, 2]", "async begins", "async ends", "outer ran"]
+
+
+def test_an_atomic_task_is_wrapped_in_its_transaction(use):
+    use("Refuses")
+    Job.objects.all().delete()
+    use()
+    tasks.writes_mark_atomically.enqueue("a")
+    use("Refuses")
+    assert work().errtype == "builtins.PermissionError"
+    assert not Mark.objects.exists()
+
+
+def test_its_error_is_that_of_the_enqueue(use):
+    use("Refuses")
+    with pytest.raises(PermissionError, match="not now"):
+        tasks.noop.enqueue()
+    assert not Job.objects.exists()
+
+
+def test_its_error_is_that_of_the_attempt(use):
+    tasks.noop.enqueue()
+    use("Refuses")
+    assert work().message == "not here"
+    assert Job.objects.get().state == "retries"
+
+
+def test_an_enqueue_that_failed_cannot_be_made_to_look_well(use):
+    use("Swallows", "Refuses")
+    with pytest.raises(FaktoryError, match="swallowed the error of an enqueue"):
+        tasks.noop.enqueue()
+
+
+def test_a_middleware_may_take_an_error_for_a_success(use):
+    use("Swallows")
+    tasks.fails.enqueue()
+    assert work().result == "null"
+
+
+def test_what_it_writes_must_be_json(use):
+    use("WritesNonsense")
+    with pytest.raises(TypeError):
+        tasks.noop.enqueue()
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("paths", [["no.such.Module"], [OURS + "NoMiddleware"], "Outer", [5]])
+def test_what_is_no_middleware_is_found_by_check(settings, paths):
+    settings.FAKTORY = {"MIDDLEWARE": paths}
+    [found] = check_settings()
+    assert found.id == "django_faktory.E002"
+    assert "FAKTORY['MIDDLEWARE']: expected a list of dotted paths" in found.msg
+
+
+# --- context
+
+
+@pytest.mark.parametrize("task", [tasks.tells_its_context, tasks.tells_its_context_async])
+def test_a_task_runs_in_the_context_it_was_enqueued_in(use, task):
+    use(*CONTEXT)
+    told = {"request_id": "r-1", "traceparent": TRACEPARENT}
+    with translation.override("de"), timezone.override("Asia/Tokyo"), tracing.known_as(told):
+        task.enqueue()
+    before = (translation.get_language(), timezone.get_current_timezone_name(), tracing.known())
+    assert jsontext.decode(work().result) == ["de", "Asia/Tokyo", "r-1", TRACEPARENT]
+    assert (translation.get_language(), timezone.get_current_timezone_name(), tracing.known()) == before
+    assert custom() | {"locale": "de", "timezone": "Asia/Tokyo", **told} == custom()
+
+
+def test_a_job_that_a_job_enqueues_is_of_the_same_request(use):
+    use(*CONTEXT)
+    with tracing.known_as({"request_id": "r-1"}):
+        tasks.enqueues_another.enqueue()
+    work()
+    assert jsontext.decode(work().result)[2] == "r-1"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"locale": 5, "timezone": 5, "request_id": 5}, {"timezone": "No/Where", "traceparent": "x"}, {"timezone": "../x"}],
+)
+def test_a_context_nobody_understands_is_left_out(use, told):
+    tasks.tells_its_context.enqueue()
+    job = Job.objects.get()
+    known = jsontext.decode(job.payload)
+    Job.objects.update(payload=jsontext.encode({**known, "custom": told}))
+    use(*CONTEXT)
+    report = work()
+    assert isinstance(report, Ack)
+    assert jsontext.decode(report.result) == [
+        translation.get_language(), timezone.get_current_timezone_name(), "", "",
+    ]  # fmt: skip
+
+
+def test_a_job_whose_custom_is_no_object_runs(use):
+    tasks.tells_its_context.enqueue()
+    job = Job.objects.get()
+    Job.objects.update(payload=jsontext.encode({**jsontext.decode(job.payload), "custom": None}))
+    use(*CONTEXT)
+    assert isinstance(work(), Ack)
+
+
+@pytest.mark.parametrize(
+    ("headers", "known"),
+    [
+        ({"X-Request-ID": "r-1", "traceparent": TRACEPARENT}, {"request_id": "r-1", "traceparent": TRACEPARENT}),
+        ({"X-Request-ID": "has spaces", "traceparent": "nonsense"}, {"request_id": "made"}),
+        ({}, {"request_id": "made"}),
+    ],
+)
+def test_the_http_middleware_knows_the_request(headers, known):
+    def view(request):
+        found = tracing.known()
+        made = found["request_id"] != "r-1" and len(found["request_id"]) == 32
+        return HttpResponse(jsontext.encode(found | ({"request_id": "made"} if made else {})))
+
+    async def async_view(request):
+        return view(request)
+
+    response = tracing.request_context(view)(RequestFactory().get("/", headers=headers))
+    assert jsontext.decode(response.content.decode()) == known
+    response = asyncio.run(tracing.request_context(async_view)(AsyncRequestFactory().get("/", headers=headers)))
+    assert jsontext.decode(response.content.decode()) == known
+    assert tracing.known() == {}
