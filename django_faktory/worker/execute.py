@@ -18,6 +18,7 @@ from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from random import Random
+from types import TracebackType
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -202,6 +203,7 @@ class Execution:
         self._is_over = self._is_final(verdict)
         if self._is_over:
             self._end(TaskResultStatus.FAILED)
+            _log_end(self.task, job, error, verdict)
         else:
             _log_retry(self.task, job, error)
         return payloads.failure(
@@ -318,15 +320,20 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
     """The traceback, without the frames that led to the task. Where it is too long, its middle goes."""
     if wanted < 0:
         return []
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.tb_next
-    told = traceback.format_exception(type(error), error, frame, limit=-payloads.MAX_BACKTRACE_LINES)
+    told = traceback.format_exception(type(error), error, _tasks_own(error), limit=-payloads.MAX_BACKTRACE_LINES)
     lines = "".join(told).splitlines()
     most = len(payloads.kept_lines(lines, wanted))
     if most == len(lines) or most < 3:
         return lines[len(lines) - most :]
     return [lines[0], f"  … {len(lines) - most + 1} lines left out", *lines[len(lines) - most + 2 :]]
+
+
+def _tasks_own(error: BaseException) -> TracebackType | None:
+    """The traceback from the task's own first frame on."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.tb_next
+    return frame
 
 
 def _bounded(wish: float) -> float:
@@ -345,5 +352,20 @@ def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseExcepti
         task.jobtype,
         job.attempt,
         ascii(_message(error)[:200]),
-        exc_info=None if was_asked_for else error,
+        exc_info=None if was_asked_for else (type(error), error, _tasks_own(error)),
+    )
+
+
+def _log_end(task: FaktoryTask[..., Any], job: Reservation, error: BaseException, verdict: str) -> None:
+    """What Django's own logger of tasks says too, which by default nobody sees where DEBUG is off; and the attempt."""
+    is_dropped = verdict == "discard"
+    logger.log(
+        logging.INFO if is_dropped else logging.ERROR,
+        "job %s jid=%s jobtype=%s attempt=%d error=%s",
+        "discarded" if is_dropped else "dead",
+        job.jid,
+        task.jobtype,
+        job.attempt,
+        ascii(_message(error)[:200]),
+        exc_info=None if isinstance(error, Discard | Kill) else (type(error), error, _tasks_own(error)),
     )

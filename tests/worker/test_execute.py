@@ -1,6 +1,7 @@
 """One job, from its JSON to its Ack or Failure; no database."""
 
 import asyncio
+import re
 import threading
 
 import pytest
@@ -316,6 +317,26 @@ def test_a_retried_failure_is_logged_with_its_traceback_and_one_asked_for_withou
         ran(tasks.asks_for_retry)
     mine = [record for record in caplog.records if record.name == "django_faktory.worker.execute"]
     assert [(record.levelname, record.exc_info is not None) for record in mine] == [("WARNING", True), ("INFO", False)]
+
+
+def test_the_end_of_a_job_is_one_line_that_tells_the_job_the_attempt_and_the_error(caplog):
+    with caplog.at_level("INFO", logger="django_faktory"):
+        ran(tasks.fails, retry=0)
+        ran(tasks.asks_for_kill)
+        ran(tasks.asks_for_discard)
+    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execute"]
+    told = [(record.levelname, record.getMessage().partition(" jid=")[0], bool(record.exc_info)) for record in mine]
+    assert told == [("ERROR", "job dead", True), ("ERROR", "job dead", False), ("INFO", "job discarded", False)]
+    assert re.fullmatch(
+        r"job dead jid=\S+ jobtype=tests\.project\.tasks\.fails attempt=1 error='no luck'", mine[0].getMessage()
+    )
+
+
+def test_a_logged_traceback_begins_with_the_task(caplog):
+    ran(tasks.fails)
+    [record] = [record for record in caplog.records if record.name == "django_faktory.worker.execute"]
+    assert "no luck" in caplog.text
+    assert record.exc_info[2].tb_frame.f_code.co_filename == tasks.__file__
 
 
 def test_a_receiver_that_fails_does_not_fail_the_job():

@@ -84,9 +84,12 @@ def _log_somewhere() -> None:
     logger = logging.getLogger("django_faktory")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(process)d %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+    backport = logging.getLogger("django_tasks")
+    if not backport.hasHandlers():  # its failures would be told a second time, by Python's last resort
+        backport.addHandler(logging.NullHandler())
 
 
 def _import_tasks() -> None:
