@@ -1,0 +1,50 @@
+"""What docs/django-tasks.md says of Django's own tests is what `scripts/django_suite.py` holds to."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.core
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "django-tasks.md").read_text()
+SUITE = runpy.run_path(str(ROOT / "scripts" / "django_suite.py"))
+
+
+def listed(section):
+    """(file, test) for each that this part of the page lists."""
+    found = set()
+    for line in section.splitlines():
+        file = re.match(r"\| `(test_\w+)` `", line)
+        if file:
+            found |= {(file[1], name) for name in re.findall(r"`(test_\w+)`", line)[1:]}
+    return found
+
+
+def held_to(variant):
+    return {(name.partition(".")[0], name.rpartition(".")[2]) for name in variant.exceptions}
+
+
+def test_every_exception_is_listed_with_its_reason():
+    for_tests, real = SUITE["VARIANTS"]
+    first, second = PAGE.split("**With `FaktoryBackend` itself**")
+    assert listed(first) == held_to(for_tests)
+    assert listed(first) | listed(second) == held_to(real)
+
+
+def test_the_numbers_are_those_of_the_script():
+    total = SUITE["TESTS"][6, 1]
+    for variant in SUITE["VARIANTS"]:
+        assert f"{total - len(variant.exceptions)} of {total} pass" in PAGE
+    assert total - len(SUITE["VARIANTS"][0].exceptions) >= 81
+
+
+def test_the_names_of_djangos_backends_are_replaced_in_every_way_they_are_written():
+    variant = SUITE["VARIANTS"][0]
+    text = 'from django.tasks.backends.dummy import DummyBackend\n"django.tasks.backends.immediate.ImmediateBackend"\n'
+    assert variant.rewritten(text) == (
+        "from django_faktory.testing.backends import DummyBackend as DummyBackend\n"
+        '"django_faktory.testing.backends.ImmediateBackend"\n'
+    )

@@ -1,0 +1,32 @@
+"""The examples of docs/testing.md, as they are there: this module is made of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "testing.md"
+TEXT = DOCUMENT.read_text()
+
+
+def _examples():
+    """The Python blocks, with empty lines for what is between them: so line numbers are those of the document."""
+    lines, inside = [], False
+    for line in TEXT.splitlines():
+        if inside and line == "```":
+            inside = False
+        lines.append(line if inside else "")
+        if line == "```python":
+            inside = True
+    return "\n".join(lines)
+
+
+exec(compile(_examples(), str(DOCUMENT), "exec"))
+
+pytestmark = pytest.mark.django_db
+
+
+def test_every_test_of_the_document_is_here():
+    names = re.findall(r"^(?:class|def) (\w*Test|test_\w+)\b", TEXT, re.MULTILINE)
+    assert len(names) == 7
+    assert all(name in globals() for name in names)
