@@ -19,7 +19,7 @@ from django.utils.html import format_html
 from . import conf
 from .jsontext import decode
 from .lifecycle import State
-from .models import Job, OutboxEntry, Queue, WorkerProcess
+from .models import Job, OutboxEntry, Queue, Tracking, WorkerProcess
 from .payloads import rfc3339
 from .store import cancelling, operations, workers
 
@@ -116,9 +116,9 @@ class JobAdmin(_LookOnly):
     list_per_page = 50
     list_max_show_all = 200
     actions = ("retry", "kill", "discard", "cancel")
-    extra_fields = ("job", "latest_failure", "attempts", "priority_")
+    extra_fields = ("job", "latest_failure", "attempts", "priority_", "progress")
     fieldsets = (
-        (None, {"fields": ("jid", "jobtype", "queue", "state", "priority_", "wid")}),
+        (None, {"fields": ("jid", "jobtype", "queue", "state", "priority_", "wid", "progress")}),
         ("Job", {"fields": ("job", "result")}),
         ("Failures", {"fields": ("failures", "losses", "latest_failure", "attempts")}),
         ("Times", {"fields": ("created_at", "run_at", "enqueued_at", "started_at", "reserved_until", "finished_at")}),
@@ -157,6 +157,14 @@ class JobAdmin(_LookOnly):
     def job(self, job: Job) -> str:
         """The job as its client sent it, laid out."""
         return _laid_out(job.payload)
+
+    @admin.display(description="progress")
+    def progress(self, job: Job) -> str:
+        """What the job told of itself."""
+        said = Tracking.objects.using(job._state.db).filter(jid=job.jid).first()  # noqa: SLF001  (documented)
+        if said is None or said.updated_at < job.created_at:
+            return "–"
+        return " ".join(word for word in (f"{said.percent} %" if said.percent is not None else "", said.desc) if word)
 
     @admin.display(description="latest failure")
     def latest_failure(self, job: Job) -> str:

@@ -6,7 +6,7 @@ from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
 from django_faktory.admin import CappedPaginator
-from django_faktory.models import Job, OutboxEntry, WorkerProcess
+from django_faktory.models import Job, OutboxEntry, Tracking, WorkerProcess
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -68,6 +68,9 @@ def test_a_job_is_found_by_jid_jobtype_or_error(admin_client, query):
         ("kill", "working", "working"),
         ("discard", "dead", None),
         ("discard", "working", "working"),
+        ("cancel", "succeeded", "succeeded"),
+        ("cancel", "dead", "dead"),
+        ("cancel", "scheduled", None),
     ],
 )
 def test_an_action_changes_the_jobs_it_may_and_says_how_many(admin_client, action, state, becomes):
@@ -77,6 +80,18 @@ def test_an_action_changes_the_jobs_it_may_and_says_how_many(admin_client, actio
     assert (row.state if row else None) == becomes
     assert f"{0 if state == becomes else 1} jobs." in page
     assert LogEntry.objects.get().object_repr == str(job)
+
+
+def test_a_running_job_is_cancelled_and_told_how_far_it_is(admin_client):
+    job = job_in("working")
+    page = act(admin_client, JOBS, "cancel", job).content.decode()
+    assert "Cancelled 1 jobs." in page
+    job.refresh_from_db()
+    assert job.is_cancelled
+    assert job.state == "working", "its worker stops it"
+    Tracking.objects.create(jid=job.jid, percent=40, desc="<b>two of five</b>")
+    page = admin_client.get(f"/admin/django_faktory/job/{job.pk}/change/").content.decode()
+    assert "40 % &lt;b&gt;two of five" in page
 
 
 @pytest.mark.parametrize(("action", "state"), [("quiet", "quiet"), ("terminate", "terminate")])

@@ -32,6 +32,13 @@ def never_ends(folder):
     threading.Event().wait()
 
 
+@task(timeout=0.5, max_attempts=1)
+def never_ends_although_stopped(folder):
+    """Waits in C, where no exception reaches it."""
+    tell_pid(folder)
+    threading.Event().wait()
+
+
 @task
 def poison(folder):
     """Takes the whole process with it, each time."""

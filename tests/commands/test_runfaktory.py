@@ -162,6 +162,19 @@ class TestCrashes:
         reaches(result, "succeeded")
         assert Job.objects.get(jid=result.id).losses == 1
 
+    def test_a_process_whose_task_cannot_be_stopped_is_replaced(self, runfaktory, meeting, tmp_path):
+        stuck = tasks.never_ends_although_stopped.enqueue(str(meeting))
+        program = runfaktory(*WORKER)
+        pid = meeting.pid()
+        reaches(stuck, "dead")
+        assert Job.objects.get(jid=stuck.id).errtype == "TaskTimeout"
+        wait_until(lambda: not psutil.pid_exists(pid), 20)
+        path = tmp_path / "successor"
+        reaches(tasks.writes_pid.enqueue(str(path)), "succeeded")
+        assert int(path.read_text()) != pid
+        program.signal(signal.SIGTERM)
+        assert program.code() == 0
+
     def test_a_poison_pill_is_dead_after_three_processes_and_takes_nobody_along(self, runfaktory, meeting):
         """W20."""
         pill = tasks.poison.enqueue(str(meeting))

@@ -355,3 +355,12 @@ async def tells_its_context_async():
 @task
 def enqueues_another():
     return tells_its_context.enqueue().id
+
+
+def noticing():
+    """For tests to replace."""
+
+
+@task
+def calls_noticing():
+    noticing()

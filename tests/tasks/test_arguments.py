@@ -1,6 +1,5 @@
 """Arguments that JSON has no type for: what travels, what arrives, what is refused."""
 
-import asyncio
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -11,7 +10,7 @@ from django.utils import timezone as django_timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import jsontext, task
+from django_faktory import NotUnique, jsontext
 from django_faktory.arguments import decoded_call, encoded_call, may_have_references
 from django_faktory.errors import InvalidArgument, MissingObject
 from django_faktory.models import Job
@@ -227,24 +226,13 @@ def test_a_client_in_another_language_may_write_references():
 
 @pytest.mark.django_db(transaction=True)
 def test_two_calls_with_the_same_row_are_the_same_to_unique_for():
-    from django_faktory import NotUnique
-
     group = Group.objects.create(name="a")
     tasks.once_a_group.enqueue(group)
     with pytest.raises(NotUnique):
         tasks.once_a_group.enqueue(Group.objects.get())
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("options", [{"missing": "ignore"}, {"plain_json": 1}])
-def test_wrong_options_are_refused(options):
-    from django_faktory.compat import InvalidTask
-
-    with pytest.raises(InvalidTask, match=next(iter(options))):
-        task(**options)(asyncio.run)
-
-
-def test_the_job_of_a_fetched_reference_is_not_asked_for_where_json_is_plain(transactional_db):
+def test_where_json_is_plain_nothing_is_fetched(transactional_db):
     tasks.takes_plain_json.enqueue({"$model": "auth.user", "pk": 1})
     assert work().result == '{"$model":"auth.user","pk":1}'
     assert not Job.objects.filter(state="enqueued").exists()

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_faktory import jsontext
+from django_faktory import jsontext, task
 from django_faktory.backend import FaktoryBackend, new_jid
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.compat import InvalidTask, Task, TaskResultStatus, task_backends, task_enqueued
@@ -53,6 +53,14 @@ def test_settings_hold_where_the_task_says_nothing():
     with override_settings(FAKTORY={"MAX_ATTEMPTS": 3, "RESERVE_FOR": 90, "RESULT_TTL": 7}):
         job, _ = stored(tasks.noop.enqueue())
     assert (job.retry, job.reserve_for, job.result_ttl) == (2, 90, 7)
+
+
+@pytest.mark.parametrize(("timeout", "reserve_for"), [(10, 90), (60, 90), (60.5, 91), (3600, 3630)])
+def test_a_reservation_outlasts_the_timeout(timeout, reserve_for):
+    limited = task(name=f"limited to {timeout}", timeout=timeout)(plain)
+    with override_settings(FAKTORY={"RESERVE_FOR": 90}):
+        job, _ = stored(limited.enqueue())
+    assert job.reserve_for == reserve_for
 
 
 def test_the_default_is_the_protocols_25_retries():

@@ -98,6 +98,11 @@ def test_run_after_is_no_option_of_the_decorator():
         ("expires_in", -1),
         ("expires_in", timedelta(seconds=1)),
         ("track", 1),
+        ("timeout", 0),
+        ("timeout", "60"),
+        ("timeout", 86_371),
+        ("missing", "ignore"),
+        ("plain_json", 1),
     ],
 )
 def test_a_wrong_value_is_refused_with_task_option_rule_and_what_came(option, value):
@@ -176,3 +181,10 @@ def test_the_class_takes_type_parameters_at_run_time():
 
 def test_call_runs_the_function_here_and_now():
     assert tasks.add.call(1, 2) == 3
+
+
+def test_a_timeout_must_be_shorter_than_the_reservation_the_task_asks_for():
+    with pytest.raises(
+        InvalidTask, match=r"timeout: expected less than reserve_for \(60 s\), got 60; leave reserve_for out"
+    ):
+        task(timeout=60, reserve_for=60)(plain)

@@ -11,8 +11,9 @@ from django_faktory.brokers import get_broker
 from django_faktory.compat import TaskResultDoesNotExist, TaskResultStatus, task_backends
 from django_faktory.lifecycle import State
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, failure
+from django_faktory.payloads import Ack, TrackUpdate, failure
 from django_faktory.results import Attempt, task_error
+from django_faktory.store import upkeep
 from tests.factories import JobFactory
 from tests.project import tasks
 from tests.project.models import Mark
@@ -200,3 +201,22 @@ def test_a_retried_job_started_when_its_first_attempt_did():
     result = tasks.noop.get_result(job.jid)
     assert result.started_at.isoformat() == "2026-05-01T11:00:00+00:00"
     assert result.last_attempted_at == job.started_at
+
+
+def test_a_result_goes_when_its_time_is_over():
+    sent = tasks.charge.enqueue(5)  # result_ttl=60
+    work()
+    ended_at = Job.objects.get().finished_at
+    upkeep.purge(using="default", now=ended_at + timedelta(seconds=59))
+    assert tasks.charge.get_result(sent.id).return_value == 5
+    upkeep.purge(using="default", now=ended_at + timedelta(seconds=61))
+    with pytest.raises(TaskResultDoesNotExist):
+        tasks.charge.get_result(sent.id)
+
+
+def test_progress_is_told_of_a_job_that_never_spoke_too():
+    sent = tasks.add.enqueue(1, 2)
+    assert (sent.progress.percent, sent.progress.state) == (None, "enqueued")
+    get_broker().track_set([TrackUpdate(jid=sent.id, percent=30, desc="soon")])
+    found = tasks.add.get_result(sent.id)
+    assert (found.progress.percent, found.progress.desc) == (30, "soon")

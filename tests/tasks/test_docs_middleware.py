@@ -1,0 +1,83 @@
+"""The examples of docs/middleware.md, as they stand there, with the packages they are for."""
+
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sentry_sdk
+import structlog
+from sentry_sdk.transport import Transport
+
+from django_faktory.middleware import Middleware
+from tests.project import middleware, tasks
+from tests.tasks.work import work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "middleware.md").read_text(encoding="utf-8")
+
+
+def example(heading, name):
+    """The class `name` of the page's section."""
+    code = re.search(rf"## {heading}\n.*?```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    names = {"Middleware": Middleware, "contextmanager": contextmanager}
+    exec(code, names)
+    return names[name]
+
+
+@pytest.fixture
+def use(settings, monkeypatch):
+    def switch_on(kind):
+        monkeypatch.setattr(middleware, kind.__name__, kind, raising=False)
+        settings.FAKTORY = {"MIDDLEWARE": [f"tests.project.middleware.{kind.__name__}"]}
+
+    return switch_on
+
+
+def test_structlog_knows_the_job_while_it_runs(use, monkeypatch):
+    use(example("structlog", "LogContext"))
+    seen = []
+    monkeypatch.setattr(tasks, "noticing", lambda: seen.append(structlog.contextvars.get_contextvars()))
+    result = tasks.calls_noticing.enqueue()
+    work()
+    assert seen == [{"jid": result.id, "task": "calls_noticing"}]
+    assert structlog.contextvars.get_contextvars() == {}
+
+
+class Kept(Transport):
+    """Sends nothing anywhere."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.events = []
+
+    def capture_envelope(self, envelope):
+        self.events += [item.payload.json for item in envelope.items if item.payload.json]
+
+
+def test_sentry_hears_of_failures_with_their_job_and_trace_and_of_no_retry(use):
+    transport = Kept({})
+    with sentry_sdk.isolation_scope():
+        sentry_sdk.init(
+            dsn="http://key@127.0.0.1:1/1", transport=transport, traces_sample_rate=1.0, default_integrations=False,
+            auto_enabling_integrations=False,
+        )  # fmt: skip
+        try:
+            use(example("Sentry", "Sentry"))
+            with sentry_sdk.start_transaction(name="request") as request:
+                result = tasks.fails.enqueue()
+                tasks.asks_for_retry.enqueue()
+            work()
+            work()
+        finally:
+            sentry_sdk.init()
+    errors = [event for event in transport.events if "exception" in event]
+    [error] = errors
+    assert error["exception"]["values"][0]["type"] == "ValueError"
+    assert error["tags"]["jid"] == result.id
+    assert error["contexts"]["trace"]["trace_id"] == request.trace_id
+    runs = [
+        event for event in transport.events if event.get("contexts", {}).get("trace", {}).get("op") == "queue.process"
+    ]
+    assert runs
