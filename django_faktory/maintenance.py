@@ -1,15 +1,18 @@
 """What time does, on every node: due jobs, reservations, lost workers, purging. No leader: steps may run twice.
 
 One loop over a table of steps. Due jobs have a clock of their own: the loop sleeps until the next one is due,
-a second at most, so that a job is picked up when it should be. Knows no protocol and no worker's threads.
+a second at most, so that a job is picked up when it should be. Pushes of this node that are due sooner end its sleep.
+Knows no protocol and no worker's threads.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 from django.db import connections
@@ -25,6 +28,8 @@ logger = logging.getLogger(__name__)
 LONGEST_SLEEP_S = 1.0
 """Bounds how late a job is that another node scheduled for sooner than all that this one knew of."""
 
+LOOK_AGAIN_S = 0.02
+"""Another node is enqueueing what is due: look again when it has committed."""
 
 FORGET_UNSEEN_S = 3600
 """How long a worker process that never sent a BEAT is listed after it was last seen."""
@@ -44,19 +49,22 @@ class Step(NamedTuple):
 
 class Maintenance:
     """The loop. `on_lost` hears the wids given up (a server closes their connections), `on_work` the queues
-    that got work (a server tries its waiting fetchers)."""
+    that got work, None for any (a server tries its waiting fetchers)."""
 
     def __init__(
         self,
         alias: str,
         *,
         on_lost: Callable[[list[str]], None] | None = None,
-        on_work: Callable[[set[str]], None] | None = None,
+        on_work: Callable[[set[str] | None], None] | None = None,
     ) -> None:
         self.alias = alias
         self._on_lost = on_lost or (lambda _: None)
         self._on_work = on_work or (lambda _: None)
         self._stopping = threading.Event()
+        self._alarm = threading.Event()  # ends the sleep
+        self._awake_at = math.inf
+        self._next_due_at: float | None = None  # as the latest look saw it
         self._steps = (
             Step("reservations", 3.0, self._reap),
             Step("workers", 3.0, self._lose),
@@ -71,18 +79,28 @@ class Maintenance:
         """Loop until `stop`; a database that is away is waited for, an error in one step stops no other."""
         due_at = dict.fromkeys((step.name for step in self._steps), 0.0)
         while not self._stopping.is_set():
+            self._awake_at = math.inf  # what is scheduled while it looks is looked for again
+            self._alarm.clear()
             sleep_s = self._guarded("due jobs", self._enqueue_due, LONGEST_SLEEP_S)
             for step in self._steps:
                 if time.monotonic() >= due_at[step.name] and not self._stopping.is_set():
                     more = self._guarded(step.name, step.work, False)
                     due_at[step.name] = time.monotonic() + (0 if more else step.every_s)
                     sleep_s = 0 if more else sleep_s
-            self._stopping.wait(sleep_s)
+            self._awake_at = time.monotonic() + sleep_s
+            if not self._stopping.is_set():
+                self._alarm.wait(sleep_s)
         connections[self.alias].close()
 
     def stop(self) -> None:
         """Ask the loop to end after the step at hand; from any thread or a signal handler."""
         self._stopping.set()
+        self._alarm.set()
+
+    def expect(self, at: datetime) -> None:
+        """A job was stored that is due then: sleep no longer than that. From any thread; its clock is good enough."""
+        if time.monotonic() + (at - datetime.now(UTC)).total_seconds() < self._awake_at:
+            self._alarm.set()
 
     def run_once(self) -> None:
         """Every step once, until nothing is left to do: for commands and tests."""
@@ -103,16 +121,26 @@ class Maintenance:
         return otherwise
 
     def _enqueue_due(self) -> float:
-        """Enqueue what is due; returns how long there is nothing to do, in seconds."""
+        """Enqueue what is due, set by set; returns how long there is nothing to do, in seconds."""
         wait_s = upkeep.next_due_in(using=self.alias)
         if wait_s is None or wait_s > 0:
+            self._hear_of_others(wait_s)
             return LONGEST_SLEEP_S if wait_s is None else min(wait_s, LONGEST_SLEEP_S)
         queues = upkeep.enqueue_due(using=self.alias)
         if queues:
+            self._next_due_at = None
             wakeups.announce(self.alias, queues)
             self._on_work(queues)
             return 0
-        return 0.05  # another node is at it: look again when it has committed
+        self._next_due_at = time.monotonic()
+        return LOOK_AGAIN_S
+
+    def _hear_of_others(self, wait_s: float | None) -> None:
+        """What should be due by now and is gone, another node has enqueued: its hint may not come here."""
+        now = time.monotonic()
+        if self._next_due_at is not None and self._next_due_at <= now:
+            self._on_work(None)
+        self._next_due_at = None if wait_s is None else now + wait_s
 
     def _reap(self) -> bool:
         return failures.reap(using=self.alias, dead_for_s=conf.get("DEAD_TTL")) == failures.CHUNK

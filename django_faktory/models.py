@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.models import Q
+from django.db.models import BooleanField, F, Func, Q
 from django.db.models.functions import Now
 
 from .lifecycle import State
@@ -81,8 +81,10 @@ class JobQuerySet(models.QuerySet["Job"]):
     """Jobs by the words of the domain."""
 
     def in_state(self, *states: State) -> Self:
-        """Jobs in any of these states."""
-        return self.filter(state__in=[str(state) for state in states])
+        """Jobs in any of these states. By literals: SQLite takes a partial index for its very own condition only."""
+        names = [f"'{state}'" for state in State if state in states]
+        test = f"= {names[0]}" if len(names) == 1 else f"IN ({', '.join(names)})"
+        return self.filter(Func(F("state"), template=f"%(expressions)s {test}", output_field=BooleanField()))
 
 
 class Job(models.Model):

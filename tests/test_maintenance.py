@@ -1,9 +1,12 @@
 """What time does, on every node. Rules: W13, W18 to W20, and that no loop stops for one bad step."""
 
+import math
 import threading
+import time
 from datetime import timedelta
 
 import pytest
+from django.db import connection, connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -78,6 +81,64 @@ def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(running):
     row = Job.objects.get()
     assert (row.state, told) == ("enqueued", [{"mail"}])
     assert timedelta(0) <= row.enqueued_at - at < timedelta(seconds=2)
+
+
+def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(running, monkeypatch):
+    """W13: the sleep is an hour here, so that only the alarm can end it."""
+    monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
+    heard = threading.Event()
+    upkeeper = running(on_work=lambda queues: heard.set())
+    wait_until(lambda: upkeeper._awake_at < math.inf)
+    at = timezone.now() + timedelta(seconds=0.3)
+    jobs.push([payload(at=at)], using="default")
+    upkeeper.expect(at)
+    assert heard.wait(10)
+    assert Job.objects.get().enqueued_at >= at
+
+
+def test_a_job_that_is_due_later_than_the_sleep_ends_disturbs_nobody(running):
+    upkeeper = Maintenance("default")
+    upkeeper._awake_at = time.monotonic() + 1
+    upkeeper.expect(timezone.now() + timedelta(seconds=60))
+    assert not upkeeper._alarm.is_set()
+    upkeeper.expect(timezone.now() + timedelta(seconds=0.5))
+    assert upkeeper._alarm.is_set()
+
+
+def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued():
+    """Where there are no hints between nodes, this is how they hear of it (W13)."""
+    told = []
+    upkeeper = Maintenance("default", on_work=told.append)
+    JobFactory(scheduled=True, run_at=timezone.now() + timedelta(seconds=0.2))
+    wait_s = upkeeper._enqueue_due()
+    assert 0 < wait_s <= 0.2
+    assert told == []
+    wait_until(lambda: upkeep.enqueue_due(using="default"))  # the other node
+    upkeeper._enqueue_due()
+    upkeeper._enqueue_due()
+    assert told == [None]
+
+
+def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time: it waits for its turn")
+    told = []
+    upkeeper = Maintenance("default", on_work=told.append)
+    JobFactory(scheduled=True, run_at=ago(seconds=1))
+
+    def look():
+        waits.append(upkeeper._enqueue_due())
+        connections.close_all()
+
+    waits = []
+    with transaction.atomic():
+        assert upkeep.enqueue_due(using="default")
+        busy = threading.Thread(target=look)
+        busy.start()
+        busy.join(10)  # it waits for no lock
+        assert waits == [maintenance.LOOK_AGAIN_S]
+    upkeeper._enqueue_due()
+    assert told == [None]
 
 
 def test_a_worker_that_fell_silent_is_given_up_and_named():

@@ -54,6 +54,7 @@ def _serve(plan: Plan, launch: Launch) -> int:
     context = tls.server_context(*plan.tls) if plan.tls else None
     server = Server(broker_of(plan), host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
+    server.on_scheduled = maintenance.expect
     launch.obey(stop=server.stop)
 
     def keep() -> None:

@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -81,6 +82,8 @@ class Server:
         self.address = (host, port)
         self.started = threading.Event()
         self.command_count = 0
+        self.on_scheduled: Callable[[datetime], None] = lambda _: None
+        """Called when jobs were stored for later, with the first one's time: who enqueues them may have to be early."""
         self._max_connections: int = conf.get("MAX_CONNECTIONS")
         self._door = Door(self, tls, most=self._max_connections)
         self._listen = listen
@@ -149,6 +152,13 @@ class Server:
         """Store jobs with the next turn; a large set on a way of its own, so that nobody waits for it."""
         lane = self.turns if weight(jobs) <= MAX_PUSH_IN_TURN else self._bulk
         lane.submit(jobs, answer)
+
+    def stored(self, jobs: Sequence[JobPayload]) -> None:
+        """Jobs were committed: let fetchers that wait have them, now or when they are due."""
+        self.fetchers.wake({job.queue for job in jobs})
+        times = [job.at for job in jobs if job.at is not None]
+        if times:
+            self.on_scheduled(min(times))
 
     def goes_on(self) -> bool:
         """Whether there is time for more: long work ends between two of its steps when the server stops."""

@@ -69,7 +69,7 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
         refusal = told if isinstance(told, FaktoryError) else told[0]
         connection.finish(_ok(refusal))
         if refusal is None:
-            server.fetchers.wake({command.job.queue})
+            server.stored([command.job])
 
     server.push([command.job], answer)
     return None
@@ -88,7 +88,7 @@ def push_bulk(server: Server, connection: Connection, command: PushBulk) -> byte
             return
         late = {job.jid: _told(refusal) for job, refusal in zip(good, told, strict=True) if refusal is not None}
         connection.finish(resp.bulk(jsontext.encode(refused | late)))
-        server.fetchers.wake({job.queue for job in good})
+        server.stored(good)
 
     server.push(good, answer)
     return None

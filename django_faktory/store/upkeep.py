@@ -7,7 +7,6 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Min
 from django.db.models.functions import Now
 
 from ..jsonfields import later
@@ -21,11 +20,15 @@ WAITING = (State.SCHEDULED, State.RETRIES)
 
 
 def next_due_in(*, using: str, now: datetime | None = None) -> float | None:
-    """Seconds until the next scheduled or retrying job is due, 0 or less if one is; None where none waits."""
+    """Seconds until the next scheduled or retrying job is due, 0 or less if one is; None where none waits.
 
-    def verb(_: BaseDatabaseWrapper) -> float | None:
-        first = Job.objects.using(using).in_state(*WAITING).aggregate(first=Min("run_at"), now=Min(Now()))
-        return None if first["first"] is None else float((first["first"] - (now or first["now"])).total_seconds())
+    Reads the head of an index, whatever waits behind it.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> float | None:
+        heads = [jobs.annotate(clock=Now()).values_list("run_at", "clock")[:1] for jobs in _by_time(connection, using)]
+        found = heads[0].union(*heads[1:], all=True) if len(heads) > 1 else heads[0]
+        return min(((run_at - (now or clock)).total_seconds() for run_at, clock in found), default=None)
 
     return run(using, verb, atomic=False)
 
@@ -34,18 +37,30 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
     """Enqueue jobs whose time has come, at most `limit`; returns their queues, empty when none was due."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
-        jobs = Job.objects.using(using)
-        due = jobs.in_state(*WAITING).filter(run_at__lte=now or Now()).order_by("run_at")
-        rows = list(skip_locked(due).values_list("pk", "queue")[:limit])
+        rows: list[tuple[int, str]] = []
+        for waiting in _by_time(connection, using):
+            due = skip_locked(waiting.filter(run_at__lte=now or Now()))
+            rows += due.values_list("pk", "queue")[: limit - len(rows)]
         if rows:
             with connection.cursor() as cursor:
                 clock = now or dialect_of(connection).now(cursor)
-            jobs.filter(pk__in=[pk for pk, _ in rows]).in_state(*WAITING).update(
+            Job.objects.using(using).filter(pk__in=[pk for pk, _ in rows]).in_state(*WAITING).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
         return {queue for _, queue in rows}
 
     return run(using, verb)
+
+
+def _by_time(connection: BaseDatabaseWrapper, using: str) -> list[Any]:
+    """Jobs that wait for their time, the soonest first: together, or by state where the index is led by it.
+
+    One query over both states would there read, and lock, all that is due to find the first.
+    """
+    jobs = Job.objects.using(using).order_by("run_at")
+    if connection.features.supports_partial_indexes:
+        return [jobs.in_state(*WAITING)]
+    return [jobs.filter(state=str(state)) for state in WAITING]
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:

@@ -115,6 +115,7 @@ class LiveFaktory:
         host, port = server.address
         self.url = f"tcp://{host}:{port}"
         maintenance = Maintenance(alias, on_lost=server.drop, on_work=server.wake)
+        server.on_scheduled = maintenance.expect
         self._run("maintenance", maintenance.run, maintenance.stop)
         if self._concurrency:
             queues = tuple(self._queues or registered_queues())

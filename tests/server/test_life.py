@@ -81,6 +81,19 @@ def test_push_on_one_node_fetch_on_another_ack_on_a_third(serve):
         node.close()
 
 
+def test_who_enqueues_due_jobs_hears_of_the_first_of_a_push(serve):
+    """W13: a job due within a second would else be late by as much."""
+    server, times = serve(), []
+    server.on_scheduled = times.append
+    client = RawClient.identified(server.address)
+    client.ask(push(jid="no-later"))
+    client.ask(push(jid="at-eight", at="2126-01-01T08:00:00Z"))
+    bulk = [push(jid=f"at-hour{hour}", at=f"2126-01-01T0{hour}:00:00Z").removeprefix("PUSH ") for hour in (9, 7)]
+    client.ask(f"PUSHB [{','.join(bulk)}]")
+    assert [(at.hour, at.year) for at in times] == [(8, 2126), (7, 2126)]
+    client.close()
+
+
 @pytest.mark.parametrize("line", [push(jid="abcdefgh"), "FETCH default", "INFO", f"PUSHB [{push(jid='abcdefgh')[5:]}]"])
 def test_while_the_database_is_away_commands_are_told_so_and_then_served_again(client, broker, line):
     """W30."""

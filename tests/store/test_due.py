@@ -1,0 +1,117 @@
+"""Jobs whose time comes: what a look at them costs, in which order and by whom they are enqueued. Rules: W13, W18."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, connections, transaction
+from django.utils import timezone
+
+from django_faktory.lifecycle import FINISHED, State
+from django_faktory.models import Job
+from django_faktory.store import upkeep
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+
+
+def waiting(count, run_at, state="scheduled"):
+    return Job.objects.bulk_create(JobFactory.build(**{state: True}, run_at=run_at) for _ in range(count))
+
+
+def test_the_next_due_time_is_that_of_the_soonest_of_both_states():
+    assert upkeep.next_due_in(using=USING, now=T0) is None
+    waiting(1, T0 + timedelta(seconds=90))
+    assert upkeep.next_due_in(using=USING, now=T0) == 90
+    waiting(1, T0 + timedelta(seconds=30), "retries")
+    assert upkeep.next_due_in(using=USING, now=T0) == 30
+    waiting(1, T0 - timedelta(seconds=5))
+    assert upkeep.next_due_in(using=USING, now=T0) == -5
+
+
+def test_the_database_s_clock_says_what_is_due():
+    waiting(1, timezone.now() + timedelta(minutes=1))
+    assert 50 < upkeep.next_due_in(using=USING) <= 61
+    assert upkeep.enqueue_due(using=USING) == set()
+
+
+def test_a_look_at_what_is_next_is_one_statement_whatever_waits(django_assert_num_queries):
+    waiting(20, T0 + timedelta(hours=1))
+    waiting(20, T0 + timedelta(hours=1), "retries")
+    with django_assert_num_queries(1):
+        upkeep.next_due_in(using=USING)
+
+
+def test_the_soonest_are_enqueued_first_and_no_more_than_asked():
+    last, first = waiting(1, T0 + timedelta(seconds=9)) + waiting(1, T0 + timedelta(seconds=1))
+    upkeep.enqueue_due(using=USING, now=T0 + timedelta(minutes=1), limit=1)
+    assert dict(Job.objects.values_list("jid", "state")) == {last.jid: "scheduled", first.jid: "enqueued"}
+
+
+def test_the_limit_holds_for_both_states_together():
+    waiting(3, T0)
+    waiting(3, T0, "retries")
+    upkeep.enqueue_due(using=USING, now=T0, limit=4)
+    assert Job.objects.filter(state="enqueued").count() == 4
+    upkeep.enqueue_due(using=USING, now=T0, limit=4)
+    assert Job.objects.filter(state="enqueued").count() == 6
+
+
+def test_a_second_node_enqueues_those_that_the_first_is_not_at_and_waits_for_nobody():
+    if not connection.features.has_select_for_update_skip_locked:
+        pytest.skip("one writer at a time: the second waits for the first")
+    waiting(30, T0)
+    waiting(30, T0, "retries")
+    seen = []
+
+    def second():
+        upkeep.enqueue_due(using=USING, now=T0)
+        seen.append(Job.objects.filter(state="enqueued").count())
+        connections.close_all()
+
+    with transaction.atomic():
+        upkeep.enqueue_due(using=USING, now=T0, limit=20)
+        node = threading.Thread(target=second)
+        node.start()
+        node.join(20)
+        assert seen == [40]
+    assert Job.objects.filter(state="enqueued").count() == 60
+
+
+@pytest.mark.parametrize(
+    ("jobs", "index"),
+    [
+        (lambda: Job.objects.in_state(*upkeep.WAITING).order_by("run_at")[:1], "faktory_due"),
+        (lambda: Job.objects.in_state(*FINISHED).filter(purge_at__lt=T0).order_by("purge_at")[:9], "faktory_purge"),
+        (lambda: Job.objects.in_state(State.WORKING).filter(reserved_until__lt=T0), "faktory_reserved"),
+    ],
+    ids=["due", "finished", "overdue"],
+)
+def test_what_is_polled_is_read_off_its_index(jobs, index):
+    if not connection.features.supports_partial_indexes:
+        pytest.skip("the index is led by the state there, and read state by state")
+    waiting(5, T0 + timedelta(hours=1))
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        plan = jobs().explain()
+        if connection.vendor == "postgresql":
+            cursor.execute("RESET enable_seqscan; RESET enable_bitmapscan")
+    assert index in plan
+    assert "TEMP B-TREE" not in plan
+    assert "Sort" not in plan
+
+
+def test_on_mariadb_only_the_head_of_the_index_is_read():
+    if connection.features.supports_partial_indexes:
+        pytest.skip("the plan above says it")
+    waiting(300, T0 + timedelta(hours=1))
+    waiting(300, T0 + timedelta(hours=1), "retries")
+    with connection.cursor() as cursor:
+        cursor.execute("FLUSH STATUS")
+        upkeep.next_due_in(using=USING)
+        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        read = sum(int(count) for name, count in cursor.fetchall() if name != "Handler_read_rnd_next")
+    assert read < 20
