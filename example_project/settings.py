@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "example_project.shop",
 ]
 MIDDLEWARE = [
+    "django_faktory.tracing.request_context",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -71,7 +72,8 @@ if REDIS_URL:
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
 
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
-FAKTORY = {}
+# Tasks speak the language and live in the time zone of who enqueued them, and know the request they come from.
+FAKTORY = {"MIDDLEWARE": [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")]}
 
 # Mail goes to the console; Django 6.1 has its own word for it.
 if django.VERSION >= (6, 1):

@@ -15,5 +15,5 @@ def place_order(*, customer, item, price):
         tasks.send_invoice.enqueue(order.pk)
         tasks.check_stock.enqueue(order.pk)
         tasks.call_webhook.enqueue(order.pk)
-        tasks.ask_for_review.using(run_after=timedelta(minutes=1)).enqueue(order.pk)
+        tasks.ask_for_review.using(run_after=timedelta(minutes=1)).enqueue(order)
     return order

@@ -14,6 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_faktory import Discard, task
+from django_faktory.errors import TaskTimeout
 
 from .models import DailyReport, Invoice, Order
 
@@ -49,7 +50,7 @@ async def check_stock(order_id):
     await Order.objects.filter(pk=order_id).aupdate(in_stock=True)
 
 
-@task(max_attempts=5, retry_on=[URLError, TimeoutError], backoff=after_a_second)
+@task(max_attempts=5, retry_on=[URLError, TimeoutError, TaskTimeout], backoff=after_a_second, timeout=30)
 def call_webhook(order_id):
     """Tell the partner about an order. The partner is not always there: a refusal is tried again."""
     url = settings.SHOP_URL + reverse("shop:partner")
@@ -67,10 +68,12 @@ def charge_card(order_id, card):
     Order.objects.filter(pk=order_id, paid_at=None).update(paid_at=timezone.now())
 
 
-@task(queue_name="mail", priority=-50, expires_in=86_400)
-def ask_for_review(order_id):
-    """Scheduled for some time after the order, and in no hurry then; but a day late nobody wants to be asked."""
-    order = Order.objects.get(pk=order_id)
+@task(queue_name="mail", priority=-50, expires_in=86_400, missing="discard")
+def ask_for_review(order):
+    """Scheduled for some time after the order, and in no hurry then; but a day late nobody wants to be asked.
+
+    The order travels as its key and is as it is by then; where it was deleted there is nobody to ask.
+    """
     send_mail("How do you like it?", f"You ordered {order.item}.", None, [order.customer])
 
 

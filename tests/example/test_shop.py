@@ -123,5 +123,5 @@ def test_the_page_shows_orders_and_the_report(client, order):
 
 
 def test_a_review_is_asked_for(order):
-    tasks.ask_for_review.func(order.pk)
+    tasks.ask_for_review.func(order)
     assert "Analytical Engine" in mail.outbox[0].body
