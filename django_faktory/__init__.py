@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import Discard, FaktoryError, Kill, NotUnique, Retry
+from .errors import Discard, FaktoryError, Kill, MissingObject, NotUnique, Retry, TaskTimeout
 
 if TYPE_CHECKING:
     from .tasks import JobContext, task
 
-__all__ = ["Discard", "FaktoryError", "JobContext", "Kill", "NotUnique", "Retry", "task"]
+__all__ = [
+    "Discard",
+    "FaktoryError",
+    "JobContext",
+    "Kill",
+    "MissingObject",
+    "NotUnique",
+    "Retry",
+    "TaskTimeout",
+    "task",
+]
 __version__ = "0.1.0.dev0"
 
 

@@ -13,8 +13,7 @@ from django.db.models import Count, Sum
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory import Discard, task
-from django_faktory.errors import TaskTimeout
+from django_faktory import Discard, TaskTimeout, task
 
 from .models import DailyReport, Invoice, Order
 

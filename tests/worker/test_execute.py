@@ -86,7 +86,8 @@ def test_a_result_is_made_plain_json():
 )
 def test_arguments_arrive_exactly_as_sent(text):
     """W11: whatever JSON can hold, a lone surrogate and integers of any size too."""
-    report = prepare(given(f'{{"jid":"0123456789","jobtype":"tests.project.tasks.returns","args":[{text}]}}')).run(NO_BROKER)
+    job = given(f'{{"jid":"0123456789","jobtype":"tests.project.tasks.returns","args":[{text}]}}')
+    report = prepare(job).run(NO_BROKER)
     assert repr(jsontext.decode(report.result)) == repr(jsontext.decode(text))
 
 
