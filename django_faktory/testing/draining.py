@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connections
 from django.db.models import Min
 from django.utils import timezone
 
@@ -182,23 +182,23 @@ class _Drain:
 def _as_if_committed() -> Iterator[None]:
     """Let a job in a test's transaction be as one that has its own connection, where there is such a transaction."""
     held = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
-    savepoints = {alias: transaction.savepoint(using=alias) for alias in held}
+    savepoints = {alias: connections[alias].savepoint() or "" for alias in held}  # "" where there are none
     hooks = {alias: len(connections[alias].run_on_commit) for alias in held}
     depths = {alias: len(connections[alias].savepoint_ids) for alias in held}
     yield
     for alias in held:
         connection = connections[alias]
         if len(connection.savepoint_ids) != depths[alias]:
-            transaction.savepoint_rollback(savepoints[alias], using=alias)
+            connection.savepoint_rollback(savepoints[alias])
             del connection.savepoint_ids[depths[alias] :], connection.atomic_blocks[depths[alias] + 1 :]
             raise AssertionError(
                 f"the task left a transaction open on {alias!r}: use `with transaction.atomic():`, which ends by itself"
             )
         if _is_broken(alias):
             connection.needs_rollback = False
-            transaction.savepoint_rollback(savepoints[alias], using=alias)
+            connection.savepoint_rollback(savepoints[alias])
         else:
-            transaction.savepoint_commit(savepoints[alias], using=alias)
+            connection.savepoint_commit(savepoints[alias])
         _run_hooks(alias, hooks[alias])
 
 
