@@ -33,4 +33,4 @@ class Control:
         if not (isfinite(done) and isfinite(total) and done >= 0 and total > 0):
             raise ValueError(f"progress: expected done from 0 and total above 0, got {done!r} of {total!r}")
         if self.tell is not None:
-            self.tell(min(int(100 * done / total), 100), note)
+            self.tell(int(min(100 * done / total, 100)), note)
