@@ -23,7 +23,7 @@ from ..compat import TaskResult
 from ..errors import FaktoryError
 from ..lifecycle import State
 from ..models import Job
-from ..payloads import Ack, Failure, FetchRequest, Reservation
+from ..payloads import Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..results import call_of
 from ..store import upkeep
 from ..worker.execute import prepare
@@ -147,8 +147,14 @@ class _Drain:
             self._note(reservation, None, FaktoryError(found.message))
             return
         watched = Watched(reservation, call_of(reservation.text), found.task)
+        told: list[TrackUpdate] = []
+        watched.control.tell = lambda percent, note: told.append(
+            TrackUpdate(jid=reservation.jid, wid=WID, percent=percent, desc=note)
+        )
         with _as_if_committed():
             report = watched.perform(self._broker)
+        if told:
+            self._broker.track_set(told[-1:])  # not while it ran: an async task's loop must not ask the database
         self._report(report)
         self._note(reservation, watched, watched.error)
 

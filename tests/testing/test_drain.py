@@ -55,6 +55,17 @@ def breaks_a_constraint(pk):
     Mark(pk=pk, text="twice").save(force_insert=True)
 
 
+@task(takes_context=True, track=True)
+def tells_progress(context):
+    context.progress(1, 4)
+    context.progress(2, 4, "half")
+
+
+@task(takes_context=True, track=True)
+async def async_tells_progress(context):
+    context.progress(2, 4, "half")
+
+
 @task(max_attempts=1)
 async def async_reads_a_mark(pk):
     return (await Mark.objects.aget(pk=pk)).text
@@ -117,6 +128,14 @@ def test_async_tasks_see_what_the_test_wrote():
     async_reads_a_mark.enqueue(mark.pk)
     [ran] = drain()
     assert ran.result.return_value == "here"
+
+
+@pytest.mark.parametrize("made", [tells_progress, async_tells_progress])
+def test_what_a_task_tells_of_its_progress_can_be_read(made):
+    result = made.enqueue()
+    drain()
+    [tracked] = get_broker().track_get([result.id])
+    assert (tracked.percent, tracked.desc, tracked.state) == (50, "half", "success")
 
 
 def test_an_unknown_jobtype_fails_as_with_a_worker():
