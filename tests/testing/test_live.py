@@ -4,7 +4,7 @@ import json
 
 import pytest
 from django.db import connection, transaction
-from django.test import TransactionTestCase
+from django.test import TransactionTestCase, override_settings
 
 from django_faktory import FaktoryError
 from django_faktory.brokers import remote_broker
@@ -56,6 +56,11 @@ def test_without_a_worker_others_can_fetch(transactional_db):
 def test_inside_a_transaction_it_does_not_start():
     with pytest.raises(FaktoryError, match="TransactionTestCase"), LiveFaktory():
         pass
+
+
+def test_with_jobs_elsewhere_it_does_not_start():
+    with override_settings(FAKTORY={"BROKER": "remote"}), pytest.raises(FaktoryError, match="BROKER"):
+        LiveFaktory()
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has databases in memory")
