@@ -1,0 +1,154 @@
+"""Several nodes over one database: any client may talk to any of them. Rules: W13, W16, W20, W22, W24, W29."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from django_faktory.models import Job
+from tests.server.raw import RawClient, push, worker
+from tests.settings import KIND
+from tests.waiting import wait_until
+
+ONLY_HINTS = {} if KIND == "mariadb" else {"POLL_INTERVAL": 60}
+"""Where nodes hear of each other, nothing here may need a poll; a FETCH waits two seconds only."""
+
+
+@pytest.fixture
+def nodes(runfaktory, address):
+    """Start servers at once; where each listens, and its program."""
+
+    def start(count, **settings):
+        programs = [
+            runfaktory("127.0.0.1:0", "--server-only", "--no-reload", **ONLY_HINTS | settings) for _ in range(count)
+        ]
+        return [(address(program), program) for program in programs]
+
+    return start
+
+
+@pytest.fixture
+def client():
+    """Open clients of nodes; all are closed at the end."""
+    clients = []
+
+    def open_client(node, **hello):
+        clients.append(RawClient.identified(node[0], **hello))
+        return clients[-1]
+
+    yield open_client
+    for one in clients:
+        one.close()
+
+
+def kill(node):
+    """The whole node at once: no process of it can say goodbye."""
+    family = node[1].children()
+    for process in family:
+        process.suspend()
+    os.kill(node[1].pid, signal.SIGKILL)
+    for process in family:
+        process.kill()
+    for process in family:
+        wait_until(lambda process=process: not process.is_running() or process.status() == "zombie")
+
+
+def is_cut_off(client):
+    """A killed process' connections end, or are reset where it had not read all."""
+    try:
+        return client.is_closed()
+    except ConnectionResetError:
+        return True
+
+
+def info(client):
+    return json.loads(client.ask("INFO"))["faktory"]
+
+
+def jid_of(reply):
+    return json.loads(reply)["jid"]
+
+
+def test_pushed_on_one_node_fetched_on_the_next_acknowledged_on_the_third(nodes, client):
+    """W13, W16."""
+    first, second, third = (client(node, **worker("wid-1")) for node in nodes(3))
+    assert first.ask(push(jid="goes-around", queue="mail")) == b"+OK"
+    assert jid_of(second.ask("FETCH mail")) == "goes-around"
+    assert third.ask('ACK {"jid":"goes-around"}') == b"+OK"
+    assert not Job.objects.exists()
+    assert second.ask('FAIL {"jid":"goes-around"}') == b"-ERR Job not found goes-around"
+
+
+def test_info_is_true_on_each_node(nodes, client):
+    """W22: sizes, totals and workers are the cluster's."""
+    first, second = nodes(2)
+    one, other = client(first, **worker("wid-1")), client(second, **worker("wid-2"))
+    one.ask('BEAT {"wid":"wid-1"}')
+    other.ask('BEAT {"wid":"wid-2"}')
+    for number in range(5):
+        one.ask(push(jid=f"counted-{number}", queue="mail"))
+    other.ask(push(jid="scheduled", at="2126-01-01T00:00:00Z"))
+    done, failed, held = (jid_of(other.ask("FETCH mail")) for _ in range(3))
+    assert one.ask(f'ACK {{"jid":"{done}"}}') == b"+OK"  # another worker's: changes nothing
+    other.ask(f'ACK {{"jid":"{done}"}}')
+    other.ask(f'FAIL {{"jid":"{failed}","errtype":"E"}}')
+    for told in (info(one), info(other)):
+        assert told["queues"]["mail"] == 2
+        assert told["sets"] == {"scheduled": 1, "retries": 1, "dead": 0, "working": 1}
+        assert (told["total_processed"], told["total_failures"], told["total_enqueued"]) == (2, 1, 2)
+        assert told["tasks"]["Workers"]["size"] == 2
+    assert held == "counted-2"
+
+
+def test_a_fetch_that_waits_on_one_node_gets_what_is_pushed_on_another(nodes, client):
+    """W13. On PostgreSQL and SQLite by a hint: no poll is due while it waits."""
+    first, second = nodes(2)
+    pusher, waiter = client(first), client(second, **worker())
+    for number in range(3):
+        waiter.send("FETCH other default")
+        pusher.ask(push(jid=f"from-afar-{number}"))
+        assert jid_of(waiter.reply()) == f"from-afar-{number}"
+        waiter.ask(f'ACK {{"jid":"from-afar-{number}"}}')
+
+
+def test_a_pause_on_one_node_holds_on_all_and_so_does_its_end(nodes, client):
+    """W24."""
+    first, second = nodes(2)
+    chief, waiter = client(first), client(second, **worker())
+    assert chief.ask("QUEUE PAUSE default") == b"+OK"
+    waiter.send("FETCH default")
+    assert chief.ask(push(jid="paused-here")) == b"+OK"
+    assert waiter.reply() is None
+    waiter.send("FETCH default")
+    assert chief.ask("QUEUE RESUME default") == b"+OK"
+    assert jid_of(waiter.reply()) == "paused-here"
+
+
+def test_a_node_that_is_killed_takes_no_job_with_it(nodes, client):
+    """W16, W29: what it accepted is stored; what its clients held is acknowledged elsewhere."""
+    first, second = nodes(2)
+    doomed, parked = client(first, **worker("wid-1")), client(first, **worker("wid-2"))
+    for number in range(3):
+        assert doomed.ask(push(jid=f"accepted-{number}")) == b"+OK"
+    assert jid_of(doomed.ask("FETCH default")) == "accepted-0"
+    parked.send("FETCH elsewhere")
+    kill(first)
+    assert is_cut_off(parked)
+    again, parked = client(second, **worker("wid-1")), client(second, **worker("wid-2"))
+    assert again.ask('ACK {"jid":"accepted-0"}') == b"+OK"
+    assert {jid_of(parked.ask("FETCH default")) for _ in range(2)} == {"accepted-1", "accepted-2"}
+    assert set(Job.objects.values_list("jid", "wid")) == {("accepted-1", "wid-2"), ("accepted-2", "wid-2")}
+    assert info(again)["total_processed"] == 1
+
+
+def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
+    """W13, W20: due jobs and lost workers are nobody's own."""
+    first, second = nodes(2, WORKER_TIMEOUT=1)
+    doomed = client(first, **worker("wid-lost"))
+    doomed.ask(push(jid="was-held"))
+    assert jid_of(doomed.ask("FETCH default")) == "was-held"
+    assert doomed.ask('BEAT {"wid":"wid-lost"}') == b"+OK"
+    kill(first)
+    heir = client(second, **worker("wid-heir"))
+    assert jid_of(wait_until(lambda: heir.ask("FETCH default"), 30)) == "was-held"
