@@ -47,6 +47,7 @@ format:
 docs:
 	@$(PYTHON) scripts/bootstrap.py
 	@.venv/bin/python scripts/settings_reference.py
+	@.venv/bin/python scripts/state_diagram.py
 
 clean:
 	rm -rf .venv .venv-django* .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -30,6 +30,7 @@ def python_files(*folders):
 PACKAGE = python_files("django_faktory")
 OURS = [*PACKAGE, *python_files("example_project", "scripts", "benchmarks")]
 TESTS = python_files("tests")
+RULES_WITHOUT_TESTS = {"W26"}  # batches, which are not built yet
 
 
 def name(path):
@@ -110,6 +111,33 @@ def test_every_setting_has_a_default_and_a_meaning():
 def test_the_settings_page_is_in_step():
     page = script("settings_reference")
     assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
+
+
+def test_the_diagram_of_states_is_in_step():
+    page = script("state_diagram")
+    assert page.PAGE.read_text(encoding="utf-8") == page.render(), "run: make docs"
+
+
+def test_each_rule_of_the_protocol_is_explained_and_has_tests_that_name_it():
+    rules = [f"W{number}" for number in range(1, 31)]
+    page = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (W\d+) \|", page, flags=re.MULTILINE) == rules
+    named = rules_named_by_tests()
+    assert [rule for rule in rules if rule not in named] == sorted(RULES_WITHOUT_TESTS)
+
+
+def rules_named_by_tests():
+    """In the docstrings of tests and of their modules; "W19 to W21" names three."""
+    named = set()
+    for path in TESTS:
+        module = tree(path)
+        named_nodes = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        tests = [node for node in named_nodes if node.name.startswith(("test_", "Test"))]
+        for text in [ast.get_docstring(node) or "" for node in ([module, *tests] if tests else [])]:
+            named |= set(re.findall(r"\bW\d+\b", text))
+            for first, last in re.findall(r"\bW(\d+) to W?(\d+)\b", text):
+                named |= {f"W{number}" for number in range(int(first), int(last) + 1)}
+    return named
 
 
 def test_every_setting_in_use_is_one_of_ours():

@@ -99,9 +99,7 @@ class Fetchers:
     def _claim(self) -> None:
         if not self._claims_free or self._is_stopping:
             return
-        batch = [fetcher for fetcher in self._waiting if fetcher.untried and not (fetcher.is_over or fetcher.in_claim)][
-            :MAX_BATCH
-        ]
+        batch = self._next_batch()
         if not batch:
             return
         self._claims_free -= 1
@@ -109,6 +107,19 @@ class Fetchers:
         for fetcher in batch:
             fetcher.untried, fetcher.in_claim = False, True
             self._lane.submit(fetcher.request, partial(self._claimed, claim, fetcher))
+
+    def _next_batch(self) -> list[Fetcher]:
+        """Who is to be tried, in the order they came; before newcomers one more, who waits longest for their queues.
+
+        Without it who asks again and again could take each job before the push that brings it wakes who waits.
+        """
+        idle = [fetcher for fetcher in self._waiting if not (fetcher.is_over or fetcher.in_claim)]
+        batch = [fetcher for fetcher in idle if fetcher.untried][:MAX_BATCH]
+        if not batch or len(batch) == len(idle) or batch[0] is idle[0]:
+            return batch
+        wanted = {queue for fetcher in batch for queue in fetcher.request.queues}
+        elder = next(fetcher for fetcher in idle if not wanted.isdisjoint(fetcher.request.queues))
+        return batch if elder is batch[0] else [elder, *batch]
 
     def _claimed(self, claim: _Claim, fetcher: Fetcher, found: list[Reservation] | FaktoryError) -> None:
         fetcher.in_claim = False

@@ -1,0 +1,118 @@
+"""Who is served first of those that wait, and of those that come. Rule: W13."""
+
+import json
+
+import pytest
+
+from django_faktory.models import Job
+from tests.factories import JobFactory, QueueFactory
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def quiet_server(serve, settings):
+    """Only pushes wake who waits: no poll, no hint."""
+    settings.FAKTORY = {"POLL_INTERVAL": 60.0}
+    return serve()
+
+
+@pytest.fixture
+def clients(quiet_server):
+    """Workers of one server, each with a wid of its own."""
+    opened = []
+
+    def start(count):
+        opened.extend(RawClient.identified(quiet_server.address, **worker(f"wid-{n}")) for n in range(count))
+        return opened[-count:]
+
+    yield start
+    for client in opened:
+        client.close()
+
+
+def park(server, client, *queues):
+    """FETCH, and return when it waits."""
+    before = parked(server)
+    client.send(f"FETCH {' '.join(queues)}")
+    wait_until(lambda: parked(server) == before + 1)
+
+
+def parked(server):
+    return sum(bool(fetcher.timer) for fetcher in list(server.fetchers._waiting))
+
+
+def jid(reply):
+    return reply and json.loads(reply)["jid"]
+
+
+def many(*jids, **fields):
+    return f"PUSHB [{','.join(push(jid=jid, **fields).removeprefix('PUSH ') for jid in jids)}]"
+
+
+def test_who_waits_longest_is_served_first(quiet_server, clients):
+    *waiting, pusher = clients(6)
+    for client in waiting:
+        park(quiet_server, client, "default")
+    for number, client in enumerate(waiting):
+        assert pusher.ask(push(jid=f"in-turn-{number}")) == b"+OK"
+        assert jid(client.reply()) == f"in-turn-{number}"
+
+
+def test_jobs_of_one_push_go_to_those_that_wait_in_their_order(quiet_server, clients):
+    *waiting, pusher = clients(5)
+    for client in waiting:
+        park(quiet_server, client, "default")
+    pusher.ask(many("first-job", "second-job", "third-job"))
+    assert [jid(client.reply()) for client in waiting] == ["first-job", "second-job", "third-job", None]
+
+
+def test_each_gets_the_first_of_its_own_order(quiet_server, clients):
+    orders = ["a b c", "b c a", "c a b", "b a c"]
+    pusher, *others = clients(5)
+    for queue in "abc":
+        pusher.ask(many(*(f"{queue}-job-number-{n}" for n in range(2)), queue=queue))
+    got = [jid(client.ask(f"FETCH {order}")) for client, order in zip(others, orders, strict=True)]
+    assert [name[0] for name in got] == ["a", "b", "c", "b"]
+
+
+def test_who_waits_for_other_queues_keeps_nobody_waiting(quiet_server, clients):
+    first, second, pusher = clients(3)
+    park(quiet_server, first, "rare", "rarer")
+    park(quiet_server, second, "busy", "rare")
+    pusher.ask(push(jid="busy-job", queue="busy"))
+    assert jid(second.reply()) == "busy-job"
+    park(quiet_server, second, "busy", "rare")
+    pusher.ask(push(jid="rare-job", queue="rare"))
+    assert jid(first.reply()) == "rare-job"
+
+
+def test_a_paused_queue_does_not_hold_up_those_behind_it(quiet_server, clients):
+    QueueFactory(name="first", paused_at="2026-01-01T00:00:00Z")
+    waiting, pusher = clients(2)
+    pusher.ask(many("held-back", "held-too", queue="first"))
+    park(quiet_server, waiting, "first", "second")
+    pusher.ask(push(jid="goes-by-it", queue="second"))
+    assert jid(waiting.reply()) == "goes-by-it"
+    assert Job.objects.filter(state="enqueued").count() == 2
+
+
+def test_who_pushes_and_fetches_at_once_does_not_take_the_job_from_one_that_waits(quiet_server, clients):
+    """Else some that ask again and again could starve those that wait."""
+    patient, hasty = clients(2)
+    for number in range(2):
+        park(quiet_server, patient, "other", "default")
+        hasty.send(f"{push(jid=f'job-of-both-{number}')}\r\nFETCH default")
+        assert hasty.reply() == b"+OK"
+        assert jid(patient.reply()) == f"job-of-both-{number}"
+        assert hasty.reply() is None
+
+
+def test_a_newcomer_s_fetch_lets_the_one_that_waits_longest_try_first(quiet_server, clients):
+    """A job that came without a word, from another process say: it is for him who came before."""
+    patient, hasty = clients(2)
+    park(quiet_server, patient, "default")
+    JobFactory(jid="unheard-of")
+    hasty.send("FETCH default")
+    assert jid(patient.reply()) == "unheard-of"
+    assert hasty.reply() is None
