@@ -6,6 +6,7 @@ import sys
 import django
 import hypothesis
 import pytest
+from django.db import connections
 
 from tests import services
 from tests.settings import KIND
@@ -19,6 +20,21 @@ def pytest_report_header():
     database = services.DATABASES[KIND]()
     told = f"{database.name}: {database.missing}" if database.missing else str(database)
     return f"on: {told}, Django {django.__version__}, Python {sys.version.split(maxsplit=1)[0]}"
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup, django_db_blocker):
+    """Before PostgreSQL drops the databases: sessions of processes that tests have killed may not have ended yet."""
+    yield
+    with django_db_blocker.unblock():
+        for alias in connections:
+            if connections[alias].vendor == "postgresql":
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    )
+        connections.close_all()
 
 
 @pytest.fixture(scope="session")
