@@ -1,0 +1,1 @@
+"""This project beside its peers, in one run: `python -m benchmarks.peers` (see ../README.md)."""

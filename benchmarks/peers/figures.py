@@ -1,0 +1,74 @@
+"""The figures of a run: their names, which way is better, and each system's median beside the best peer's."""
+
+from dataclasses import dataclass
+
+from benchmarks.peers.arithmetic import best, median, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One column of the table."""
+
+    key: str
+    heading: str
+    title: str  # of its part of the chart
+    more_is_better: bool = False
+
+    def shown(self, value):
+        """A number as a person reads it: three digits that count."""
+        if value is None:
+            return "–"
+        if abs(value) >= 1000:
+            return f"{round(value, -1 if abs(value) < 10_000 else -2):,.0f}"
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _more(key, heading, title):
+    return Figure(key=key, heading=heading, title=title, more_is_better=True)
+
+
+def _less(key, heading, title):
+    return Figure(key=key, heading=heading, title=title)
+
+
+FIGURES = (
+    _more("noop_per_s", "no-op jobs/s", "No-op jobs a second (more is better)"),
+    _more("insert_per_s", "INSERT jobs/s", "Jobs with one INSERT a second (more is better)"),
+    _less("enqueue_ratio", "enqueue ÷ create", "enqueue() ÷ a bare create() (less is better)"),
+    _less("with_row_ratio", "the same, with a row", "enqueue() ÷ create(), with a row (less is better)"),
+    _more("many_per_s", "enqueue many, jobs/s", "Jobs enqueued by one call, a second (more is better)"),
+    _less("pick_up_p50_ms", "pick-up p50, ms", "Pick-up of a lone job, p50 in ms (less is better)"),
+    _less("pick_up_p99_ms", "pick-up p99, ms", "Pick-up of a lone job, p99 in ms (less is better)"),
+    _less("cpu_ms", "CPU/job, ms", "CPU a no-op job in ms: workers and store (less is better)"),
+    _less("rss_mb", "RSS, MB", "Memory of the workers, RSS in MB (less is better)"),
+    _less("pss_mb", "PSS, MB", "Memory of the workers, PSS in MB (less is better)"),
+    _less(
+        "idle_operations_per_s", "idle tx or commands/s", "Transactions or commands a second when idle (less is better)"
+    ),
+    _less("idle_cpu_percent", "idle CPU, %", "CPU when idle, % of a core (less is better)"),
+)
+CHARTED = ("noop_per_s", "insert_per_s", "pick_up_p50_ms", "cpu_ms")
+
+
+def medians(found):
+    """{system: {figure: median of its rounds}}; what was not measured is None."""
+    return {
+        name: {figure.key: median(about["samples"].get(figure.key, ())) for figure in FIGURES}
+        for name, about in found["systems"].items()
+    }
+
+
+def best_peers(found):
+    """{figure: the best median among the peers}; our own systems do not count."""
+    values = medians(found)
+    peers = [values[name] for name, about in found["systems"].items() if not about["ours"]]
+    return {
+        figure.key: best((peer[figure.key] for peer in peers), more_is_better=figure.more_is_better)
+        for figure in FIGURES
+    }
+
+
+def ratios(found):
+    """{system: {figure: how many times the best peer's}}."""
+    to = best_peers(found)
+    return {name: {key: ratio(value, to[key]) for key, value in row.items()} for name, row in medians(found).items()}

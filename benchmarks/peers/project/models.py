@@ -1,0 +1,17 @@
+"""The business row: what tasks write, and what a bare `create()` is measured with."""
+
+from django.db import models
+
+
+class Row(models.Model):
+    """A row like any other."""
+
+    number = models.IntegerField()
+    text = models.CharField(max_length=100)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        app_label = "project"
+
+    def __str__(self):
+        return f"row {self.number}"

@@ -1,0 +1,87 @@
+"""A run for people: the machine, a table, what was not measured; and the same for docs/performance.md."""
+
+from benchmarks.peers.chart import chart
+from benchmarks.peers.figures import FIGURES, medians, ratios
+
+BEGIN, END = "<!-- peers: begin; written by python -m benchmarks.peers -->", "<!-- peers: end -->"
+
+
+def page(found):
+    """Everything there is to say, in Markdown."""
+    parts = (_machine(found), table(found), _set_ups(found), _problems(found))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(found):
+    """A line for each system: medians, and in brackets how many times the best peer's."""
+    values, beside = medians(found), ratios(found)
+    lines = [
+        "| | " + " | ".join(figure.heading for figure in FIGURES) + " |",
+        "|---|" + "---:|" * len(FIGURES),
+    ]
+    for name, about in found["systems"].items():
+        cells = [_cell(figure, values[name][figure.key], beside[name][figure.key]) for figure in FIGURES]
+        title = f"**{about['title']}**" if about["ours"] else about["title"]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(figure, value, beside):
+    return figure.shown(value) + ("" if beside is None else f" ({beside:.2f})")
+
+
+def _machine(found):
+    about = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
+    options, databases = found["options"], {}
+    for system in found["systems"].values():
+        if "database" in system:
+            databases["SQLite" if system["store"] == "SQLite" else "PostgreSQL"] = system["database"]
+    stores = "; ".join(
+        f"{store}: " + ", ".join(f"{name} {value}" for name, value in settings.items())
+        for store, settings in databases.items()
+    )
+    return (
+        f"{found['made_at']}: {about}. {stores}. Redis without persistence.\n"
+        f"{options['rounds']} rounds in turns, medians; {options['jobs']} jobs a drain (the quick systems a multiple), "
+        f"{options['many']} at once, {options['calls']} one by one, {options['lone']} lone ones. "
+        "In brackets: how many times the best peer's figure."
+    )
+
+
+def _set_ups(found):
+    lines = []
+    for about in found["systems"].values():
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items()) or "not installed"
+        lines.append(f"- {about['title']} ({about['store']}; {about['promise']}): {about['layout']}. {versions}")
+    return "\n".join(lines)
+
+
+def _problems(found):
+    lines = [f"- {about['title']}: {problem}" for about in found["systems"].values() for problem in about["problems"]]
+    return "What went wrong:\n\n" + "\n".join(lines) if lines else ""
+
+
+def is_whole(found, systems, measures):
+    """Whether a run may stand in the docs: every system, every measure, and enough of both rounds and jobs."""
+    options = found["options"]
+    wanted = (set(systems), set(measures))
+    got = (set(options["only"]), set(options["measures"]))
+    return got == wanted and options["rounds"] >= 3 and options["jobs"] >= 1000
+
+
+def write(found, docs):
+    """The chart and the block between the markers of performance.md. Raises ValueError where they are missing."""
+    place = docs / "performance.md"
+    text = with_block(place.read_text(encoding="utf-8"), f"![The same as bars](img/peers.svg)\n\n{page(found)}")
+    (docs / "img").mkdir(exist_ok=True)
+    (docs / "img" / "peers.svg").write_text(chart(found), encoding="utf-8")
+    place.write_text(text, encoding="utf-8")
+
+
+def with_block(text, block):
+    """The page with this between its markers, and all else as it was."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"performance.md: expected the lines {BEGIN} and {END}; put them where the table belongs")
+    return f"{before}{BEGIN}\n{block.strip()}\n{END}{after}"

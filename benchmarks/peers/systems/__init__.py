@@ -1,0 +1,26 @@
+"""All systems, in the order of the tables."""
+
+from .celery import Celery
+from .dj_queue import DjQueue
+from .django_ox import DjangoOx
+from .django_tasks_db import DjangoTasksDb
+from .dramatiq import Dramatiq
+from .huey import Huey
+from .ours import Ours, OursAtomic, OursSqlite
+from .procrastinate import Procrastinate
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        Ours(),
+        OursAtomic(),
+        OursSqlite(),
+        DjangoTasksDb(),
+        DjangoOx(),
+        DjQueue(),
+        Procrastinate(),
+        Celery(),
+        Dramatiq(),
+        Huey(),
+    )
+}

@@ -1,0 +1,31 @@
+"""django-tasks-db: a worker runs one job at a time, so there are four; it has no bulk call."""
+
+from ..system import System, django
+
+
+class DjangoTasksDb(System):
+    name = "django-tasks-db"
+    title = "django-tasks-db"
+    requirements = ("django-tasks-db",)
+    environment = "django-tasks-db"
+    tasks = "benchmarks.peers.tasks.django_tasks"
+    apps = ("django_tasks_db",)
+    layout = "4 × `db_worker --interval 1 --no-startup-delay`; many: a loop in one transaction"
+
+    def settings(self):
+        return {"TASKS": {"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}}}
+
+    def commands(self):
+        return [django("db_worker", "--interval", "1", "--no-startup-delay", "--no-reload")] * 4
+
+    def enqueue_many(self, kind, numbers):
+        from django.db import transaction
+
+        with transaction.atomic():
+            for number in numbers:
+                self.enqueue(kind, number)
+
+    def left(self):
+        from django_tasks_db.models import DBTaskResult
+
+        return DBTaskResult.objects.exclude(status="SUCCESSFUL").count()

@@ -1,0 +1,1 @@
+"""The same two tasks, as each system declares them."""

@@ -1,0 +1,15 @@
+"""Tasks for every backend of Django's own Tasks."""
+
+from django.tasks import task
+
+from benchmarks.peers.project import work
+
+
+@task
+def noop(number, text):
+    work.noop(number, text)
+
+
+@task
+def insert(number, text):
+    work.insert(number, text)

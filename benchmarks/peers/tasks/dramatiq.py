@@ -1,0 +1,15 @@
+"""Dramatiq's actors."""
+
+import dramatiq
+
+from benchmarks.peers.project import work
+
+
+@dramatiq.actor
+def noop(number, text):
+    work.noop(number, text)
+
+
+@dramatiq.actor
+def insert(number, text):
+    work.insert(number, text)

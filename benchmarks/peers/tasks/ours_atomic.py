@@ -1,0 +1,14 @@
+"""django_faktory's tasks, whose work and end are one transaction."""
+
+from benchmarks.peers.project import work
+from django_faktory import task
+
+
+@task(atomic=True)
+def noop(number, text):
+    work.noop(number, text)
+
+
+@task(atomic=True)
+def insert(number, text):
+    work.insert(number, text)

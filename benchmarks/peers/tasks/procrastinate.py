@@ -1,0 +1,15 @@
+"""Procrastinate's tasks."""
+
+from procrastinate.contrib.django import app
+
+from benchmarks.peers.project import work
+
+
+@app.task
+def noop(number, text):
+    work.noop(number, text)
+
+
+@app.task
+def insert(number, text):
+    work.insert(number, text)
