@@ -3,7 +3,7 @@
     python -m benchmarks.first_speed            (PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite)
 
 Prints the machine and the settings first: a figure without them is worth nothing. It makes and empties the
-database `faktory_bench`.
+database BENCH_NAME, `faktory_bench` unless told otherwise.
 """
 
 import json
@@ -42,10 +42,12 @@ def prepare():
             autocommit=True,
         ) as connection:
             # Anew each time: its tables may be those of an older version.
-            connection.execute("DROP DATABASE IF EXISTS faktory_bench WITH (FORCE)")
-            connection.execute("CREATE DATABASE faktory_bench")
+            connection.execute(f'DROP DATABASE IF EXISTS "{at["NAME"]}" WITH (FORCE)')
+            connection.execute(f'CREATE DATABASE "{at["NAME"]}"')
     else:
-        for file in (HERE / "results").glob("bench.sqlite3*"):
+        from benchmarks.settings import DATABASES
+
+        for file in (HERE / "results").glob(f"{Path(DATABASES['default']['NAME']).name}*"):
             file.unlink()
     django.setup()
     from django.core.management import call_command

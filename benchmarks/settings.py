@@ -26,7 +26,7 @@ DATABASES = {
     "sqlite": {
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
-            "NAME": str(Path(__file__).parent / "results" / "bench.sqlite3"),
+            "NAME": str(Path(__file__).parent / "results" / f"{os.environ.get('BENCH_NAME', 'bench')}.sqlite3"),
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20,

@@ -1,0 +1,135 @@
+"""How late scheduled jobs are: 10,000 due at once, and lone ones, over the wire and with our own workers.
+
+    python -m benchmarks.due_jobs               (PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite)
+
+Uses and empties the database of `benchmarks.first_speed`; prints the machine and the settings first, as that does.
+"""
+
+import json
+import random
+import socket
+import statistics
+import time
+import uuid
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from benchmarks.first_speed import empty, end, faktory, free_port, machine, prepare, wait_for
+
+JOBS = 10_000
+LONE = 100
+APART_S = 0.15
+
+
+@contextmanager
+def node(*options):
+    """A server, and workers unless told otherwise; where it listens."""
+    port = free_port()
+    process = faktory(f"127.0.0.1:{port}", "--no-reload", *options)
+    try:
+        wait_for(port)
+        yield port
+    finally:
+        end(process)
+
+
+class Client:
+    """One connection: a command, then its reply."""
+
+    def __init__(self, port):
+        self._socket = socket.create_connection(("127.0.0.1", port), 30)
+        self._stream = self._socket.makefile("rb")
+        self._stream.readline()
+        self.ask('HELLO {"v":2,"wid":"due-jobs","hostname":"bench","pid":1,"labels":[]}')
+
+    def ask(self, line):
+        self._socket.sendall(line.encode() + b"\r\n")
+        head = self._stream.readline()
+        if head.startswith(b"-") or not head:
+            raise RuntimeError(head.decode() or "closed")
+        return self._stream.read(int(head[1:]) + 2) if head.startswith(b"$") and head != b"$-1\r\n" else None
+
+    def close(self):
+        self._stream.close()
+        self._socket.close()
+
+
+def job(at):
+    return {"jid": uuid.uuid4().hex, "jobtype": "noop", "args": [], "at": datetime.fromtimestamp(at, UTC).isoformat()}
+
+
+def many_at_once():
+    """Seconds from the moment that all are due until all are enqueued."""
+    from django_faktory.models import Job
+
+    empty()
+    at = time.time() + 8
+    with node("--server-only") as port:
+        client = Client(port)
+        for _ in range(0, JOBS, 1000):
+            client.ask(f"PUSHB {json.dumps([job(at) for _ in range(1000)])}")
+        client.close()
+        waiting = Job.objects.filter(state="scheduled")
+        assert waiting.count() == JOBS, "expected all jobs to wait when the time comes; the machine is too slow"
+        time.sleep(max(0, at - time.time()))
+        while waiting.exists():
+            time.sleep(0.01)
+        return time.time() - at
+
+
+def lone_over_the_wire(ahead_s):
+    """How late each FETCH was answered, in ms; every job is pushed `ahead_s` before it is due."""
+    empty()
+    late = []
+    with node("--server-only") as port:
+        pusher, fetcher = Client(port), Client(port)
+        time.sleep(1)
+        for _ in range(LONE):
+            at = time.time() + ahead_s()
+            pusher.ask(f"PUSH {json.dumps(job(at))}")
+            while (given := fetcher.ask("FETCH default")) is None:
+                pass
+            late.append((time.time() - at) * 1000)
+            fetcher.ask(f"ACK {json.dumps({'jid': json.loads(given)['jid']})}")
+        pusher.close()
+        fetcher.close()
+    return late
+
+
+def lone_with_own_workers():
+    """How late each job ran in a worker process of a node, in ms."""
+    from benchmarks.tasks import now
+    from django_faktory.models import Job
+
+    empty()
+    with node("--processes", "1"):
+        time.sleep(2)
+        first = time.time() + 2
+        due = {}
+        for number in range(LONE):
+            at = first + number * APART_S + random.uniform(0, 0.05)
+            due[now.using(run_after=datetime.fromtimestamp(at, UTC)).enqueue().id] = at
+        while Job.objects.exclude(state="succeeded").exists():
+            time.sleep(0.1)
+    ran = dict(Job.objects.filter(jid__in=due).values_list("jid", "result"))
+    return [(float(ran[jid]) - at) * 1000 for jid, at in due.items()]
+
+
+def shown(late):
+    late = sorted(late)
+    return (
+        f"median {statistics.median(late):.0f}, 95 % {late[94]:.0f}, worst {late[-1]:.0f} ms (median at most 100 asked)"
+    )
+
+
+def main():
+    prepare()
+    print(json.dumps(machine(), indent=2))
+    print(f"10,000 jobs due at once, all enqueued after: {many_at_once():.2f} s (at most 2 asked)")
+    print(f"a lone job, own worker:                {shown(lone_with_own_workers())}")
+    print(f"over the wire, 1 to 1.5 s ahead:       {shown(lone_over_the_wire(lambda: random.uniform(1, 1.5)))}")
+    print(f"over the wire, 0.1 to 0.9 s ahead:     {shown(lone_over_the_wire(lambda: random.uniform(0.1, 0.9)))}")
+
+
+if __name__ == "__main__":
+    main()
