@@ -50,5 +50,5 @@ docs:
 	@.venv/bin/python scripts/state_diagram.py
 
 clean:
-	rm -rf .venv .venv-django* .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-django* .venv-peers .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .fuzz .import_linter_cache tests/interop/node/node_modules example_project/db.sqlite3*

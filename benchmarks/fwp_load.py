@@ -1,7 +1,8 @@
 """Load on a Faktory server, any: half of the connections push, half fetch and acknowledge. Not pipelined.
 
-    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS
+    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [push|bulk]
 
+With `push` every connection pushes, one job a round trip; with `bulk` a thousand at once, by PUSHB.
 The original's load test rebuilt: even connections push one job a round trip to five queues at random, odd
 ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken.
 """
@@ -14,6 +15,7 @@ import time
 import uuid
 
 QUEUES = ["queue0", "queue1", "queue2", "queue3", "queue4"]
+BULK = 1000
 
 
 class Client:
@@ -36,18 +38,32 @@ class Client:
         return None if reply == b"$-1\r\n" else reply
 
 
+def new_job():
+    return {
+        "jid": uuid.uuid4().hex,
+        "jobtype": "noop",
+        "queue": random.choice(QUEUES),
+        "args": [1, "string", 3],
+        "retry": 5,
+        "created_at": "2026-11-21T00:00:00Z",
+    }
+
+
 async def pusher(client, left):
     while left["push"] > 0:
         left["push"] -= 1
-        job = {
-            "jid": uuid.uuid4().hex,
-            "jobtype": "noop",
-            "queue": random.choice(QUEUES),
-            "args": [1, "string", 3],
-            "retry": 5,
-            "created_at": "2026-11-21T00:00:00Z",
-        }
-        await client.send("PUSH " + json.dumps(job, separators=(",", ":")))
+        await client.send("PUSH " + json.dumps(new_job(), separators=(",", ":")))
+        left["pushed"] = time.perf_counter()
+
+
+async def bulk_pusher(client, left):
+    while left["push"] > 0:
+        count = min(BULK, left["push"])
+        left["push"] -= count
+        refused = await client.send("PUSHB " + json.dumps([new_job() for _ in range(count)], separators=(",", ":")))
+        if refused != b"{}":
+            raise RuntimeError(f"expected every job to be stored, got {refused[:200]!r}")
+        left["pushed"] = time.perf_counter()
 
 
 async def fetcher(client, left):
@@ -65,13 +81,18 @@ async def fetcher(client, left):
         left["end"] = time.perf_counter()
 
 
-async def run(host, port, jobs, connections):
+WORK = {"both": (pusher, fetcher), "push": (pusher, pusher), "bulk": (bulk_pusher, bulk_pusher)}
+
+
+async def run(host, port, jobs, connections, kind):
+    even, odd = WORK[kind]
     clients = [await Client().open(host, port, "load" if n % 2 else "") for n in range(connections)]
-    left = {"push": jobs, "take": jobs, "end": 0.0}
+    left = {"push": jobs, "take": jobs, "end": 0.0, "pushed": 0.0}
     start = time.perf_counter()
-    works = [fetcher(client, left) if n % 2 else pusher(client, left) for n, client in enumerate(clients)]
+    works = [odd(client, left) if n % 2 else even(client, left) for n, client in enumerate(clients)]
     done, pending = await asyncio.wait([asyncio.ensure_future(work) for work in works], timeout=300)
-    elapsed = left["end"] - start  # not the two seconds that the last FETCHes wait for nothing
+    over = left["end"] if kind == "both" else left["pushed"]
+    elapsed = over - start  # not the two seconds that the last FETCHes wait for nothing
     for task in done:
         task.result()
     for task in pending:
@@ -82,13 +103,14 @@ async def run(host, port, jobs, connections):
 def main():
     host, _, port = sys.argv[1].rpartition(":")
     jobs, connections = int(sys.argv[2]), int(sys.argv[3])
+    kind = sys.argv[4] if len(sys.argv) > 4 else "both"
     try:
         import uvloop
 
         runner = uvloop.run
     except ImportError:
         runner = asyncio.run
-    print(json.dumps({"jobs_per_s": round(runner(run(host, int(port), jobs, connections)))}))
+    print(json.dumps({"jobs_per_s": round(runner(run(host, int(port), jobs, connections, kind)))}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,147 @@
+"""The server under load and without any: jobs a second in four ways, in turns; connections and a node that do nothing.
+
+    python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000]
+
+PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Prints medians; every round: results/server_load.json.
+"""
+
+import argparse
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+from benchmarks.first_speed import HERE, empty, end, faktory, free_port, machine, prepare, wait_for
+from benchmarks.peers import readings
+from benchmarks.peers.arithmetic import median
+
+LOADS = {
+    "10 connections, 5 push and 5 fetch": ("both", 10),
+    "50 connections, 25 push and 25 fetch": ("both", 50),
+    "50 connections, all push": ("push", 50),
+    "1 connection, PUSHB of 1,000": ("bulk", 1),
+}
+
+
+@contextmanager
+def node(*options):
+    """A server on a free port: (its process, the port)."""
+    empty()
+    port = free_port()
+    process = faktory(f"127.0.0.1:{port}", "--no-reload", *options)
+    try:
+        wait_for(port)
+        yield process, port
+    finally:
+        end(process)
+
+
+def load(kind, connections, jobs):
+    """Jobs a second; every one of them is in the database afterwards, or was taken from it."""
+    from django_faktory.models import Job
+
+    with node("--server-only") as (_, port):
+        command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", str(jobs), str(connections), kind]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=400)
+        waiting = Job.objects.filter(state="enqueued").count()
+    expected = 0 if kind == "both" else jobs
+    if waiting != expected:
+        raise RuntimeError(f"{kind}: expected {expected} jobs to wait after {jobs} were pushed, got {waiting}")
+    return json.loads(done.stdout)["jobs_per_s"]
+
+
+def idle_connections(count):
+    """kB of the server's memory for each connection that has said HELLO and nothing since."""
+    with node("--server-only") as (process, port):
+        _say_hello(port).close()  # what the first one loads is no connection's
+        before, _ = readings.memory_mb(readings.tree(process.pid))
+        clients = [_say_hello(port) for _ in range(count)]
+        after, _ = readings.memory_mb(readings.tree(process.pid))
+        for client in clients:
+            client.close()
+    return (after - before) * 1024 / count
+
+
+def _say_hello(port):
+    client = socket.create_connection(("127.0.0.1", port))
+    client.recv(1000)
+    client.sendall(b'HELLO {"v":2}\r\n')
+    if client.recv(1000) != b"+OK\r\n":
+        raise RuntimeError("expected +OK to HELLO; is --connections above MAX_CONNECTIONS?")
+    return client
+
+
+def idle_node(seconds):
+    """Transactions a second, CPU in percent of a core, and memory of server, workers and supervisor with no job."""
+    with node() as (process, _):
+        time.sleep(4)  # the workers have started, and said so
+        _transactions()  # PostgreSQL counts what a session did at the end of its next query, a second later at least
+        time.sleep(1.2)
+        counted, since = _transactions(), time.monotonic()
+        cpu = readings.cpu_s(readings.tree(process.pid))
+        time.sleep(seconds)
+        transactions, lasted = _transactions(), time.monotonic() - since
+        pids = readings.tree(process.pid)
+        used = readings.cpu_between(cpu, readings.cpu_s(pids))
+        rss, pss = readings.memory_mb(pids)
+    return {
+        "transactions_per_s": None
+        if counted is None
+        else (transactions - counted - 1) / lasted,  # one was the question
+        "cpu_percent": used / lasted * 100,
+        "processes": len(pids),
+        "rss_mb": rss,
+        "pss_mb": pss,
+    }
+
+
+def _transactions():
+    from django.db import connection
+
+    if connection.vendor != "postgresql":
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+        return cursor.fetchone()[0]
+
+
+def measured(options):
+    """Every round's figures: each is measured once a round, in turns."""
+    found = {}
+    for turn in range(options.rounds):
+        figures = {name: load(kind, count, options.jobs) for name, (kind, count) in LOADS.items()}
+        figures["kB an idle connection"] = idle_connections(options.connections)
+        figures |= {f"idle node, {name}": value for name, value in idle_node(options.idle_s).items()}
+        for name, value in figures.items():
+            found.setdefault(name, []).append(value)
+        print(f"round {turn + 1}: {json.dumps(figures)}", flush=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.server_load")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=10_000, help="a load")
+    parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of watching an idle node")
+    parser.add_argument("--connections", type=int, default=2000, help="idle ones")
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    prepare()
+    about = machine()
+    print(json.dumps(about | vars(options), indent=2), flush=True)
+    found = measured(options)
+    (HERE / "results" / "server_load.json").write_text(
+        json.dumps({"machine": about, "options": vars(options), "rounds": found}, indent=2) + "\n"
+    )
+    print("\n| what | median |\n|---|---:|")
+    for name, values in found.items():
+        middle = median(values)
+        print(f"| {name} | {'–' if middle is None else f'{middle:,.0f}' if middle >= 100 else f'{middle:.1f}'} |")
+
+
+if __name__ == "__main__":
+    main()
