@@ -14,12 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers import readings, report
-from benchmarks.peers.asking import Agent, Failed, Place, Redis
+from benchmarks.peers.asking import RESULTS, Agent, Failed, Place, Redis
 from benchmarks.peers.environments import ROOT, CannotInstall, environment, interpreter
 from benchmarks.peers.measures import MEASURES
 from benchmarks.peers.systems import SYSTEMS
-
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def arguments():
@@ -84,7 +82,8 @@ class Run:
             for measure in self.options.measures:
                 order = [name for name in self.options.only if name in self.places]
                 for name in order[turn % max(1, len(order)) :] + order[: turn % max(1, len(order))]:
-                    self._sample(name, measure, turn + 1)
+                    if measure in (SYSTEMS[name].measures or MEASURES):
+                        self._sample(name, measure, turn + 1)
 
     def _sample(self, name, measure, turn):
         about, began = self.found["systems"][name], time.monotonic()
@@ -102,9 +101,10 @@ class Run:
         for agent in self.agents.values():
             try:
                 agent.remove()
-                agent.end()
             except Failed as error:
                 print(error)
+            finally:
+                agent.end()
         self.redis.end()
 
 
@@ -119,8 +119,6 @@ def main():
             run.measure()
         finally:
             run.end()
-            for log in Path(folder).glob("*.log"):
-                (RESULTS / f"peers-{log.name}").write_bytes(log.read_bytes())
     run.found["minutes"] = round((time.monotonic() - began) / 60, 1)
     (RESULTS / "peers.json").write_text(json.dumps(run.found, indent=2) + "\n")
     print(report.page(run.found))

@@ -12,6 +12,7 @@ import time
 from benchmarks.peers import marks, readings
 from benchmarks.peers.environments import ROOT, CannotInstall
 
+RESULTS = ROOT / "benchmarks" / "results"
 STOP_S = 15
 
 
@@ -25,7 +26,8 @@ class Place:
     def __init__(self, system, python, folder, redis):
         self.system, self.python, self.redis = system, str(python), redis
         self.marks = folder / "marks" / system.name
-        self.log = folder / f"{system.name}.log"
+        self.log = RESULTS / f"peers-{system.name}.log"
+        self.log.write_bytes(b"")
         base = os.environ.get("BENCH_NAME", "faktory_peers")
         self.environment = os.environ | {
             "PYTHONPATH": str(ROOT),
@@ -71,8 +73,12 @@ class Agent:
         return answer["result"]
 
     def end(self):
-        self._process.stdin.close()
-        self._process.wait(STOP_S)
+        try:
+            self._process.stdin.close()
+            self._process.wait(STOP_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
 
 
 class Workers:

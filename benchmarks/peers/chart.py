@@ -4,8 +4,8 @@ from html import escape
 
 from benchmarks.peers.figures import CHARTED, FIGURES, medians
 
-PANEL, GAP, MARGIN = 460, 20, 16
-LABEL, VALUE = 190, 70  # what the names and the figures take of a panel's width
+PANEL, GAP, MARGIN = 490, 20, 16
+LABEL, VALUE = 225, 70  # what the names and the figures take of a panel's width
 BAR, STEP, HEAD = 14, 22, 34
 OURS, THEIRS = "#0b7a75", "#9aa5b1"
 

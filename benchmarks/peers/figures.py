@@ -58,10 +58,10 @@ def medians(found):
     }
 
 
-def best_peers(found):
-    """{figure: the best median among the peers}; our own systems do not count."""
-    values = medians(found)
-    peers = [values[name] for name, about in found["systems"].items() if not about["ours"]]
+def best_peers(found, *, stores=("PostgreSQL", "Redis", "SQLite")):
+    """{figure: the best median among the peers with such a store}; our own systems do not count."""
+    values, systems = medians(found), found["systems"].items()
+    peers = [values[name] for name, about in systems if not about["ours"] and about["store"] in stores]
     return {
         figure.key: best((peer[figure.key] for peer in peers), more_is_better=figure.more_is_better)
         for figure in FIGURES

@@ -1,14 +1,15 @@
 """A run for people: the machine, a table, what was not measured; and the same for docs/performance.md."""
 
+from benchmarks.peers.arithmetic import ratio
 from benchmarks.peers.chart import chart
-from benchmarks.peers.figures import FIGURES, medians, ratios
+from benchmarks.peers.figures import FIGURES, best_peers, medians, ratios
 
 BEGIN, END = "<!-- peers: begin; written by python -m benchmarks.peers -->", "<!-- peers: end -->"
 
 
 def page(found):
     """Everything there is to say, in Markdown."""
-    parts = (_machine(found), table(found), _set_ups(found), _problems(found))
+    parts = (_machine(found), table(found), beside_the_best(found), _set_ups(found), _problems(found))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -23,6 +24,25 @@ def table(found):
         cells = [_cell(figure, values[name][figure.key], beside[name][figure.key]) for figure in FIGURES]
         title = f"**{about['title']}**" if about["ours"] else about["title"]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def beside_the_best(found):
+    """A line for each figure: ours, the best peer's, and the best of those who keep jobs as durably as we do."""
+    ours = next((name for name, about in found["systems"].items() if about["ours"]), None)
+    if ours is None:
+        return ""
+    own, any_store, durable = medians(found)[ours], best_peers(found), best_peers(found, stores=("PostgreSQL",))
+    lines = [
+        f"| {found['systems'][ours]['title']} beside | its figure | best peer | best on PostgreSQL |",
+        "|---|---:|---:|---:|",
+    ]
+    for figure in FIGURES:
+        key, value = figure.key, own[figure.key]
+        peers = [_cell(figure, best[key], ratio(value, best[key])) for best in (any_store, durable)]
+        better = "more" if figure.more_is_better else "less"
+        lines.append(f"| {figure.heading} ({better} is better) | {figure.shown(value)} | " + " | ".join(peers) + " |")
+    lines.append("\nIn brackets here: our figure divided by theirs.")
     return "\n".join(lines)
 
 

@@ -7,6 +7,8 @@ system's environment, with Django set up.
 import importlib
 import os
 
+ON_SQLITE = "as durable as SQLite with these settings; enqueued with the business row"
+
 
 class System:
     """One system in one set-up."""
@@ -22,6 +24,7 @@ class System:
     apps = ()
     layout = ""  # for the reader: processes, threads, what is not the default
     promise = "durable; enqueued with the business row"
+    measures = None  # all, unless it says which
     times_jobs = 1  # a drain that is over in an instant measures nothing: the quick ones get more
 
     def settings(self):

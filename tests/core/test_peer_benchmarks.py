@@ -85,6 +85,21 @@ def test_the_table_has_a_line_for_each_system_with_its_ratio_beside_the_figure(f
     assert {len(line.strip("|").split("|")) for line in page.splitlines()} == {len(figures.FIGURES) + 1}
 
 
+def test_our_figure_stands_beside_the_best_of_all_and_the_best_on_postgresql(found):
+    found["systems"]["fast"]["store"] = "Redis"
+    lines = report.beside_the_best(found).splitlines()
+    [rate] = [line for line in lines if line.startswith("| no-op jobs/s")]
+    [cost] = [line for line in lines if line.startswith("| CPU/job")]
+    assert rate.endswith("| 20,000 | 5,000 (4.00) | 800 (25.00) |")
+    assert cost.endswith("| 0.10 | 0.40 (0.25) | 2.50 (0.04) |")
+
+
+def test_a_run_without_ours_has_nothing_to_put_beside_the_peers(found):
+    del found["systems"]["ours"]
+    assert report.beside_the_best(found) == ""
+    assert row(report.page(found), "Slow")[1] == "800 (0.16)"
+
+
 def test_a_system_that_could_not_be_measured_stays_in_the_report(found):
     page = report.page(found)
     assert set(row(page, "Away")[1:]) == {"–"}

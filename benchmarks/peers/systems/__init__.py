@@ -1,9 +1,9 @@
 """All systems, in the order of the tables."""
 
 from .celery import Celery
-from .dj_queue import DjQueue
-from .django_ox import DjangoOx
-from .django_tasks_db import DjangoTasksDb
+from .dj_queue import DjQueue, DjQueueSqlite
+from .django_ox import DjangoOx, DjangoOxSqlite
+from .django_tasks_db import DjangoTasksDb, DjangoTasksDbSqlite
 from .dramatiq import Dramatiq
 from .huey import Huey
 from .ours import Ours, OursAtomic, OursSqlite
@@ -22,5 +22,8 @@ SYSTEMS = {
         Celery(),
         Dramatiq(),
         Huey(),
+        DjangoTasksDbSqlite(),
+        DjangoOxSqlite(),
+        DjQueueSqlite(),
     )
 }

@@ -1,6 +1,6 @@
 """dj-queue: a supervisor that forks, NOTIFY on."""
 
-from ..system import System, django
+from ..system import ON_SQLITE, System, django
 
 
 class DjQueue(System):
@@ -30,3 +30,12 @@ class DjQueue(System):
         from dj_queue.models import Job
 
         return Job.objects.filter(finished_at__isnull=True).count()
+
+
+class DjQueueSqlite(DjQueue):
+    name = "dj-queue-sqlite"
+    title = "dj-queue on SQLite"
+    store = "SQLite"
+    promise = ON_SQLITE
+    measures = ("noop", "insert")
+    layout = "the same on SQLite (WAL, synchronous=NORMAL), which has no NOTIFY"

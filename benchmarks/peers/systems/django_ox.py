@@ -1,6 +1,6 @@
 """django-ox: one supervisor, processes and threads."""
 
-from ..system import System, django
+from ..system import ON_SQLITE, System, django
 
 
 class DjangoOx(System):
@@ -27,3 +27,12 @@ class DjangoOx(System):
         from django_ox.models import OxTask
 
         return OxTask.objects.exclude(status="SUCCESSFUL").count()
+
+
+class DjangoOxSqlite(DjangoOx):
+    name = "django-ox-sqlite"
+    title = "django-ox on SQLite"
+    store = "SQLite"
+    promise = ON_SQLITE
+    measures = ("noop", "insert")
+    layout = "the same on SQLite (WAL, synchronous=NORMAL)"

@@ -1,6 +1,6 @@
 """django-tasks-db: a worker runs one job at a time, so there are four; it has no bulk call."""
 
-from ..system import System, django
+from ..system import ON_SQLITE, System, django
 
 
 class DjangoTasksDb(System):
@@ -29,3 +29,15 @@ class DjangoTasksDb(System):
         from django_tasks_db.models import DBTaskResult
 
         return DBTaskResult.objects.exclude(status="SUCCESSFUL").count()
+
+
+class DjangoTasksDbSqlite(DjangoTasksDb):
+    name = "django-tasks-db-sqlite"
+    title = "django-tasks-db on SQLite"
+    store = "SQLite"
+    promise = ON_SQLITE
+    measures = ("noop", "insert")
+    layout = "the same on SQLite (WAL, synchronous=NORMAL), 1 worker: more of them are slower"
+
+    def commands(self):
+        return super().commands()[:1]

@@ -1,6 +1,6 @@
 """This project: `runfaktory --worker-only` as it comes; with atomic tasks; on SQLite."""
 
-from ..system import System, django
+from ..system import ON_SQLITE, System, django
 
 
 class Ours(System):
@@ -43,4 +43,4 @@ class OursSqlite(Ours):
     title = "django_faktory on SQLite"
     store = "SQLite"
     layout = "the same on SQLite (WAL, synchronous=NORMAL): one process, 5 threads"
-    promise = "as durable as SQLite with these settings; enqueued with the business row"
+    promise = ON_SQLITE
