@@ -12,7 +12,8 @@ from tests.server.raw import CERTIFICATE
 BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
 
-pytestmark = pytest.mark.django_db  # from Django 6.1 on the checks of models ask the database what it can do
+# From Django 6.1 on the checks of models ask each database what it can do.
+pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
 
 def ids(found=None):
@@ -303,12 +304,10 @@ def test_jobs_elsewhere_need_nothing_of_this_database(database):
         assert ids() == []
 
 
-@pytest.mark.django_db
 def test_the_database_of_the_tests_is_new_enough():
     assert ids(run_checks(databases=["default"])) == []
 
 
-@pytest.mark.django_db
 def test_a_database_too_old_is_an_error(monkeypatch):
     name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
     monkeypatch.setitem(checks.OLDEST, name, (999,))
