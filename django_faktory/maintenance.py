@@ -70,7 +70,7 @@ class Maintenance:
             Step("workers", 3.0, self._lose),
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
-            Step("expired jobs", 1.0, self._expire),
+            Step("expired jobs", 3.0, self._expire),
             Step("purge", 60.0, self._purge),
             Step("tracking", 60.0, self._purge_tracking),
         )

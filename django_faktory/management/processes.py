@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 from .. import brokers, conf, tls, wakeups
@@ -27,10 +28,14 @@ EXIT_MARGIN_S = 4.5
 
 def supervise(plan: Plan, *, parent: int | None = None) -> int:
     """Run the plan's processes until they end; returns the exit code."""
-    roles = [Role(name="server", main=partial(_serve, plan))] if plan.serves else []
+    neighbours = None
+    if plan.alias and not wakeups.has_hints(plan.alias):
+        neighbours = wakeups.Neighbours(plan.processes + 1)
+        wakeups.tell_also(neighbours.ring)
+    roles = [Role(name="server", main=partial(_serve, plan, neighbours))] if plan.serves else []
     if plan.works:
         roles += [
-            Role(name=f"worker {number}", main=partial(_work, plan, number), ends=plan.drain)
+            Role(name=f"worker {number}", main=partial(_work, plan, number, neighbours), ends=plan.drain)
             for number in range(plan.processes)
         ]
     return Supervisor(
@@ -46,11 +51,11 @@ def broker_of(plan: Plan) -> Broker:
     return brokers.get_broker() if plan.alias else brokers.remote_broker(plan.url)
 
 
-def _serve(plan: Plan, launch: Launch) -> int:
+def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """Server and maintenance, in one process."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     host, port = plan.address
-    listen = partial(wakeups.listen, plan.alias)
+    listen = partial(_listen, plan.alias, None, neighbours, plan.processes)
     context = tls.server_context(*plan.tls) if plan.tls else None
     server = Server(broker_of(plan), host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
@@ -75,7 +80,7 @@ def _serve(plan: Plan, launch: Launch) -> int:
     return CLEAN
 
 
-def _work(plan: Plan, number: int, launch: Launch) -> int:
+def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """One worker; the first of them keeps house where no server of this plan does."""
     broker = broker_of(plan)
     worker = Worker(
@@ -83,7 +88,7 @@ def _work(plan: Plan, number: int, launch: Launch) -> int:
         wid=launch.wid,
         queues=plan.queues,
         concurrency=plan.concurrency,
-        listen=partial(wakeups.listen, plan.alias, _names(plan)) if plan.alias else None,
+        listen=partial(_listen, plan.alias, _names(plan), neighbours, number) if plan.alias else None,
         poll_interval=conf.get("POLL_INTERVAL"),
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
@@ -109,6 +114,15 @@ def _work(plan: Plan, number: int, launch: Launch) -> int:
             upkeep.join(2.0)
         _stop(handing_on)
     return CRASHED if worker.is_stuck else CLEAN  # another is to take its place, in a drain too
+
+
+def _listen(
+    alias: str, queues: Sequence[str] | None, neighbours: wakeups.Neighbours | None, place: int
+) -> wakeups.Listener:
+    """The database's hints; where it has none, those of the processes beside this one."""
+    if neighbours is None:
+        return wakeups.listen(alias, queues)
+    return wakeups.listen(alias, queues, otherwise=partial(neighbours.listener, place))
 
 
 def _relay() -> tuple[Relay, threading.Thread] | None:

@@ -7,31 +7,41 @@ receivers look again 12 ms after a hint (`Listener.wait` does that for them) and
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from django.db import connections
 
 from . import postgresql
-from .announcing import announce
+from .announcing import announce, tell_also
 from .base import Listener, PollingListener
+from .neighbours import Neighbours
 from .postgresql import PostgresListener
 from .sqlite import SqliteListener
 
-__all__ = ["Listener", "PollingListener", "announce", "listen"]
+__all__ = ["Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]
 
 logger = logging.getLogger(__name__)
 
 
-def listen(alias: str, queues: Collection[str] | None = None) -> Listener:
-    """A listener for the database `alias`; with `queues` it may leave out what only others care for.
-
-    Connects to nothing before its first wait, or in a thread of its own: a database that is away does no harm.
-    """
+def has_hints(alias: str) -> bool:
+    """Whether this database tells of commits of other processes."""
     connection = connections[alias]
     if connection.vendor == "postgresql":
-        if postgresql.can_listen():
-            return PostgresListener(alias, queues)
-        logger.info("hints need psycopg 3: work is found by polling alias=%s", alias)
-    if connection.vendor == "sqlite" and not connection.is_in_memory_db():  # type: ignore[attr-defined]  # SQLite's own
-        return SqliteListener(alias)
-    return PollingListener()
+        return postgresql.can_listen()
+    return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own
+
+
+def listen(
+    alias: str, queues: Collection[str] | None = None, *, otherwise: Callable[[], Listener] = PollingListener
+) -> Listener:
+    """A listener for the database `alias`; with `queues` it may leave out what only others care for.
+
+    `otherwise` makes it where the database has no hints. Connects to nothing before its first wait, or in a thread of
+    its own: a database that is away does no harm.
+    """
+    if not has_hints(alias):
+        logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)
+        return otherwise()
+    if connections[alias].vendor == "postgresql":
+        return PostgresListener(alias, queues)
+    return SqliteListener(alias)

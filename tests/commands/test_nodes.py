@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from django_faktory.models import Job
 from tests.server.raw import RawClient, push, worker
@@ -152,3 +154,15 @@ def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
     kill(first)
     heir = client(second, **worker("wid-heir"))
     assert jid_of(wait_until(lambda: heir.ask("FETCH default"), 30)) == "was-held"
+
+
+def test_on_one_node_no_process_waits_for_a_poll(runfaktory, address, client):
+    """W13: hints of the database, or of the processes beside this one, tell of what is pushed and of what is due."""
+    program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=60)
+    pusher = client((address(program), program))
+    program.said("worker started")
+    for number in range(3):
+        at = (timezone.now() + timedelta(seconds=0.3 * number)).isoformat()
+        text = {"jid": f"by-wire-{number}", "jobtype": "tests.project.tasks.noop", "args": [], "at": at}
+        assert pusher.ask(f"PUSH {json.dumps(text)}") == b"+OK"
+        wait_until(lambda number=number: not Job.objects.filter(jid=f"by-wire-{number}").exists(), 20)
