@@ -1,6 +1,6 @@
 """Measure this project beside its peers.
 
-python -m benchmarks.peers                       everything, in under half an hour on two cores
+python -m benchmarks.peers                       everything, in less than half an hour on two cores
 python -m benchmarks.peers --only huey,django-faktory --rounds 1 --jobs 300 --no-docs
 """
 
@@ -29,7 +29,7 @@ def arguments():
     parser.add_argument("--many", type=int, default=10_000, help="jobs enqueued at once")
     parser.add_argument("--calls", type=int, default=300, help="jobs enqueued one by one")
     parser.add_argument("--lone", type=int, default=100, help="jobs whose pick-up is timed")
-    parser.add_argument("--idle-s", type=float, default=10.0, help="seconds of watching workers that have no job")
+    parser.add_argument("--idle-s", type=float, default=8.0, help="seconds of watching workers that have no job")
     parser.add_argument("--python", default="", help="of the environments, 3.12 or newer")
     parser.add_argument("--no-docs", action="store_true", help="leave docs/ as it is")
     options = parser.parse_args()

@@ -70,8 +70,7 @@ class Agent:
         """No job, no row, and no dead row of an earlier measure."""
         from django.db import connection
 
-        if self.system.store == "Redis":
-            self.system.redis().flushall()
+        self.system.empty()
         tables = [name for name in connection.introspection.table_names() if name != "django_migrations"]
         quoted = [connection.ops.quote_name(name) for name in tables]
         with connection.cursor() as cursor:

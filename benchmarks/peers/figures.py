@@ -58,7 +58,10 @@ def medians(found):
     }
 
 
-def best_peers(found, *, stores=("PostgreSQL", "Redis", "SQLite")):
+SERVED = ("PostgreSQL", "Redis")
+
+
+def best_peers(found, *, stores=SERVED):
     """{figure: the best median among the peers with such a store}; our own systems do not count."""
     values, systems = medians(found), found["systems"].items()
     peers = [values[name] for name, about in systems if not about["ours"] and about["store"] in stores]
@@ -69,6 +72,9 @@ def best_peers(found, *, stores=("PostgreSQL", "Redis", "SQLite")):
 
 
 def ratios(found):
-    """{system: {figure: how many times the best peer's}}."""
-    to = best_peers(found)
-    return {name: {key: ratio(value, to[key]) for key, value in row.items()} for name, row in medians(found).items()}
+    """{system: {figure: how many times the best peer's}}; what is on SQLite is compared with what is on SQLite."""
+    served, on_sqlite, found_ratios = best_peers(found), best_peers(found, stores=("SQLite",)), {}
+    for name, row in medians(found).items():
+        to = on_sqlite if found["systems"][name]["store"] == "SQLite" else served
+        found_ratios[name] = {key: ratio(value, to[key]) for key, value in row.items()}
+    return found_ratios

@@ -48,6 +48,9 @@ class System:
     def enqueue_many(self, kind, numbers):
         raise NotImplementedError
 
+    def empty(self):
+        """Forget every job that is not in the database's tables; those are emptied anyway."""
+
     def left(self):
         """The number of jobs that its own store does not hold for done."""
         raise NotImplementedError
@@ -63,6 +66,9 @@ class RedisSystem(System):
         from django.db import transaction
 
         transaction.on_commit(lambda: self.enqueue(kind, number))
+
+    def empty(self):
+        self.redis().flushall()
 
     def redis(self):
         import redis

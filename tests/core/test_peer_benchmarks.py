@@ -78,6 +78,13 @@ def test_ratios_are_medians_over_the_best_peers_median(found):
     assert ratios["away"]["noop_per_s"] is None
 
 
+def test_what_is_on_sqlite_is_compared_with_what_is_on_sqlite(found):
+    found["systems"]["file"] = system("File", noop_per_s=[50_000]) | {"store": "SQLite"}
+    found["systems"]["our file"] = system("Our file", ours=True, noop_per_s=[25_000]) | {"store": "SQLite"}
+    ratios = figures.ratios(found)
+    assert (ratios["our file"]["noop_per_s"], ratios["ours"]["noop_per_s"]) == (0.5, 4.0)
+
+
 def test_the_table_has_a_line_for_each_system_with_its_ratio_beside_the_figure(found):
     page = report.table(found)
     assert row(page, "Ours & co")[:3] == ["**Ours & co**", "20,000 (4.00)", "–"]

@@ -5,7 +5,7 @@ from .dj_queue import DjQueue, DjQueueSqlite
 from .django_ox import DjangoOx, DjangoOxSqlite
 from .django_tasks_db import DjangoTasksDb, DjangoTasksDbSqlite
 from .dramatiq import Dramatiq
-from .huey import Huey
+from .huey import Huey, HueySqlite
 from .ours import Ours, OursAtomic, OursSqlite
 from .procrastinate import Procrastinate
 
@@ -25,5 +25,6 @@ SYSTEMS = {
         DjangoTasksDbSqlite(),
         DjangoOxSqlite(),
         DjQueueSqlite(),
+        HueySqlite(),
     )
 }

@@ -1,5 +1,6 @@
 """Huey on Redis: processes, no results. A job is taken from the queue before it runs: a crash loses it."""
 
+import os
 from urllib.parse import urlsplit
 
 from ..system import RedisSystem, django, redis_url
@@ -35,3 +36,20 @@ class Huey(RedisSystem):
         from huey.contrib.djhuey import HUEY
 
         return HUEY.pending_count()
+
+
+class HueySqlite(Huey):
+    name = "huey-sqlite"
+    title = "Huey on SQLite"
+    store = "SQLite"
+    layout = "the same with `SqliteHuey`, in a file of its own"
+    measures = ("noop", "insert")
+
+    def settings(self):
+        connection = {"filename": f"{os.environ['BENCH_SQLITE']}-huey"}
+        return {"HUEY": {"huey_class": "huey.SqliteHuey", "name": "bench", "results": False, "connection": connection}}
+
+    def empty(self):
+        from huey.contrib.djhuey import HUEY
+
+        HUEY.flush()
