@@ -66,8 +66,13 @@ class Real:
         asked = [FetchRequest(queues=order, wid=wid, count=count) for order, wid, count in wanted]
         found = jobs.fetch(asked, using=USING, now=self.now)
         expected = [self.model.fetch(order, count) for order, _, count in wanted]
-        assert [[job.jid for job in got] for got in found] == [[job[3] for job in got] for got in expected]
-        self.held += zip((job for got in found for job in got), (job for got in expected for job in got), strict=True)
+        assert [[job.queue for job in got] for got in found] == [[job[2] for job in got] for got in expected]
+        if len({wid for _, wid, _ in wanted}) == 1:
+            assert [[job.jid for job in got] for got in found] == [[job[3] for job in got] for got in expected]
+        # Workers that ask in one call share the right jobs; which of them gets which of one queue is left open.
+        places = {job[3]: job for got in expected for job in got}
+        assert {job.jid for got in found for job in got} == places.keys()
+        self.held += [(job, places[job.jid]) for got in found for job in got]
 
     def release(self, count):
         given_back, self.held = self.held[:count], self.held[count:]
