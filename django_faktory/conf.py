@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
 DOCS: dict[str, str] = {
     "BROKER": '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
     "DATABASE": "Alias of the database that holds the jobs.",
-    "OUTBOX": "Aliases in whose transactions tasks are enqueued while jobs live elsewhere; `None`: `default`, if they do.",
+    "OUTBOX": "Aliases whose transactions enqueue tasks while jobs live elsewhere; `None`: `default`, where they do.",
     "BIND": "HOST:PORT the server listens on.",
     "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
     "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
