@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from ..control import Control
@@ -51,7 +52,7 @@ class Stoppable(Control):
                 return
             self.reason, self.stopped_at = reason, time.monotonic()
             if self._thread is not None:
-                _raise_in(self._thread, ctypes.py_object(Stopped))
+                _raise_in(self._thread)
             elif self._loop is not None:
                 self._loop.call_soon_threadsafe(self._cancel_task)
 
@@ -90,11 +91,11 @@ class Stoppable(Control):
             self._task = self._loop = None
 
     def _leave(self) -> None:
-        """From here on no interruption comes; one that is under way is taken back."""
+        """From here on no interruption comes; one that is under way is used up here."""
         with self._lock:
-            if self._thread is not None and self.reason is not None:
-                _raise_in(self._thread, None)
-            self._thread = None
+            was_open, self._thread = self._thread is not None, None
+        if was_open and self.reason is not None:
+            _use_up()
 
     def _cancel_task(self) -> None:
         if self._task is not None:
@@ -110,6 +111,18 @@ def _is_ours(error: BaseException) -> bool:
     return isinstance(error, Stopped)
 
 
-def _raise_in(thread: int, what: ctypes.py_object[type[BaseException]] | None) -> None:
-    """Set, or with None take back, the exception that the thread raises next."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _use_up() -> None:
+    """Take what may be under way to this thread, by having it raised here.
+
+    It could be taken back instead; but Python 3.11 and 3.12 go on looking for it then, at every jump of every thread,
+    for as long as the process lives, and under a tracer at one place for ever.
+    """
+    with suppress(Stopped):
+        _raise_in(threading.get_ident())
+        while True:
+            pass
+
+
+def _raise_in(thread: int) -> None:
+    """Have the thread raise Stopped at one of its next steps."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import subprocess
 import sys
 import threading
 
@@ -53,6 +54,30 @@ def test_an_interruption_never_leaves_the_task_it_was_meant_for():
         sum(range(200))
     assert is_hit
     assert min(ended.values()) > 0, f"one of both was never tried: {ended}"
+
+
+AFTERWARDS = """
+import sys
+from django_faktory.errors import TaskTimeout
+from django_faktory.worker.stopping import Stoppable
+
+def stops_itself_and_returns():
+    one.stop(TaskTimeout("at the last moment"))
+
+one = Stoppable()
+try:
+    one.call(stops_itself_and_returns)
+except TaskTimeout:
+    pass
+sys.settrace(lambda *_: None)
+print(sum(map(lambda number: number, range(10))))
+"""
+
+
+def test_afterwards_the_process_is_as_it_was():
+    """One that was taken back kept Python 3.11 looking for it: slower for good, and stuck under a tracer."""
+    ended = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.stdout, ended.returncode) == ("45\n", 0), ended.stderr
 
 
 def test_who_has_ended_is_not_stopped():
