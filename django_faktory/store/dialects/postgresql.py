@@ -15,7 +15,8 @@ from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
 from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Plan, Slot, Tally, counter_slot
-from .prepared import Rows, Statement, execute, joins
+from .pipeline import Rows
+from .prepared import Statement, execute, joins
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
@@ -77,12 +78,12 @@ _READY = f"""
 # locked. MATERIALIZED: the claim must run once.
 _CLAIM = f"""
 WITH picked AS MATERIALIZED (
-  SELECT ready.id, q.place FROM unnest($1, $2) WITH ORDINALITY AS q (name, room, place)
+  SELECT ready.id, q.place FROM unnest((SELECT $1), (SELECT $2)) WITH ORDINALITY AS q (name, room, place)
   CROSS JOIN LATERAL ({_READY}) AS ready
   WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $6
-  LIMIT $4)
+  LIMIT (SELECT $4))
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => reserve_for),
   unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END

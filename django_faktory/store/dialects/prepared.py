@@ -18,6 +18,8 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from .pipeline import Rows, can_pipeline, run_prepared
+
 logger = logging.getLogger(__name__)
 
 REPLAN_S = 2.0
@@ -27,7 +29,6 @@ USES_BEFORE = 2
 _NO_SUCH_STATEMENT, _STATEMENT_EXISTS = "26000", "42P05"
 _PLACE = re.compile(r"\$(\d+)")
 
-Rows = list[tuple[Any, ...]]
 Call = tuple["Statement", Sequence[Any]]
 
 
@@ -107,6 +108,10 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
 
 
 def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], _Use | None]]) -> list[Rows]:
+    if can_pipeline(cursor.db):
+        prepared = [(use.name, values) for _, values, use in calls if use]
+        if len(prepared) == len(calls):
+            return run_prepared(cursor.db, prepared)
     found: list[Rows] = []
     if not joins(cursor.db):
         for statement, values, _ in calls:

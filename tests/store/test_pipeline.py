@@ -1,0 +1,208 @@
+"""Hot statements straight through libpq: values, rows, errors and transactions as by the driver's own way."""
+
+from datetime import UTC, datetime
+
+import pytest
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.store.dialects import pipeline, prepared
+from django_faktory.store.dialects.prepared import Statement
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ODD = ["", "a", "NULL", 'quo"te', "back\\slash", "{}", ",", "ü€😀", "\x01\x7f", " "]
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql():
+    if connection.vendor != "postgresql":
+        pytest.skip("about PostgreSQL")
+    yield
+    Statement.works = True
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+        cursor.execute("DROP TABLE IF EXISTS noted")
+
+
+def make_ready(*statements):
+    """Prepare them, as their third use would."""
+    with connection.cursor() as cursor:
+        for statement in statements:
+            for _ in range(prepared.USES_BEFORE + 1):
+                statement.ready(cursor)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The names of the statements that went through libpq."""
+    names = []
+    real = pipeline.run_prepared
+
+    def spy(on, calls):
+        names.append([name.split("_")[1] for name, _ in calls])
+        return real(on, calls)
+
+    monkeypatch.setattr(prepared, "run_prepared", spy)
+    return names
+
+
+def rows_of(statement, *values):
+    with connection.cursor() as cursor:
+        [rows] = prepared.execute(cursor, [(statement, values)])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        ("text", [*ODD, None, "x" * 3_000_000]),
+        ("varchar", ["a", None]),
+        ("json", ['{"a": [1, "\\u00fc"]}', None]),
+        ("int", [0, -1, 2**31 - 1, -(2**31), None]),
+        ("smallint", [0, -32768, 32767]),
+        ("bigint", [2**63 - 1, -(2**63)]),
+        ("boolean", [True, False, None]),
+        (
+            "timestamptz",
+            [
+                datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=UTC),
+                datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+                datetime(9999, 12, 31, tzinfo=UTC),
+                None,
+            ],
+        ),
+    ],
+)
+def test_values_come_back_as_they_went(type_, values, sent):
+    echo = Statement("echo", [type_], "SELECT $1 AS value")
+    make_ready(echo)
+    for value in values:
+        assert rows_of(echo, value) == [(value,)]
+    assert sent == [["echo"]] * len(values)
+
+
+def test_lists_go_as_arrays(sent):
+    texts = Statement("texts", ["text[]", "int[]"], "SELECT * FROM unnest($1, $2)")
+    make_ready(texts)
+    assert rows_of(texts, ODD, list(range(10))) == list(zip(ODD, range(10), strict=True))
+    assert rows_of(texts, [], []) == []
+    assert len(sent) == 2
+
+
+def test_text_with_nul_is_refused_and_the_connection_goes_on(sent):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+    with pytest.raises(DataError, match="NUL"):
+        rows_of(echo, "a\x00b")
+    assert rows_of(echo, "good") == [("good",)]
+
+
+def test_several_are_one_transaction(sent):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE noted (what int UNIQUE)")
+    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
+    make_ready(note, count)
+    with connection.cursor() as cursor:
+        assert prepared.execute(cursor, [(note, [1]), (note, [2]), (count, [9])]) == [[], [], [(2,)]]
+        with pytest.raises(IntegrityError, match="noted_what_key") as caught:
+            prepared.execute(cursor, [(note, [3]), (note, [1]), (count, [9])])
+    assert caught.value.__cause__.sqlstate == "23505"
+    assert rows_of(count, 9) == [(2,)]
+    assert sent[0] == ["note", "note", "count"]
+
+
+def test_inside_of_a_transaction_they_are_part_of_it(sent):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE noted (what int UNIQUE)")
+    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
+    make_ready(note, count)
+    with transaction.atomic():
+        rows_of(note, 1)  # the first statement of all: it has to begin the transaction
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO noted VALUES (2)")
+        assert rows_of(count, 9) == [(2,)]
+        transaction.set_rollback(True)
+    assert rows_of(count, 9) == [(0,)]
+    with transaction.atomic():
+        rows_of(note, 1)
+    assert rows_of(count, 9) == [(1,)]
+    assert len(sent) == 5
+
+
+def test_an_error_spoils_the_transaction_and_a_savepoint_saves_it(sent):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE noted (what int UNIQUE)")
+    note = Statement("note", ["int"], "INSERT INTO noted VALUES ($1)", gives_rows=False)
+    make_ready(note)
+    with transaction.atomic():
+        rows_of(note, 1)
+        with pytest.raises(IntegrityError), transaction.atomic():
+            rows_of(note, 1)
+        rows_of(note, 2)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT what FROM noted ORDER BY what")
+        assert cursor.fetchall() == [(1,), (2,)]
+    assert len(sent) == 3
+
+
+def test_a_connection_that_breaks_is_an_operational_error_and_the_next_one_works(sent):
+    end_self = Statement("end", ["boolean"], "SELECT pg_terminate_backend(pg_backend_pid()) WHERE $1")
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(end_self)
+    with pytest.raises((OperationalError, InterfaceError)):
+        rows_of(end_self, True)
+    assert sent == [["end"]]
+    assert not connection.is_usable()
+    connection.close()
+    make_ready(echo)
+    assert rows_of(echo, "again") == [("again",)]
+
+
+def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "_flush", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rows_of(echo, "mine")
+    monkeypatch.undo()
+    with pytest.raises((OperationalError, InterfaceError)):
+        rows_of(echo, "theirs")
+    connection.close()
+    make_ready(echo)
+    assert rows_of(echo, "theirs") == [("theirs",)]
+
+
+def test_who_listens_in_sees_every_statement(sent):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+    seen = []
+
+    def listen(execute, sql, params, many, context):
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(listen):
+        rows_of(echo, "a")
+    with CaptureQueriesContext(connection) as queries:
+        rows_of(echo, "a")
+    assert len(seen) == len(queries) == 1
+    assert sent == []
+
+
+def test_in_another_encoding_the_driver_does_it(sent):
+    echo = Statement("echo", ["text"], "SELECT $1 AS value")
+    make_ready(echo)
+    with connection.cursor() as cursor:
+        cursor.execute("SET client_encoding TO latin1")
+        try:
+            assert rows_of(echo, "ü") == [("ü",)]
+        finally:
+            cursor.execute("SET client_encoding TO utf8")
+    assert sent == []
