@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..payloads import WorkerIdentity
     from .outbox import Outbox
 
-__all__ = ["Broker", "get_broker", "get_producer", "remote_broker"]
+__all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_broker"]
 
 
 @lru_cache(maxsize=1)
@@ -25,13 +26,7 @@ def get_broker() -> Broker:
     """The broker of `FAKTORY["BROKER"]`: "orm", "remote", or the dotted path of a Broker that takes no arguments."""
     match conf.get("BROKER"):
         case "orm":
-            from .orm import OrmBroker  # models may be imported only when the apps are ready
-
-            return OrmBroker(
-                conf.get("DATABASE"),
-                dead_for_s=conf.get("DEAD_TTL"),
-                worker_timeout_s=conf.get("WORKER_TIMEOUT"),
-            )
+            return _orm_broker()
         case "remote":
             return remote_broker(conf.url())
         case path:
@@ -41,6 +36,19 @@ def get_broker() -> Broker:
             raise ImproperlyConfigured(
                 f'FAKTORY["BROKER"]: expected "orm", "remote" or the dotted path of a Broker, got {path!r}'
             )
+
+
+def serving_broker(announce: Callable[[str, Collection[str]], None]) -> Broker:
+    """A server's own: `get_broker`, with its hints sent by `announce` where the jobs are in a database."""
+    return _orm_broker(announce=announce) if conf.get("BROKER") == "orm" else get_broker()
+
+
+def _orm_broker(**more: Any) -> Broker:
+    from .orm import OrmBroker  # models may be imported only when the apps are ready
+
+    return OrmBroker(
+        conf.get("DATABASE"), dead_for_s=conf.get("DEAD_TTL"), worker_timeout_s=conf.get("WORKER_TIMEOUT"), **more
+    )
 
 
 @lru_cache(maxsize=1)

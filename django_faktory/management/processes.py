@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from .. import brokers, conf, tls, wakeups
@@ -55,9 +55,11 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     """Server and maintenance, in one process."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     host, port = plan.address
-    listen = partial(_listen, plan.alias, None, neighbours, plan.processes)
+    crier = wakeups.Crier(plan.alias)
+    listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
     context = tls.server_context(*plan.tls) if plan.tls else None
-    server = Server(broker_of(plan), host=host, port=port, password=conf.password(), tls=context, listen=listen)
+    broker = brokers.serving_broker(crier.announce)
+    server = Server(broker, host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.expect
     launch.obey(stop=server.stop)
@@ -74,6 +76,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     except FaktoryError as error:
         logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
         return CANNOT_START
+    crier.stop()
     maintenance.stop()
     upkeep.join(2.0)
     _stop(handing_on)
@@ -117,11 +120,15 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
 
 
 def _listen(
-    alias: str, queues: Sequence[str] | None, neighbours: wakeups.Neighbours | None, place: int
+    alias: str,
+    queues: Sequence[str] | None,
+    neighbours: wakeups.Neighbours | None,
+    place: int,
+    is_own: Callable[[int], bool] = lambda _: False,
 ) -> wakeups.Listener:
     """The database's hints; where it has none, those of the processes beside this one."""
     if neighbours is None:
-        return wakeups.listen(alias, queues)
+        return wakeups.listen(alias, queues, is_own=is_own)
     return wakeups.listen(alias, queues, otherwise=partial(neighbours.listener, place))
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection
 from django.db import connections
 
 from . import postgresql
-from .announcing import announce, tell_also
+from .announcing import Crier, announce, tell_also
 from .base import Listener, PollingListener
 from .neighbours import Neighbours
 from .postgresql import PostgresListener
 from .sqlite import SqliteListener
 
-__all__ = ["Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]
+__all__ = ["Crier", "Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,14 @@ def has_hints(alias: str) -> bool:
 
 
 def listen(
-    alias: str, queues: Collection[str] | None = None, *, otherwise: Callable[[], Listener] = PollingListener
+    alias: str,
+    queues: Collection[str] | None = None,
+    *,
+    otherwise: Callable[[], Listener] = PollingListener,
+    is_own: Callable[[int], bool] = lambda _: False,
 ) -> Listener:
-    """A listener for the database `alias`; with `queues` it may leave out what only others care for.
+    """A listener for the database `alias`; with `queues` it may leave out what only others care for, and with `is_own`
+    (a `Crier`'s) what this process announced.
 
     `otherwise` makes it where the database has no hints. Connects to nothing before its first wait, or in a thread of
     its own: a database that is away does no harm.
@@ -43,5 +48,5 @@ def listen(
         logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)
         return otherwise()
     if connections[alias].vendor == "postgresql":
-        return PostgresListener(alias, queues)
+        return PostgresListener(alias, queues, is_own)
     return SqliteListener(alias)

@@ -6,6 +6,7 @@ receivers' part of it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection
 
@@ -52,3 +53,49 @@ def _news(alias: str, queues: Collection[str], *, now: float) -> list[str]:
         _announced_at.clear()
     _announced_at.update(((alias, queue), now) for queue in news)
     return news
+
+
+class Crier:
+    """Announces in a thread of its own, all that came in DEBOUNCE_S with one NOTIFY: who pushes does not wait for it.
+
+    For a server: a hint costs as much as a turn. `is_own` tells a listener of the same process what it need not hear.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._pending: set[str] = set()
+        self._called = threading.Event()
+        self._stopping = threading.Event()
+        self._senders: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="faktory-crier", daemon=True)
+        self._thread.start()
+
+    def announce(self, alias: str, queues: Collection[str]) -> None:
+        """See `announce`; from any thread. The first of a burst goes at once."""
+        if connections[alias].vendor != "postgresql":
+            announce(alias, queues)
+        elif not connections[alias].in_atomic_block:
+            self._pending.update(queues)
+            self._called.set()
+
+    def is_own(self, sender: int) -> bool:
+        """Whether this is the PostgreSQL process that announced for us."""
+        return sender in self._senders
+
+    def stop(self) -> None:
+        """Send what is pending, and end."""
+        self._stopping.set()
+        self._called.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        connection = connections[self._alias]
+        while not self._stopping.is_set() or self._pending:
+            self._called.wait()
+            self._called.clear()
+            news = list(self._pending)
+            self._pending.difference_update(news)
+            if news:
+                postgresql.notify(connection, news, self._senders)
+                self._stopping.wait(DEBOUNCE_S)
+        connection.close()

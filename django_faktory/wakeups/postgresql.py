@@ -14,7 +14,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from typing import Any
 
@@ -36,14 +36,25 @@ HEARD_WITHIN_S = 5.0
 LONGEST_PAUSE_S = 15.0
 
 
-def notify(connection: BaseDatabaseWrapper, queues: Collection[str]) -> None:
-    """Tell all listeners of this database. A name has 255 bytes at most (W9), a payload may have 7999."""
+# A hint is not worth a wait for the disk.
+_NOTIFY = """
+SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
+WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
+
+
+def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: set[int] | None = None) -> None:
+    """Tell all listeners of this database. A name has 255 bytes at most (W9), a payload may have 7999.
+
+    The server's process that told it is added to `senders` before anybody hears.
+    """
     payloads = list(queues) if len(queues) <= MAX_NAMED else [ANY_QUEUE]
     try:
         if not connection.get_autocommit():
             return
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload", [CHANNEL, payloads])
+            if senders is not None:
+                senders.add(cursor.connection.info.backend_pid)
+            cursor.execute(_NOTIFY, [CHANNEL, payloads])
     except Error as error:
         logger.debug("hint not sent error=%s", error)
         with suppress(Error):
@@ -62,10 +73,14 @@ class PostgresListener(Listener):
 
     With `queues`, hints of others are not passed on. Right after connecting it gives a hint of its own: what came
     before was not heard. A test at the start finds poolers that swallow notifications; then only polls remain.
+    `is_own` tells by the sender's number at the server which hints are of no use here.
     """
 
-    def __init__(self, alias: str, queues: Collection[str] | None = None) -> None:
+    def __init__(
+        self, alias: str, queues: Collection[str] | None = None, is_own: Callable[[int], bool] = lambda _: False
+    ) -> None:
         super().__init__()
+        self._is_own = is_own
         self._alias = alias
         self._wanted = None if queues is None else {*queues, ANY_QUEUE}
         self._heard = threading.Event()
@@ -130,7 +145,7 @@ class PostgresListener(Listener):
             wait_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             ready, _, _ = select.select([connection, self._bell], [], [], wait_s)
             if connection in ready:
-                came = {one.payload for one in connection.notifies(timeout=0)}
+                came = {one.payload for one in connection.notifies(timeout=0) if not self._is_own(one.pid)}
                 give_up_at = None if came else give_up_at
                 self._pass_on(came - {test})
             elif give_up_at is not None and time.monotonic() >= give_up_at:
