@@ -1,16 +1,21 @@
 """The first figures: drain by own workers, the server over ten connections, pick-up of a lone job.
 
-    python -m benchmarks.first_speed            (PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite)
+    python -m benchmarks.first_speed            (all of it, on PostgreSQL as it is configured)
+    python -m benchmarks.first_speed drain      (that only: enqueue_many, drain, server_10, server_50, pick_up_ms)
+
+BENCH_DATABASE=sqlite or mariadb for the others; BENCH_SYNCHRONOUS=FULL for SQLite with each commit on disk.
 
 Prints the machine and the settings first: a figure without them is worth nothing. It makes and empties the
 database BENCH_NAME, `faktory_bench` unless told otherwise.
 """
 
+import contextlib
 import json
 import os
 import platform
 import signal
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -21,38 +26,54 @@ import django
 
 ROUNDS = 3
 JOBS = int(os.environ.get("BENCH_JOBS", "20000"))
+KIND = os.environ.get("BENCH_DATABASE", "postgresql")
 HERE = Path(__file__).parent
 
 
 def prepare():
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
     (HERE / "results").mkdir(exist_ok=True)
-    if os.environ.get("BENCH_DATABASE", "postgresql") == "postgresql":
-        import psycopg
+    from benchmarks.settings import DATABASES
 
-        from benchmarks.settings import DATABASES
-
-        at = DATABASES["default"]
-        with psycopg.connect(
-            host=at["HOST"],
-            port=at["PORT"],
-            user=at["USER"],
-            password=at["PASSWORD"],
-            dbname="postgres",
-            autocommit=True,
-        ) as connection:
-            # Anew each time: its tables may be those of an older version.
-            connection.execute(f'DROP DATABASE IF EXISTS "{at["NAME"]}" WITH (FORCE)')
-            connection.execute(f'CREATE DATABASE "{at["NAME"]}"')
-    else:
-        from benchmarks.settings import DATABASES
-
-        for file in (HERE / "results").glob(f"{Path(DATABASES['default']['NAME']).name}*"):
-            file.unlink()
+    # Anew each time: its tables may be those of an older version.
+    {"postgresql": _new_on_postgresql, "mariadb": _new_on_mariadb, "sqlite": _new_on_sqlite}[KIND](DATABASES["default"])
     django.setup()
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
+
+
+def _new_on_postgresql(at):
+    import psycopg
+
+    address = {"host": at["HOST"], "port": at["PORT"], "user": at["USER"], "password": at["PASSWORD"]}
+    with psycopg.connect(**address, dbname="postgres", autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{at["NAME"]}" WITH (FORCE)')
+        connection.execute(f'CREATE DATABASE "{at["NAME"]}"')
+
+
+def _new_on_mariadb(at):
+    import MySQLdb
+
+    connection = MySQLdb.connect(host=at["HOST"], port=int(at["PORT"]), user=at["USER"], password=at["PASSWORD"])
+    with contextlib.closing(connection), connection.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE IF EXISTS `{at['NAME']}`")
+        cursor.execute(f"CREATE DATABASE `{at['NAME']}` CHARACTER SET utf8mb4")
+
+
+def _new_on_sqlite(at):
+    for file in (HERE / "results").glob(f"{Path(at['NAME']).name}*"):
+        file.unlink()
+
+
+SETTINGS = {
+    "postgresql": (
+        "SHOW {}",
+        ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers"),
+    ),
+    "mysql": ("SELECT @@{}", ("version", "innodb_flush_log_at_trx_commit", "sync_binlog", "innodb_buffer_pool_size")),
+    "sqlite": ("PRAGMA {}", ("journal_mode", "synchronous")),
+}
 
 
 def machine():
@@ -65,15 +86,13 @@ def machine():
         "python": platform.python_version(),
         "django": django.get_version(),
     }
+    if connection.vendor == "sqlite":
+        found["sqlite"] = sqlite3.sqlite_version
+    question, names = SETTINGS[connection.vendor]
     with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            for name in ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers"):
-                cursor.execute(f"SHOW {name}")
-                found[name] = cursor.fetchone()[0]
-        else:
-            for name in ("journal_mode", "synchronous"):
-                cursor.execute(f"PRAGMA {name}")
-                found[name] = cursor.fetchone()[0]
+        for name in names:
+            cursor.execute(question.format(name))
+            found[name] = cursor.fetchone()[0]
     return found
 
 
@@ -84,8 +103,10 @@ def empty():
 
     for model in (Job, Counter, Queue, WorkerProcess):
         model.objects.all().delete()
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM" if connection.vendor != "postgresql" else "VACUUM ANALYZE")
+    tidy = {"postgresql": "VACUUM ANALYZE", "sqlite": "VACUUM"}.get(connection.vendor)
+    if tidy:
+        with connection.cursor() as cursor:
+            cursor.execute(tidy)
 
 
 def faktory(*options):
@@ -95,6 +116,16 @@ def faktory(*options):
 def end(process):
     process.send_signal(signal.SIGTERM)
     process.wait(40)
+
+
+def enqueue_many():
+    from benchmarks.tasks import noop
+
+    empty()
+    calls = [(number, "x") for number in range(10_000)]
+    begun = time.perf_counter()
+    noop.enqueue_many(calls)
+    return round(10_000 / (time.perf_counter() - begun))
 
 
 def drain():
@@ -110,7 +141,7 @@ def drain():
     done = Job.objects.filter(state="succeeded")
     times = done.aggregate(first=Min("started_at"), last=Max("finished_at"))
     assert done.count() == JOBS, f"expected {JOBS} jobs done, got {done.count()}"
-    return JOBS / (times["last"] - times["first"]).total_seconds()
+    return round(JOBS / (times["last"] - times["first"]).total_seconds())
 
 
 def free_port():
@@ -163,26 +194,34 @@ def pick_up():
         end(worker)
     rows = dict(Job.objects.filter(jid__in=called).values_list("jid", "result"))
     waits = sorted((float(rows[jid]) - before) * 1000 for jid, before in called.items())
-    return {"p50": statistics.median(waits), "p95": waits[94], "p99": waits[98]}
+    return {"p50": round(statistics.median(waits), 2), "p95": round(waits[94], 2), "p99": round(waits[98], 2)}
+
+
+MEASURES = {
+    "enqueue_many": ("enqueue_many of 10,000:", "{:,.0f} jobs/s", enqueue_many),
+    "drain": ("own workers, no-op tasks:", "{:,.0f} jobs/s", drain),
+    "server_10": ("server, 10 connections:", "{:,.0f} jobs/s", lambda: serve(10)),
+    "server_50": ("server, 50 connections:", "{:,.0f} jobs/s", lambda: serve(50)),
+    "pick_up_ms": ("pick-up of a lone job:", "p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms", pick_up),
+}
 
 
 def main():
+    chosen = sys.argv[1:] or list(MEASURES)
     prepare()
     print(json.dumps(machine(), indent=2))
-    figures = {"drain": [], "server_10": [], "server_50": [], "pick_up_ms": []}
+    figures = {name: [] for name in chosen}
     for _ in range(ROUNDS):
-        figures["drain"].append(round(drain()))
-        figures["server_10"].append(serve(10))
-        figures["server_50"].append(serve(50))
-        figures["pick_up_ms"].append({name: round(value, 2) for name, value in pick_up().items()})
-        print(json.dumps({name: values[-1] for name, values in figures.items()}))
-    print(f"own workers, no-op tasks:          {statistics.median(figures['drain']):.0f} jobs/s (at least 2000 asked)")
-    print(
-        f"server, 10 connections:            {statistics.median(figures['server_10']):.0f} jobs/s (at least 1500 asked)"
-    )
-    print(f"server, 50 connections:            {statistics.median(figures['server_50']):.0f} jobs/s")
-    p50 = statistics.median(one["p50"] for one in figures["pick_up_ms"])
-    print(f"pick-up of a lone job, median:     {p50:.1f} ms (at most 10 asked)")
+        for name in chosen:
+            figures[name].append(MEASURES[name][2]())
+        print(json.dumps({name: values[-1] for name, values in figures.items()}), flush=True)
+    for name, values in figures.items():
+        label, told, _ = MEASURES[name]
+        if isinstance(values[0], dict):
+            middle = {key: statistics.median(one[key] for one in values) for key in values[0]}
+            print(f"{label:<30} {told.format(**middle)}")
+        else:
+            print(f"{label:<30} {told.format(statistics.median(values))}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""A project with nothing but the benchmarks' tasks, on PostgreSQL unless BENCH_DATABASE says otherwise."""
+"""A project with nothing but the benchmarks' tasks, on PostgreSQL unless BENCH_DATABASE says otherwise.
+
+BENCH_SYNCHRONOUS is SQLite's: NORMAL, or FULL, with which each commit waits for the disk.
+"""
 
 import os
 from pathlib import Path
 
 KIND = os.environ.get("BENCH_DATABASE", "postgresql")
+SYNCHRONOUS = os.environ.get("BENCH_SYNCHRONOUS", "NORMAL")
 SECRET_KEY = "benchmarks only"
 USE_TZ = True
 INSTALLED_APPS = ["django_faktory", "benchmarks"]
@@ -30,8 +34,20 @@ DATABASES = {
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20,
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+                "init_command": f"PRAGMA journal_mode=WAL; PRAGMA synchronous={SYNCHRONOUS};",
             },
+        }
+    },
+    "mariadb": {
+        "default": {
+            "ENGINE": "django.db.backends.mysql",
+            "NAME": os.environ.get("BENCH_NAME", "faktory_bench"),
+            "HOST": os.environ.get("MYSQL_HOST", "127.0.0.1"),
+            "PORT": os.environ.get("MYSQL_PORT", "3306"),
+            "USER": os.environ.get("MYSQL_USER", "root"),
+            "PASSWORD": os.environ.get("MYSQL_PASSWORD", ""),
+            "OPTIONS": {"charset": "utf8mb4", "isolation_level": "read committed"},
+            "CONN_MAX_AGE": None,
         }
     },
 }[KIND]
