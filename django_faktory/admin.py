@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.core.paginator import Paginator
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.functional import cached_property
 from django.utils.html import format_html
 
-from . import conf
+from . import conf, wakeups
 from .jsontext import decode
 from .lifecycle import State
 from .models import Job, OutboxEntry, Queue, Tracking, WorkerProcess
 from .payloads import rfc3339
 from .store import cancelling, operations, workers
+from .wakeups.postgresql import ANY_QUEUE
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
@@ -180,6 +182,8 @@ class JobAdmin(_LookOnly):
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Scheduled, retrying and dead jobs run now."""
         self._act(request, queryset, "Retried", operations.requeue)
+        alias = queryset.db
+        transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
 
     @admin.action(description="Kill (send to dead)", permissions=["change"])
     def kill(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:

@@ -63,7 +63,7 @@ DOCS: dict[str, str] = {
     "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",
     "SHUTDOWN_TIMEOUT": "Seconds running jobs get to finish after SIGTERM.",
     "BEAT_INTERVAL": "Seconds between a worker's signs of life.",
-    "POLL_INTERVAL": "Longest time in seconds between two looks for work, where no hint comes.",
+    "POLL_INTERVAL": "Longest time in seconds between two looks for work; where hints come, five of them.",
     "MAX_ATTEMPTS": "How often a task is tried at most, unless it says otherwise.",
     "RESERVE_FOR": "Seconds a worker may hold a task's job, unless the task says otherwise.",
     "RESULT_TTL": "Seconds the result of a task stays readable, unless the task says otherwise.",

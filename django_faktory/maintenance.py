@@ -2,6 +2,8 @@
 
 One loop over a table of steps. Due jobs have a clock of their own: the loop sleeps until the next one is due,
 a second at most, so that a job is picked up when it should be. Pushes of this node that are due sooner end its sleep.
+The look for them asks every few seconds whether anything else is to be done, so that an idle node sends one statement
+a second.
 Knows no protocol and no worker's threads.
 """
 
@@ -19,7 +21,8 @@ from django.db import connections
 
 from . import conf, wakeups
 from .errors import BrokerUnavailable
-from .store import failures, tracking, upkeep, workers
+from .store import failures, looking, tracking, upkeep, workers
+from .wakeups.postgresql import ANY_QUEUE
 
 R = TypeVar("R")
 
@@ -31,6 +34,9 @@ LONGEST_SLEEP_S = 1.0
 LOOK_AGAIN_S = 0.02
 """Another node is enqueueing what is due: look again when it has committed."""
 
+LOOK_AROUND_S = 3.0
+"""Between two looks at reservations, workers and expired jobs: with the sleep less than the 5 s of W19 and W20."""
+
 FORGET_UNSEEN_S = 3600
 """How long a worker process that never sent a BEAT is listed after it was last seen."""
 
@@ -39,8 +45,14 @@ VANISHED_S = 10.0
 """How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
 
 
+WHEN_SEEN = math.inf
+
+
 class Step(NamedTuple):
-    """Run `work` every `every_s` seconds, again at once as long as it says that more is left."""
+    """Run `work` every `every_s` seconds, again at once as long as it says that more is left.
+
+    `every_s` is WHEN_SEEN for what a look sees by itself.
+    """
 
     name: str
     every_s: float
@@ -65,32 +77,41 @@ class Maintenance:
         self._alarm = threading.Event()  # ends the sleep
         self._awake_at = math.inf
         self._next_due_at: float | None = None  # as the latest look saw it
+        self._look_around_at = 0.0
+        self._seen: set[str] = set()  # steps that have something to do
+        self._due_at: dict[str, float] = {}  # the others
         self._steps = (
-            Step("reservations", 3.0, self._reap),
-            Step("workers", 3.0, self._lose),
+            Step("reservations", WHEN_SEEN, self._reap),
+            Step("workers", WHEN_SEEN, self._lose),
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
-            Step("expired jobs", 3.0, self._expire),
+            Step("expired jobs", WHEN_SEEN, self._expire),
             Step("purge", 60.0, self._purge),
             Step("tracking", 60.0, self._purge_tracking),
         )
 
     def run(self) -> None:
         """Loop until `stop`; a database that is away is waited for, an error in one step stops no other."""
-        due_at = dict.fromkeys((step.name for step in self._steps), 0.0)
         while not self._stopping.is_set():
-            self._awake_at = math.inf  # what is scheduled while it looks is looked for again
-            self._alarm.clear()
-            sleep_s = self._guarded("due jobs", self._enqueue_due, LONGEST_SLEEP_S)
-            for step in self._steps:
-                if time.monotonic() >= due_at[step.name] and not self._stopping.is_set():
-                    more = self._guarded(step.name, step.work, False)
-                    due_at[step.name] = time.monotonic() + (0 if more else step.every_s)
-                    sleep_s = 0 if more else sleep_s
-            self._awake_at = time.monotonic() + sleep_s
+            sleep_s = self._round()
             if not self._stopping.is_set():
                 self._alarm.wait(sleep_s)
         connections[self.alias].close()
+
+    def _round(self) -> float:
+        """Look, and take the steps that are due; returns how long to sleep then."""
+        self._seen.clear()
+        self._awake_at = math.inf  # what is scheduled while it looks is looked for again
+        self._alarm.clear()
+        sleep_s = self._guarded("due jobs", self._enqueue_due, LONGEST_SLEEP_S)
+        for step in self._steps:
+            is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
+            if is_due and not self._stopping.is_set():
+                more = self._guarded(step.name, step.work, False)
+                self._due_at[step.name] = time.monotonic() + (0 if more else step.every_s)
+                sleep_s = 0 if more else sleep_s
+        self._awake_at = time.monotonic() + sleep_s
+        return sleep_s
 
     def stop(self) -> None:
         """Ask the loop to end after the step at hand; from any thread or a signal handler."""
@@ -122,7 +143,7 @@ class Maintenance:
 
     def _enqueue_due(self) -> float:
         """Enqueue what is due, set by set; returns how long there is nothing to do, in seconds."""
-        wait_s = upkeep.next_due_in(using=self.alias)
+        wait_s = self._look()
         if wait_s is None or wait_s > 0:
             self._hear_of_others(wait_s)
             return LONGEST_SLEEP_S if wait_s is None else min(wait_s, LONGEST_SLEEP_S)
@@ -134,6 +155,16 @@ class Maintenance:
             return 0
         self._next_due_at = time.monotonic()
         return LOOK_AGAIN_S
+
+    def _look(self) -> float | None:
+        """How long until the next job is due; now and then also what else there is to do."""
+        looks_around = time.monotonic() >= self._look_around_at
+        found = looking.look(using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None)
+        if looks_around:
+            self._look_around_at = time.monotonic() + LOOK_AROUND_S
+        saw = {"reservations": found.over, "workers": found.silent, "expired jobs": found.expired}
+        self._seen.update(name for name, is_seen in saw.items() if is_seen)
+        return found.due_in_s
 
     def _hear_of_others(self, wait_s: float | None) -> None:
         """What should be due by now and is gone, another node has enqueued: its hint may not come here."""
@@ -157,6 +188,9 @@ class Maintenance:
             jobs = failures.lose(wids, using=self.alias, dead_for_s=conf.get("DEAD_TTL"))
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
             self._on_lost(wids)
+            if jobs:
+                wakeups.announce(self.alias, {ANY_QUEUE})
+                self._on_work(None)
         return False
 
     def _forget(self) -> bool:

@@ -16,6 +16,7 @@ from django_faktory.maintenance import Maintenance
 from django_faktory.models import Job, Tracking, WorkerProcess
 from django_faktory.payloads import Beat, WorkerIdentity
 from django_faktory.store import jobs, upkeep, workers
+from django_faktory.wakeups.postgresql import ANY_QUEUE
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.waiting import wait_until
 
@@ -233,12 +234,56 @@ def test_a_step_that_fails_stops_neither_the_loop_nor_the_others(running, monkey
     assert "reservations" in caplog.text
 
 
-def test_while_nothing_is_due_a_look_is_one_statement(django_assert_num_queries):
+@pytest.fixture
+def minute(monkeypatch):
+    """Let maintenance live a minute in no time; returns its statements."""
+    now = [time.monotonic()]
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return now[0]
+
+    monkeypatch.setattr(maintenance, "time", Clock)
+
+    def live(upkeeper):
+        sent, until = [], now[0] + 60
+        note = lambda execute, sql, *rest: (sent.append(sql), execute(sql, *rest))[1]  # noqa: E731
+        with connection.execute_wrapper(note):
+            while now[0] < until:
+                now[0] += upkeeper._round()
+        return sent
+
+    return live
+
+
+def test_a_minute_in_which_nothing_is_to_be_done_takes_little_more_than_a_statement_a_second(minute):
     JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
+    JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")
     upkeeper = Maintenance("default")
-    with django_assert_num_queries(1):
-        assert 0 < upkeeper._enqueue_due() <= maintenance.LONGEST_SLEEP_S
-    with django_assert_num_queries(1):
-        assert upkeeper._reap() is False
-    with django_assert_num_queries(1):
-        assert upkeeper._lose() is False
+    minute(upkeeper)  # the first round takes every step
+    assert len(minute(upkeeper)) <= 75
+
+
+def test_what_a_look_sees_is_done_in_the_same_round():
+    """W19, W20: what is over is noticed within the time between two looks around."""
+    upkeeper = Maintenance("default")
+    upkeeper._round()
+    overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
+    WorkerFactory(wid="silent", beat_at=ago(seconds=61))
+    late = JobFactory(expires_at=ago(seconds=1))
+    upkeeper._look_around_at = time.monotonic()
+    upkeeper._round()
+    assert Job.objects.get(pk=overdue.pk).state == "retries"
+    assert not WorkerProcess.objects.exists()
+    assert not Job.objects.filter(pk=late.pk).exists()
+    assert maintenance.LOOK_AROUND_S + maintenance.LONGEST_SLEEP_S < 5
+
+
+def test_jobs_that_lost_workers_give_back_are_announced(monkeypatch):
+    told, queues = [], []
+    monkeypatch.setattr(maintenance.wakeups, "announce", lambda alias, names: told.append(set(names)))
+    WorkerFactory(wid="silent", beat_at=ago(seconds=61))
+    JobFactory(working=True, wid="silent", reserved_until=timezone.now() + timedelta(hours=1))
+    Maintenance("default", on_work=queues.append).run_once()
+    assert (told, queues) == ([{ANY_QUEUE}], [None])

@@ -119,11 +119,15 @@ class OrmBroker(Broker):
 
     def bye(self, wids: Sequence[str]) -> None:
         """See Broker."""
-        workers.bye(wids, using=self.alias)
+        if workers.bye(wids, using=self.alias):
+            self._announce(self.alias, {ANY_QUEUE})
 
     def lost(self, wids: Sequence[str]) -> int:
         """See Broker."""
-        return failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s)
+        lost = failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s)
+        if lost:
+            self._announce(self.alias, {ANY_QUEUE})
+        return lost
 
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """See Broker. Hints go out as the steps are done: the first job need not wait for the last."""

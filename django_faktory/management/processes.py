@@ -96,6 +96,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
         drain=plan.drain,
+        hears_signals=True,
     )
     launch.obey(stop=worker.stop, quiet=worker.quiet)
     _report_lost(broker, launch)

@@ -45,6 +45,9 @@ LAST_REPLIES_S = 3.0
 """How long it then waits for clients to read what they were answered."""
 
 RELEASE_AGAIN_S = 1.0
+LISTEN_S = 60.0
+"""Longest wait for a hint; who stops closes the listener, which ends it."""
+
 MAX_PUSH_IN_TURN = 50
 BACKLOG = 128
 WIDTH = 2
@@ -256,7 +259,7 @@ class Server:
 
     def _hear(self, hints: Listener) -> None:
         while not self._is_stopping:
-            if hints.wait(1.0):
+            if hints.wait(LISTEN_S):
                 self.wake()
 
     # --- what the lanes carry out, in their threads ---

@@ -10,6 +10,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from .. import jsontext
@@ -47,8 +48,7 @@ def reap(
     *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance
 ) -> int:
     """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19)."""
-
-    overdue = Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__lt=now or Now())
+    overdue = overdue_jobs(using=using, now=now)
     if not run(using, lambda _: overdue.exists(), atomic=False):  # nearly always: one statement, no transaction
         return 0
 
@@ -58,6 +58,11 @@ def reap(
         return failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows])
 
     return run(using, verb)
+
+
+def overdue_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
+    """See `reap`."""
+    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__lt=now or Now())
 
 
 def _reservation_expired(job: Job) -> Failure:

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ..jsonfields import later
@@ -19,26 +20,12 @@ CHUNK = 500
 WAITING = (State.SCHEDULED, State.RETRIES)
 
 
-def next_due_in(*, using: str, now: datetime | None = None) -> float | None:
-    """Seconds until the next scheduled or retrying job is due, 0 or less if one is; None where none waits.
-
-    Reads the head of an index, whatever waits behind it.
-    """
-
-    def verb(connection: BaseDatabaseWrapper) -> float | None:
-        heads = [jobs.annotate(clock=Now()).values_list("run_at", "clock")[:1] for jobs in _by_time(connection, using)]
-        found = heads[0].union(*heads[1:], all=True) if len(heads) > 1 else heads[0]
-        return min(((run_at - (now or clock)).total_seconds() for run_at, clock in found), default=None)
-
-    return run(using, verb, atomic=False)
-
-
 def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> set[str]:
     """Enqueue jobs whose time has come, at most `limit`; returns their queues, empty when none was due."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str]] = []
-        for waiting in _by_time(connection, using):
+        for waiting in by_time(connection, using=using):
             due = skip_locked(waiting.filter(run_at__lte=now or Now()))
             rows += due.values_list("pk", "queue")[: limit - len(rows)]
         if rows:
@@ -52,7 +39,7 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
     return run(using, verb)
 
 
-def _by_time(connection: BaseDatabaseWrapper, using: str) -> list[Any]:
+def by_time(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
     """Jobs that wait for their time, the soonest first: together, or by state where the index is led by it.
 
     One query over both states would there read, and lock, all that is due to find the first.
@@ -66,8 +53,7 @@ def _by_time(connection: BaseDatabaseWrapper, using: str) -> list[Any]:
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
     """Drop jobs that nobody took in time, at most `limit`; returns how many. Tasks' stay as expired for their result's
     time, others go."""
-    jobs = Job.objects.using(using)
-    over = jobs.in_state(*sources(Event.EXPIRE)).filter(expires_at__lte=now or Now())
+    jobs, over = Job.objects.using(using), over_jobs(using=using, now=now)
     if not run(using, lambda _: over.exists(), atomic=False):  # nearly always
         return 0
 
@@ -85,6 +71,11 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         return len(rows)
 
     return run(using, verb)
+
+
+def over_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
+    """See `expire`."""
+    return Job.objects.using(using).in_state(*sources(Event.EXPIRE)).filter(expires_at__lte=now or Now())
 
 
 def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Now
 
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
@@ -42,30 +42,26 @@ def _row(worker: WorkerIdentity) -> WorkerProcess:
 
 
 def beat(beats: Sequence[Beat], *, using: str) -> list[FaktoryError | str]:
-    """Take signs of life; answer each with "" or the state it must enter, which only ever goes forward."""
+    """Take signs of life; answer each with "" or the state it must enter, which only ever goes forward.
 
-    def verb(_: BaseDatabaseWrapper) -> list[FaktoryError | str]:
-        workers = WorkerProcess.objects.using(using)
-        latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
-        known = dict(workers.filter(wid__in=latest).values_list("wid", "state"))
-        states = {wid: max(state, latest[wid].current_state, key=_rank) for wid, state in known.items()}
-        if known:
-            workers.filter(wid__in=known).update(
-                beat_at=Now(),
-                seen_at=Now(),
-                rss_kb=Case(
-                    *(When(wid=wid, then=Value(_kb(latest[wid].rss_kb))) for wid in known),
-                    default=F("rss_kb"),
-                    output_field=BigIntegerField(),
-                ),
-            )
-        for state in ("quiet", "terminate"):
-            moved = [wid for wid in known if states[wid] == state and known[wid] != state]
-            if moved:
-                advance(moved, state, using=using)
-        return [_answer(beat.wid, states) for beat in beats]
-
-    return run(using, verb)
+    Two statements and no transaction: a worker that was forgotten in between is unknown to the second.
+    """
+    latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
+    workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
+    rss_kb = Case(
+        *(When(wid=wid, then=Value(_kb(beat.rss_kb))) for wid, beat in latest.items()),
+        default=F("rss_kb"),
+        output_field=BigIntegerField(),
+    )
+    if latest:
+        run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False)
+    known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
+    states = {wid: max(state, latest[wid].current_state, key=_rank) for wid, state in known.items()}
+    for state in ("quiet", "terminate"):
+        moved = [wid for wid in known if states[wid] == state and known[wid] != state]
+        if moved:
+            advance(moved, state, using=using)
+    return [_answer(beat.wid, states) for beat in beats]
 
 
 def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:
@@ -85,25 +81,26 @@ def living(seen_within_s: float) -> Q:
     return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders)
 
 
-def bye(wids: Sequence[str], *, using: str) -> None:
-    """Forget workers that ended well; what they still hold goes back to its old place."""
+def bye(wids: Sequence[str], *, using: str) -> int:
+    """Forget workers that ended well; what they still hold goes back to its old place: returns how many jobs."""
 
-    def verb(_: BaseDatabaseWrapper) -> None:
+    def verb(_: BaseDatabaseWrapper) -> int:
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
-        held.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None)
+        returned = held.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
+        return returned
 
-    run(using, verb)
+    return run(using, verb)
 
 
 def silent(timeout_s: float, *, using: str) -> list[str]:
     """Workers that have sent a BEAT, and then none for `timeout_s`: their jobs are to be given back (W20)."""
-    limit = Now() - timedelta(seconds=timeout_s)
-    return run(
-        using,
-        lambda _: list(WorkerProcess.objects.using(using).filter(beat_at__lt=limit).values_list("wid", flat=True)),
-        atomic=False,
-    )
+    return run(using, lambda _: list(silent_ones(timeout_s, using=using).values_list("wid", flat=True)), atomic=False)
+
+
+def silent_ones(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
+    """See `silent`."""
+    return WorkerProcess.objects.using(using).filter(beat_at__lt=Now() - timedelta(seconds=timeout_s))
 
 
 def vanished(held_for_s: float, *, using: str) -> list[str]:

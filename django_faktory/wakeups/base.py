@@ -15,6 +15,9 @@ DEBOUNCE_S = 0.010
 SECOND_LOOK_S = 0.012
 """Longer than DEBOUNCE_S: whatever was not announced because something just was is stored by then."""
 
+SELDOM = 5
+"""Where hints come, polls are for those that got lost only: so many times as seldom as where none do."""
+
 
 class Listener(ABC):
     """Waits for hints that work has come. One thread waits; any thread may close.
@@ -24,6 +27,9 @@ class Listener(ABC):
     """
 
     looks_twice = True
+
+    hears_all = False
+    """Whether hints of every process come just now, as far as can be known."""
 
     def __init__(self) -> None:
         self._second_look_at: float | None = None
@@ -43,6 +49,10 @@ class Listener(ABC):
             return False
         self._second_look_at = None
         return True
+
+    def poll_s(self, poll_interval_s: float) -> float:
+        """How long to wait for a hint before looking without one."""
+        return poll_interval_s * SELDOM if self.hears_all else poll_interval_s
 
     @abstractmethod
     def close(self) -> None:

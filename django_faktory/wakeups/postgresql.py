@@ -120,6 +120,7 @@ class PostgresListener(Listener):
                         if not self._receive(connection):
                             return
                 except (psycopg.Error, Error, OSError) as error:
+                    self._become_deaf()
                     self._report(error)
                     self._closed.wait(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -146,7 +147,8 @@ class PostgresListener(Listener):
             ready, _, _ = select.select([connection, self._bell], [], [], wait_s)
             if connection in ready:
                 came = {one.payload for one in connection.notifies(timeout=0) if not self._is_own(one.pid)}
-                give_up_at = None if came else give_up_at
+                if came:
+                    self.hears_all, give_up_at = True, None
                 self._pass_on(came - {test})
             elif give_up_at is not None and time.monotonic() >= give_up_at:
                 logger.warning(
@@ -165,6 +167,12 @@ class PostgresListener(Listener):
     def _pass_on(self, payloads: Collection[str]) -> None:
         hints = {payload for payload in payloads if not payload.startswith(_TEST)}
         if hints and (self._wanted is None or hints & self._wanted):
+            self._heard.set()
+
+    def _become_deaf(self) -> None:
+        """Who waits is to look now, and often from now on."""
+        if self.hears_all:
+            self.hears_all = False
             self._heard.set()
 
     def _report(self, error: Exception) -> None:

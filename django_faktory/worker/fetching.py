@@ -94,7 +94,8 @@ class Fetcher:
             return
         if self._on_drained is None:
             if not self._broker.blocking:
-                hints.wait(min(STUCK_S, self._poll_interval_s) if self._held.has_waiting() else self._poll_interval_s)
+                poll_s = hints.poll_s(self._poll_interval_s)
+                hints.wait(min(STUCK_S, poll_s) if self._held.has_waiting() else poll_s)
         elif not jobs and was_idle:
             self._end_or_look_again(self._on_drained)
         elif not jobs:  # a job that runs may make another

@@ -57,6 +57,7 @@ class Worker:
 
     A wid that was given up as lost (the process stood still too long) is not taken up again, since its jobs have
     gone to others: the worker finishes what it runs and ends, and whoever started it starts another.
+    `hears_signals`: signals stop it from a thread, as `Launch.obey` sees to; its own need not look for them.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class Worker:
         read_ahead: int = READ_AHEAD,
         drain: bool = False,
         limits: Limits = USUAL,
+        hears_signals: bool = False,
     ) -> None:
         self.wid = wid or new_wid()
         self._broker = broker
         self._shutdown_timeout_s = shutdown_timeout
+        self._hears_signals = hears_signals
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = False
         self.is_stuck = False
@@ -134,7 +137,8 @@ class Worker:
     def _next_order(self) -> str:
         while not (self.is_stuck and self._held.is_empty()):
             with suppress(Empty):
-                return self._orders.get(timeout=SIGNAL_CHECK_S)
+                may_sleep = self._hears_signals and not self.is_stuck
+                return self._orders.get(timeout=None if may_sleep else SIGNAL_CHECK_S)
         return TERMINATE
 
     def _register(self) -> bool:

@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import NoReturn
 
-from .runner import SIGNAL_CHECK_S, new_wid
+from .runner import new_wid
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,14 @@ LONGEST_PAUSE_S = 30
 STEADY_S = 30.0
 """A child that lived so long has started well: the next pause is short again."""
 
+PARENT_CHECK_S = 0.5
+"""How often to look whether the parent is still there, where that is asked for."""
+
 SAME_ORDER_S = 0.5
 """Signals closer together are one order: `timeout`, `uv run` or honcho pass on what a terminal has sent already."""
+
+ONE_RING_S = 0.1
+"""A signal rings twice, by its number and by its handler: closer together they are one."""
 
 MAX_LOST = 20
 FAREWELL_S = 2
@@ -48,23 +54,28 @@ class Launch:
 
     def obey(self, *, stop: Callable[[], None], quiet: Callable[[], None] | None = None) -> None:
         """Take signals from now on; call it before any thread is started. `stop` also comes when the parent dies."""
-        heard, bell = os.pipe()
-        signal.signal(signal.SIGTERM, lambda *_: stop())
-        signal.signal(signal.SIGTSTP, signal.SIG_IGN if quiet is None else lambda *_: quiet())
-        signal.signal(signal.SIGTTIN, lambda *_: os.write(bell, b"."))
+        acts = {signal.SIGTERM: stop, signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
+        heard, bell = _bell()
+        for number in acts:
+            signal.signal(number, partial(_ring, bell))  # an event loop may take the wakeup_fd away from us
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        threading.Thread(target=self._watch, args=(heard, stop), name="faktory-watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(heard, acts), name="faktory-watch", daemon=True).start()
 
-    def _watch(self, heard: int, stop: Callable[[], None]) -> None:
-        """Tell the stacks when TTIN came (its handler may not log: it may have interrupted just that)."""
+    def _watch(self, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
+        """Carry out what signals say: here, since Python's handlers wait until the main thread has woken up, and may
+        not log. A signal rings twice, or once where the main thread sleeps on."""
+        latest: dict[int, float] = {}
         while True:
             ready, _, _ = select.select([self.lifeline, heard], [], [])
             if self.lifeline in ready:  # nobody ever writes there: the parent is gone, however it went
                 logger.error("the parent process is gone: ending pid=%d", os.getpid())
-                stop()
+                acts[signal.SIGTERM]()
                 return
-            os.read(heard, 1)
-            logger.warning("stacks of all threads pid=%d\n%s", os.getpid(), stacks())
+            for number in os.read(heard, 100):
+                if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
+                    latest[number] = time.monotonic()
+                    acts[number]()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +119,6 @@ class Supervisor:
         self._grace_s = grace_s
         self._farewell = farewell
         self._parent = parent
-        self._signals: SimpleQueue[int] = SimpleQueue()
         self._is_stopping = False
         self._stopping_since = 0.0
         self._kill_at: float | None = None
@@ -118,23 +128,24 @@ class Supervisor:
     def run(self) -> int:
         """Supervise; returns the exit code for the whole."""
         self._lifeline = os.pipe()
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._heard, bell = _bell()
+        before = {number: signal.signal(number, _nothing) for number in SIGNALS}
+        # Written to at once; a handler in Python would wait until the main thread has woken up.
+        before_bell = signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         try:
             while self._is_needed():
                 self._start_due()
-                self._take_signal()
+                self._take_signals()
                 self._reap()
             if self._killed:
                 self._say_farewell()
         finally:
+            signal.set_wakeup_fd(before_bell)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for end in self._lifeline:
+            for end in (*self._lifeline, self._heard, bell):
                 os.close(end)
         return self._code
-
-    def _note(self, number: int, _: object) -> None:
-        self._signals.put(number)  # put is reentrant: a handler may interrupt it
 
     def _is_needed(self) -> bool:
         """Whether a child runs or is to be started; when all that may end have ended, the rest is stopped."""
@@ -146,26 +157,27 @@ class Supervisor:
 
     # --- signals ---
 
-    def _take_signal(self) -> None:
-        try:
-            number = self._signals.get(timeout=self._patience_s())
-        except Empty:
-            number = 0
-        if number in (signal.SIGTERM, signal.SIGINT):
-            self._stop()
-        elif number in (signal.SIGTSTP, signal.SIGTTIN):
-            self._send(number)
+    def _take_signals(self) -> None:
+        """Wait for signals, or until something else is due, and obey."""
+        ready, _, _ = select.select([self._heard], [], [], self._patience_s())
+        for number in os.read(self._heard, 100) if ready else b"":
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop()
+            elif number in (signal.SIGTSTP, signal.SIGTTIN):
+                self._send(number)
         if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
             self._stop()
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill()
 
-    def _patience_s(self) -> float:
-        """How long there is nothing to do unless a signal comes; never long, since a signal may be noticed late."""
+    def _patience_s(self) -> float | None:
+        """How long there is nothing to do unless a signal comes; None: for ever."""
         dues = [child.start_at for child in self._children if child.start_at is not None and not self._is_stopping]
         if self._kill_at is not None:
             dues.append(self._kill_at)
-        return max(0.0, min([*dues, time.monotonic() + SIGNAL_CHECK_S]) - time.monotonic())
+        if self._parent is not None and not self._is_stopping:
+            dues.append(time.monotonic() + PARENT_CHECK_S)
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _stop(self) -> None:
         """The first time gently, the second at once."""
@@ -254,6 +266,26 @@ class Supervisor:
         os.waitpid(pid, 0)
 
 
+def _bell() -> tuple[int, int]:
+    """The two ends of a pipe for signals."""
+    heard, bell = os.pipe()
+    os.set_blocking(bell, False)
+    return heard, bell
+
+
+def _ring(bell: int, number: int, _: object) -> None:
+    with suppress(BlockingIOError):
+        os.write(bell, bytes([number]))
+
+
+def _nothing(*_: object) -> None:
+    """A signal that is heard elsewhere, or means nothing."""
+
+
+def _tell_stacks() -> None:
+    logger.warning("stacks of all threads pid=%d\n%s", os.getpid(), stacks())
+
+
 def stacks() -> str:
     """Where every thread of this process is."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
@@ -269,6 +301,7 @@ def _live(role: Role, launch: Launch) -> NoReturn:
     """A child's whole life. It leaves by _exit: threads stuck in user code keep nobody waiting."""
     code = CRASHED
     try:
+        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says TERM
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         code = role.main(launch)

@@ -51,12 +51,15 @@ class Watch:
         self._has_connection = False
         self._patience = Patience("cancelled")
         self._due = threading.Event()
+        self._is_used = False
+        self._is_asleep = False
         self._is_closed = False
 
     def began(self, execution: Execution) -> None:
         """Look after this job."""
         self._running[id(execution)] = execution
-        if execution.task.timeout is not None:
+        self._is_used = True
+        if self._is_asleep or execution.task.timeout is not None:
             self._due.set()
 
     def ended(self, execution: Execution) -> None:
@@ -72,14 +75,23 @@ class Watch:
         """Look until closed."""
         while not self._is_closed:
             self._due.wait(self._pause_s())
+            self._is_asleep = False
             self._due.clear()
             self._ask()
             for execution in list(self._running.values()):
                 self._look_at(execution, time.monotonic())
         self._broker.close()
 
-    def _pause_s(self) -> float:
-        """Until something is due; a cancellation may be known at any time, and so never long."""
+    def _pause_s(self) -> float | None:
+        """Until something is due; a cancellation may be known at any time, and so never long. None: until a job begins.
+
+        That is where none has for a while: to be woken by each would cost short jobs more than looking does.
+        """
+        self._is_asleep = True  # before the look: a job that begins after it wakes us
+        was_used, self._is_used = self._is_used, False
+        if not (was_used or self._running or self._has_connection):
+            return None
+        self._is_asleep = False
         now = time.monotonic()
         dues = [self._next_due(execution) for execution in list(self._running.values())]
         return max(SHORTEST_PAUSE_S, min([*dues, now + self._limits.ask_every_s]) - now)

@@ -10,6 +10,7 @@ from django.utils import timezone
 from django_faktory.lifecycle import FINISHED, State
 from django_faktory.models import Job
 from django_faktory.store import upkeep
+from django_faktory.store.looking import look
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,18 +23,18 @@ def waiting(count, run_at, state="scheduled"):
 
 
 def test_the_next_due_time_is_that_of_the_soonest_of_both_states():
-    assert upkeep.next_due_in(using=USING, now=T0) is None
+    assert look(using=USING, now=T0).due_in_s is None
     waiting(1, T0 + timedelta(seconds=90))
-    assert upkeep.next_due_in(using=USING, now=T0) == 90
+    assert look(using=USING, now=T0).due_in_s == 90
     waiting(1, T0 + timedelta(seconds=30), "retries")
-    assert upkeep.next_due_in(using=USING, now=T0) == 30
+    assert look(using=USING, now=T0).due_in_s == 30
     waiting(1, T0 - timedelta(seconds=5))
-    assert upkeep.next_due_in(using=USING, now=T0) == -5
+    assert look(using=USING, now=T0).due_in_s == -5
 
 
 def test_the_database_s_clock_says_what_is_due():
     waiting(1, timezone.now() + timedelta(minutes=1))
-    assert 50 < upkeep.next_due_in(using=USING) <= 61
+    assert 50 < look(using=USING).due_in_s <= 61
     assert upkeep.enqueue_due(using=USING) == set()
 
 
@@ -41,7 +42,7 @@ def test_a_look_at_what_is_next_is_one_statement_whatever_waits(django_assert_nu
     waiting(20, T0 + timedelta(hours=1))
     waiting(20, T0 + timedelta(hours=1), "retries")
     with django_assert_num_queries(1):
-        upkeep.next_due_in(using=USING)
+        look(using=USING)
 
 
 def test_the_soonest_are_enqueued_first_and_no_more_than_asked():
@@ -111,7 +112,7 @@ def test_on_mariadb_only_the_head_of_the_index_is_read():
     waiting(300, T0 + timedelta(hours=1), "retries")
     with connection.cursor() as cursor:
         cursor.execute("FLUSH STATUS")
-        upkeep.next_due_in(using=USING)
+        look(using=USING)
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         read = sum(int(count) for name, count in cursor.fetchall() if name != "Handler_read_rnd_next")
     assert read < 20

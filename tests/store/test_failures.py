@@ -8,6 +8,7 @@ import pytest
 from django_faktory.models import Job
 from django_faktory.payloads import FetchRequest, failure
 from django_faktory.store import failures, jobs, upkeep
+from django_faktory.store.looking import look
 from tests.factories import T0, JobFactory, payload
 
 pytestmark = pytest.mark.django_db
@@ -138,7 +139,7 @@ def test_a_retry_is_enqueued_when_it_is_due_and_not_before():
     jobs.push([job], using=USING, now=T0)
     jobs.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
     failures.fail([failure(jid=job.jid, wid="w1", retry_in_s=60)], using=USING, now=T0)
-    assert upkeep.next_due_in(using=USING, now=T0) == 60
+    assert look(using=USING, now=T0).due_in_s == 60
     assert upkeep.enqueue_due(using=USING, now=T0 + timedelta(seconds=59)) == set()
     assert upkeep.enqueue_due(using=USING, now=T0 + timedelta(seconds=60)) == {"default"}
     [[again]] = jobs.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING)

@@ -66,6 +66,12 @@ def test_a_hint_during_the_second_look_has_its_own_second_look(bell):
     assert [bell.wait(LONG_S), bell.wait(LONG_S), bell.wait(0.01)] == [True, True, False]
 
 
+def test_polls_are_seldom_where_every_hint_comes_and_as_often_as_set_where_none_may(bell):
+    assert (bell.poll_s(1.0), PollingListener().poll_s(1.0)) == (1.0, 1.0)
+    bell.hears_all = True
+    assert bell.poll_s(1.0) == 5.0
+
+
 def test_polling_waits_the_whole_time():
     began_at = time.monotonic()
     assert PollingListener().wait(0.02) is False

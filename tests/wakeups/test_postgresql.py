@@ -173,9 +173,13 @@ class TestTrouble:
     def test_a_lost_connection_is_made_again_and_told_once(self, listen, behind, pooler, caplog):
         caplog.set_level(logging.INFO, "django_faktory")
         listener = listen(behind)
+        wait_until(lambda: listener.hears_all)
         pooler.is_open = False
         pooler.cut()
         wait_until(lambda: caplog.records)
+        assert listener.wait(LONG_S) is True  # look now, and often from now on
+        assert not listener.hears_all
+        drain(listener)
         assert listener.wait(0.8) is False  # two tries, one line
         pooler.is_open = True
         assert listener.wait(LONG_S) is True  # what came meanwhile was not heard: look
@@ -199,6 +203,7 @@ class TestTrouble:
         wait_until(lambda: not listener._thread.is_alive())
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "pooler" in caplog.text
+        assert not listener.hears_all
         say("mail")
         assert listener.wait(0.05) is False
         listener.close()

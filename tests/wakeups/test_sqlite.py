@@ -61,6 +61,11 @@ def test_a_commit_wakes_who_waits(listener, path):
     assert heard == [True]
 
 
+def test_it_misses_nothing_while_it_can_read(listener):
+    listener.wait(0.05)
+    assert listener.hears_all
+
+
 def test_it_looks_less_often_when_nothing_happens(listener, path):
     listener._changed_at = time.monotonic() - EAGER_FOR_S
     assert listener.wait(0.05) is False

@@ -1,0 +1,90 @@
+"""One look at whether time has done anything to jobs: one statement, whatever it finds. Changes nothing.
+
+Django builds a query anew each time it is used, which costs several times what the database takes to answer this one:
+its text is made once for each database.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from ..models import Job
+from .failures import overdue_jobs
+from .transactions import run
+from .upkeep import by_time, over_jobs
+from .workers import silent_ones
+
+
+class Look(NamedTuple):
+    """What a look saw."""
+
+    due_in_s: float | None
+    """Until the next scheduled or retrying job is due, 0 or less if one is; None where none waits."""
+    over: bool = False
+    """Whether reservations are over (W19); like the next two, False where that was not asked."""
+    silent: bool = False
+    """Whether workers have fallen silent (W20)."""
+    expired: bool = False
+    """Whether jobs have expired."""
+
+
+def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> Look:
+    """When the next job is due; with `worker_timeout_s` also whether anything else is to be done.
+
+    Each part reads the head of an index, whatever waits behind it.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> Look:
+        sql, values, heads = _text(using, worker_timeout_s)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            row = cursor.fetchone()
+        clock, *times = (_time(connection, value) for value in row[: heads + 1] if value is not None)
+        due_in_s = min(((time - (now or clock)).total_seconds() for time in times), default=None)
+        return Look(due_in_s, *map(bool, row[heads + 1 :]))
+
+    return run(using, verb, atomic=False)
+
+
+@lru_cache(maxsize=8)
+def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
+    """The statement, its values, and how many columns after the first, the time, are times of due jobs."""
+    connection = connections[using]
+    heads = [_compiled(jobs.values("run_at")[:1], using) for jobs in by_time(connection, using=using)]
+    found: list[QuerySet[Any]] = []
+    if worker_timeout_s is not None:
+        found = [overdue_jobs(using=using), silent_ones(worker_timeout_s, using=using), over_jobs(using=using)]
+    parts = [_now(using)]
+    parts += [(f"({sql})", values) for sql, values in heads]
+    parts += [(f"EXISTS ({sql})", values) for sql, values in (_compiled(rows.values("pk"), using) for rows in found)]
+    return (
+        f"SELECT {', '.join(sql for sql, _ in parts)}",
+        tuple(value for _, some in parts for value in some),
+        len(heads),
+    )
+
+
+def _compiled(rows: QuerySet[Any], using: str) -> tuple[str, tuple[Any, ...]]:
+    sql, values = rows.query.get_compiler(using).as_sql()
+    return sql, tuple(values)
+
+
+def _now(using: str) -> tuple[str, tuple[Any, ...]]:
+    sql, values = Job.objects.using(using).query.get_compiler(using).compile(Now())
+    return sql, tuple(values)
+
+
+def _time(connection: BaseDatabaseWrapper, value: Any) -> datetime:
+    """As the ORM reads this database's times."""
+    column = Job._meta.get_field("run_at").get_col(Job._meta.db_table)  # noqa: SLF001  (Django's documented name)
+    for convert in connection.ops.get_db_converters(column):
+        value = convert(value, column, connection)
+    found: datetime = value
+    return found

@@ -1,0 +1,81 @@
+"""What a worker without work costs: it looks seldom where hints come, and sleeps where nothing can be due."""
+
+import threading
+
+import pytest
+
+from django_faktory.brokers import get_broker
+from django_faktory.models import WorkerProcess
+from django_faktory.payloads import Beat, WorkerIdentity
+from django_faktory.wakeups import PollingListener
+from django_faktory.worker.watch import USUAL, Watch
+from tests.project import tasks
+from tests.waiting import wait_until
+from tests.worker.blocking import gates, passes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+POLL_S = 30.0
+
+
+class Noted(PollingListener):
+    """Notes how long it was to wait, and waits until it is closed."""
+
+    def __init__(self, *, hears_all):
+        super().__init__()
+        self.hears_all = hears_all
+        self.waits = []
+        self.is_waiting = threading.Event()
+
+    def wait(self, timeout_s):
+        self.waits.append(timeout_s)
+        self.is_waiting.set()
+        self._closed.wait()
+        return False
+
+
+@pytest.mark.parametrize(("hears_all", "wait_s"), [(True, 5 * POLL_S), (False, POLL_S)])
+def test_a_worker_that_found_nothing_waits_for_a_hint_longer_where_none_gets_lost(work, hears_all, wait_s):
+    listener = Noted(hears_all=hears_all)
+    work(listen=lambda: listener, poll_interval=POLL_S)
+    assert listener.is_waiting.wait(15)
+    assert listener.waits == [wait_s]
+
+
+def test_a_beat_is_two_statements(django_assert_num_queries):
+    broker = get_broker()
+    broker.hello(WorkerIdentity(wid="wid-idle"))
+    with django_assert_num_queries(2):
+        assert broker.beat([Beat(wid="wid-idle", rss_kb=7)]) == [""]
+    assert WorkerProcess.objects.get().rss_kb == 7
+
+
+def test_where_no_job_runs_nobody_looks_after_jobs():
+    assert Watch(get_broker(), give_up=lambda *_: None)._pause_s() is None
+
+
+def test_short_jobs_do_not_wake_who_looks_after_them_each_time():
+    watch = Watch(get_broker(), give_up=lambda *_: None)
+    execution = type("Short", (), {"task": type("Task", (), {"timeout": None})})()
+    watch.began(execution)
+    watch.ended(execution)
+    assert watch._pause_s() == pytest.approx(USUAL.ask_every_s, abs=0.1)
+    watch._due.clear()
+    watch.began(execution)
+    assert not watch._due.is_set()
+    watch.ended(execution)
+    watch._pause_s()
+    assert watch._pause_s() is None
+    watch.began(execution)
+    assert watch._due.is_set()
+
+
+def test_a_job_that_comes_after_a_rest_is_cancelled_as_any_other(work, state):
+    running = work()
+    wait_until(lambda: running.worker._executors._watch._is_asleep)
+    result = passes.enqueue("rested")
+    assert gates["rested"].begun.acquire(timeout=15)
+    wait_until(lambda: not running.worker._executors._watch._is_asleep)
+    gates["rested"].opened.set()
+    state(result, "succeeded")
+    state(tasks.noop.enqueue(), "succeeded")
