@@ -31,6 +31,8 @@ class Transaction:
     is_committed = False
     is_nested = False
     """Whether it is part of a larger one, and so committed with that."""
+    is_untouched: Callable[[], bool] = staticmethod(lambda: False)
+    """Asked inside of it: whether nothing at all has been done there, as far as that can be told."""
 
 
 class Broker(ABC):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError
@@ -49,7 +50,9 @@ class OrmBroker(Broker):
     def atomic(self) -> Iterator[Transaction]:
         """See Broker."""
         told = Transaction()
-        told.is_nested = connections[self.alias].in_atomic_block
+        connection = connections[self.alias]
+        told.is_nested = connection.in_atomic_block
+        told.is_untouched = lambda: not told.is_nested and _is_untouched(connection)
         with transaction.atomic(using=self.alias):
             transaction.on_commit(partial(setattr, told, "is_committed", True), using=self.alias)
             yield told
@@ -178,6 +181,15 @@ class OrmBroker(Broker):
 
 def _database_time() -> None:
     """None: the database's own clock, which all nodes share. Tests put another in its place."""
+
+
+def _is_untouched(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a transaction has neither a statement nor a hook beside our own. PostgreSQL's drivers begin it at the
+    server with its first statement, and tell; elsewhere nobody knows."""
+    if connection.vendor != "postgresql" or connection.connection is None or connection.needs_rollback:
+        return False
+    is_begun = connection.connection.info.transaction_status != 0  # libpq's PQTRANS_IDLE
+    return not is_begun and len(connection.run_on_commit) == 1
 
 
 def _done(steps: Iterable[many.Step], go_on: Callable[[], bool]) -> Iterator[int]:

@@ -103,7 +103,7 @@ class Execution:
     def run(self, broker: Broker) -> Ack | Failure | None:
         """Run the job in this thread. What it sets in context variables ends with it.
 
-        Returns what is left to report: nothing for an atomic task, which has told the broker itself.
+        Returns what is left to report: nothing for an atomic task that has told the broker itself.
         """
         _warm_up()
         return contextvars.copy_context().run(self._run, broker)
@@ -115,8 +115,7 @@ class Execution:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
                 if self.task.atomic:
-                    self._run_atomically(broker)
-                    report = None
+                    report = self._run_atomically(broker)
                 else:
                     value = self._called()
                     _refuse_open_transactions(tidy(held))
@@ -137,22 +136,29 @@ class Execution:
                 forget(held)
             tidy(held)
 
-    def _run_atomically(self, broker: Broker) -> None:
-        """What the task writes and the end of its job are one transaction, or none of it (ADR 0007)."""
+    def _run_atomically(self, broker: Broker) -> Ack | None:
+        """What the task writes and the end of its job are one transaction, or none of it (ADR 0007).
+
+        Returns the report of one that did nothing there: it goes with those of others.
+        """
         held = in_transaction()
         told: Transaction | None = None
+        report: Ack | None = None
         try:
             with broker.atomic() as told:
                 inside = in_transaction()
                 report = self._ack(self._called())
                 _refuse_open_transactions(tidy(inside))
-                _hold_to(report, broker)
+                if not told.is_untouched():
+                    _hold_to(report, broker)
+                    report = None
         except Exception:
             if told is None or not told.is_committed:
                 raise
             logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
         if told and not (told.is_committed or told.is_nested):  # a block the task left open has taken the place of ours
             _refuse_open_transactions(tidy(held))
+        return report
 
     async def arun(self) -> Ack | Failure:
         """Run the job on this event loop, best as an asyncio task of its own: that bounds its context variables.

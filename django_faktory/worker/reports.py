@@ -1,4 +1,4 @@
-"""Tells the broker how jobs ended: the first at once, those that end meanwhile together. Nothing ended is dropped.
+"""Tells the broker how jobs ended: a lone one at once, those of a busy worker in sets. Nothing ended is dropped.
 
 Knows no task and no SQL. A broker that is away is tried until the deadline that `close` gives; what could not be told
 then is logged by jid, and those jobs run again.
@@ -24,13 +24,24 @@ logger = logging.getLogger(__name__)
 
 MAX_SET = 500
 
+LINGER_S = 0.010
+"""How long a report waits for those of jobs that are about to be begun. Tasks of one INSERT, five threads: a fifth less
+of both processors a job than where each set goes as soon as the one before it is done; 20 ms gain nothing more."""
+
 
 class Reporter:
     """The loop that sends; `run` is a thread's. One report the broker chokes on holds up no other."""
 
-    def __init__(self, broker: Broker, finished: SimpleQueue[Ack | Failure | None]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        finished: SimpleQueue[Ack | Failure | None],
+        *,
+        more_soon: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._broker = broker
         self._finished = finished
+        self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
         self._patience = Patience("reports")
         self._pause_s = 0.0
         self._closing = threading.Event()
@@ -41,6 +52,9 @@ class Reporter:
         unsent: list[Ack | Failure] = []
         while not (self._closing.is_set() and not unsent and self._finished.empty()):
             unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
+            if unsent and not self._closing.is_set() and self._more_soon():
+                self._closing.wait(LINGER_S)
+                unsent += self._gather(MAX_SET - len(unsent), block=False)
             unsent = self._send(unsent)
             if not unsent:
                 continue

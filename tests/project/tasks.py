@@ -95,6 +95,14 @@ def writes_mark_atomically(text):
     return text
 
 
+@task(atomic=True)
+def does_atomically(what):
+    if what == "a hook":
+        transaction.on_commit(lambda: None)
+    elif what == "a look":
+        Mark.objects.exists()
+
+
 @task(atomic=True, max_attempts=2)
 def writes_mark_atomically_and(text, then):
     """Writes, and then does what it is told: the ways an atomic task can end."""

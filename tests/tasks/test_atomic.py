@@ -2,13 +2,14 @@
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_faktory import task
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.compat import InvalidTask, TaskResultStatus, task_finished
 from django_faktory.models import Job
-from django_faktory.payloads import Failure
+from django_faktory.payloads import Ack, Failure
 from django_faktory.worker.execute import prepare
 from tests.project import tasks
 from tests.project.models import Mark
@@ -104,6 +105,27 @@ def test_a_hook_that_fails_after_the_commit_does_not_undo_it(caplog):
     result.refresh()
     assert result.status is TaskResultStatus.SUCCESSFUL
     assert "a hook that ran after its commit failed" in caplog.text
+
+
+def test_one_that_does_nothing_in_the_database_is_acknowledged_with_others():
+    tasks.does_atomically.enqueue("nothing")
+    execution = prepare(fetched())
+    with CaptureQueriesContext(connection) as asked:
+        report = execution.run(get_broker())
+    if connection.vendor == "postgresql":  # the others cannot say whether a transaction holds anything
+        assert isinstance(report, Ack)
+        assert [query["sql"] for query in asked] == ["BEGIN", "COMMIT"], "what Django logs, and nobody sends"
+        assert get_broker().ack([report]) == [True]
+    else:
+        assert report is None
+    assert state() == ("succeeded", [])
+
+
+@pytest.mark.parametrize("what", ["a hook", "a look"])
+def test_one_that_has_a_hook_or_looked_at_rows_ends_in_its_transaction(what):
+    tasks.does_atomically.enqueue(what)
+    assert work() is None
+    assert state() == ("succeeded", [])
 
 
 def test_a_retry_that_succeeds_writes_once():

@@ -65,6 +65,32 @@ def test_a_set_is_one_call(report, held):
     assert broker.calls == 1
 
 
+def test_a_busy_workers_report_waits_for_the_next_ones(held):
+    sets = []
+    reporter = None
+
+    class Telling(OrmBroker):
+        def ack(self, acks):
+            sets.append(len(acks))
+            reporter.close(time.monotonic() + 10)
+            return super().ack(acks)
+
+    finished = SimpleQueue()
+    others = [ack(job) for job in held[1:]]
+
+    def more_soon():
+        while others:
+            finished.put(others.pop())
+        return True
+
+    reporter = Reporter(Telling("default"), finished, more_soon=more_soon)
+    finished.put(ack(held[0]))
+    thread = threading.Thread(target=reporter.run)
+    thread.start()
+    thread.join(15)
+    assert sets == [3]
+
+
 def test_one_report_the_broker_chokes_on_holds_up_no_other(report, held, caplog):
     class Choking(OrmBroker):
         def ack(self, acks):
