@@ -30,6 +30,9 @@ EAGER_FOR_S = 1.0
 SOON_S = 0.000_25
 """The first pause after a write: a commit that need not wait for the disk is seen by then."""
 
+GROWTH = 1.5
+"""How much longer each next pause is: a commit is late by so much of what it took, at most."""
+
 UNTOLD_S = 1.0
 """Where writes are told of, look as often without: somebody may have put another file in the place of this one."""
 
@@ -83,7 +86,7 @@ class SqliteListener(Listener):
                 self._pause_s = SOON_S
         else:
             self._closed.wait(min(longest_s, self._pause_s))
-            self._pause_s = self._pause_s * 2 if self._pause_s < EAGER_FOR_S else None
+            self._pause_s = self._pause_s * GROWTH if self._pause_s < EAGER_FOR_S else None
 
     def _has_changed(self) -> bool:
         """Whether somebody committed since the last look; the first look counts, for what came before it."""
