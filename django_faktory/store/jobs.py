@@ -62,7 +62,7 @@ def _distinct(jobs: Sequence[JobPayload]) -> list[JobPayload]:
 
 
 def _needs_atomic(using: str, jobs: Sequence[JobPayload]) -> bool:
-    # executemany is one statement a row where the driver has no set: SQLite. One row commits alone anywhere.
+    # Many rows may be many statements. One row commits alone anywhere.
     return len(jobs) > 1 and not _dialect(using).one_statement
 
 

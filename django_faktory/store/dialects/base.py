@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,9 @@ QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
 FINISHED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED))
+
+COLUMNS = 13
+"""What is written of a new job; the rest are defaults."""
 
 SLOTS = 16
 
@@ -146,18 +149,27 @@ class PortableDialect(Dialect):
         """See Dialect."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
-            cursor.executemany(
-                f"INSERT INTO {JOB} ({self._columns}) VALUES ({marks(range(13))}) {self.upsert_tail}",
-                [self._row(connection, job, clock) for job in jobs],
-            )
+            adapt = connection.ops.adapt_datetimefield_value
+            adapted = adapt(clock)
+            rows = [self._row(adapt, job, clock, adapted) for job in jobs]
+            self._write(cursor, rows)
 
-    def _row(self, connection: BaseDatabaseWrapper, job: JobPayload, now: datetime) -> tuple[Any, ...]:
-        adapt = connection.ops.adapt_datetimefield_value
+    def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert the rows; MariaDB's driver makes one statement of it."""
+        cursor.executemany(self._insert(1), rows)
+
+    def _insert(self, count: int) -> str:
+        row = f"({marks(range(COLUMNS))})"
+        return f"INSERT INTO {JOB} ({self._columns}) VALUES {', '.join([row] * count)} {self.upsert_tail}"
+
+    def _row(
+        self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime, adapted: Any
+    ) -> tuple[Any, ...]:
         waits = job.at is not None and job.at > now
         return (
             job.jid, job.jobtype, job.queue, State.SCHEDULED if waits else State.ENQUEUED, -job.priority, job.text,
             job.retry, job.reserve_for, job.backtrace, job.result_ttl,
-            adapt(job.at) if waits else None, None if waits else adapt(now), adapt(now),
+            adapt(job.at) if waits else None, None if waits else adapted, adapted,
         )  # fmt: skip
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:

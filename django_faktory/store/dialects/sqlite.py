@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from .base import FINISHED_SQL, JOB, PortableDialect
+from .base import COLUMNS, FINISHED_SQL, JOB, PortableDialect
+
+ROWS = 999 // COLUMNS
+"""Rows of one INSERT: versions before 3.32 take no more than 999 parameters, and more rows gain nothing."""
 
 
 class SqliteDialect(PortableDialect):
@@ -25,6 +31,17 @@ class SqliteDialect(PortableDialect):
     def now(self, cursor: CursorWrapper) -> datetime:  # noqa: ARG002
         """The file is on this machine, and so is its clock."""
         return datetime.now(UTC)
+
+    def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert many rows by a statement: `executemany` is one statement a row here, and takes twice as long."""
+        for start in range(0, len(rows), ROWS):
+            some = rows[start : start + ROWS]
+            statement = self._full_insert if len(some) == ROWS else self._insert(len(some))
+            cursor.execute(statement, [value for row in some for value in row])
+
+    @cached_property
+    def _full_insert(self) -> str:
+        return self._insert(ROWS)
 
     def after(self, moment: str, seconds: str) -> str:
         """Milliseconds are enough for a reservation's end."""

@@ -1,0 +1,21 @@
+"""What only SQLite's dialect does."""
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.models import Job
+from django_faktory.store import jobs
+from django_faktory.store.dialects.sqlite import ROWS
+from tests.factories import payload
+from tests.settings import KIND
+
+pytestmark = [pytest.mark.skipif(KIND != "sqlite", reason="about SQLite"), pytest.mark.django_db]
+
+
+def test_many_jobs_are_a_statement_for_each_full_row_of_parameters():
+    many = [payload() for _ in range(2 * ROWS + 1)]
+    with CaptureQueriesContext(connection) as queries:
+        jobs.push(many, using="default")
+    assert sum(query["sql"].startswith("INSERT") for query in queries) == 3
+    assert list(Job.objects.order_by("id").values_list("jid", flat=True)) == [job.jid for job in many]
