@@ -8,7 +8,6 @@ It makes the database `faktory_bench_mutate`, and drops it at the end.
 
 import json
 import os
-import socket
 import statistics
 import sys
 import threading
@@ -17,6 +16,7 @@ import uuid
 
 os.environ["BENCH_NAME"] = "faktory_bench_mutate"
 
+from benchmarks.client import Client
 from benchmarks.first_speed import end, faktory, free_port, machine, wait_for
 
 WANTED_P99_MS = 20
@@ -32,26 +32,6 @@ SELECT 'dead-' || n, kind, 'backlog', 'dead', 0,
     '{"retry_count":26,"remaining":0,"message":"no","errtype":"KeyError","backtrace":[]}'
 FROM (SELECT n, CASE n %% 2 WHEN 0 THEN 'report' ELSE 'mail' END AS kind FROM generate_series(1, %s) AS n) AS made
 """
-
-
-class Client:
-    """One connection: a command, then its reply."""
-
-    def __init__(self, port, **hello):
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.stream = self.socket.makefile("rb")
-        assert self.stream.readline().startswith(b"+HI")
-        assert self.ask(f"HELLO {json.dumps({'v': 2} | hello)}") == b"+OK"
-
-    def ask(self, line):
-        self.socket.sendall(line.encode() + b"\r\n")
-        head = self.stream.readline().rstrip()
-        if head.startswith(b"-"):
-            raise RuntimeError(head.decode())
-        if not head.startswith(b"$") or head == b"$-1":
-            return head
-        return self.stream.read(int(head[1:]) + 2)[:-2]
 
 
 class Probe(threading.Thread):

@@ -1,0 +1,348 @@
+"""Does it stay fast as it grows? Drain and FETCH with a backlog, after many jobs, beside an open snapshot and a purge.
+
+    python -m benchmarks.growth                                (all four parts, at the sizes below)
+    python -m benchmarks.growth --backlog 100000 --snapshot 20 (these parts only, smaller)
+
+PostgreSQL only, with its autovacuum on: without it no table that changes stays fast, and the run says so.
+Every reading: results/growth.json.
+"""
+
+import argparse
+import json
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+
+from benchmarks.client import Client
+from benchmarks.first_speed import HERE, empty, end, faktory, free_port, machine, prepare, wait_for
+from benchmarks.peers.arithmetic import median, percentile
+
+SIZES = {"backlog": 1_000_000, "done": 10_000_000, "snapshot": 60, "purge": 1_000_000}
+FETCHES_S = 5.0
+READING_S = 2.0
+
+INSERT = """
+INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
+    enqueued_at, finished_at, purge_at)
+SELECT jid, 'benchmarks.tasks.noop', %(queue)s, %(state)s, 0,
+    '{"jid":"' || jid || '","jobtype":"benchmarks.tasks.noop","args":[' || n || ',"x"],"queue":"' || %(queue)s || '"}',
+    25, 1800, 0, %(keep_s)s, clock_timestamp(),
+    CASE %(state)s WHEN 'dead' THEN now() END,
+    CASE %(state)s WHEN 'dead' THEN now() + make_interval(secs => %(purge_in_s)s) END
+FROM (SELECT n, md5(n::text || clock_timestamp()::text) AS jid FROM generate_series(1, %(count)s) AS n) AS made
+"""
+
+SIZE = """
+SELECT pg_table_size('django_faktory_job') / 1048576.0, pg_indexes_size('django_faktory_job') / 1048576.0,
+  pg_relation_size('faktory_ready') / 1048576.0, n_dead_tup, n_live_tup, autovacuum_count + vacuum_count
+FROM pg_stat_user_tables WHERE relname = 'django_faktory_job'
+"""
+
+
+def ask(sql, values=None):
+    """The only row."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return cursor.fetchone() if cursor.description else None
+
+
+def insert(count, queue="default", *, state="enqueued", keep_s=None, purge_in_s=86_400):
+    """Many jobs at once, and the statistics a database that has been running for a while would have."""
+    values = {"count": count, "queue": queue, "state": state, "keep_s": keep_s, "purge_in_s": purge_in_s}
+    if count:
+        ask(INSERT, values)
+        ask("ANALYZE django_faktory_job")
+
+
+def sizes():
+    """Of the table of jobs, as the database knows it now."""
+    table, indexes, ready, dead, live, vacuums = ask(SIZE)
+    return {
+        "table_mb": round(table),
+        "indexes_mb": round(indexes),
+        "ready_mb": round(float(ready), 1),
+        "dead_rows": dead,
+        "live_rows": live,
+        "vacuums": vacuums,
+    }
+
+
+def processed():
+    return int(ask("SELECT COALESCE(SUM(processed), 0) FROM django_faktory_counter")[0])
+
+
+@contextmanager
+def server(*options):
+    port = free_port()
+    process = faktory(f"127.0.0.1:{port}", "--no-reload", *options)
+    try:
+        wait_for(port)
+        yield port
+    finally:
+        end(process)
+
+
+@contextmanager
+def workers(*options):
+    process = faktory("--worker-only", "--no-reload", *options)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+class Probe(threading.Thread):
+    """Fetches and acknowledges one job at a time; keeps how long each FETCH took, in milliseconds.
+
+    With `pushes` it brings its own jobs, so that there always is one.
+    """
+
+    def __init__(self, port, queue, *, pushes):
+        super().__init__(daemon=True)
+        self.client = Client(port, wid=f"probe-{queue}", hostname="bench", pid=1, labels=[])
+        self.queue, self.pushes = queue, pushes
+        self.took_ms, self.error, self.is_over = [], None, threading.Event()
+
+    def run(self):
+        try:
+            while not self.is_over.is_set():
+                if self.pushes:
+                    jid = uuid.uuid4().hex
+                    self.client.ask(f'PUSH {{"jid":"{jid}","jobtype":"probe","args":[],"queue":"{self.queue}"}}')
+                began = time.perf_counter()
+                job = self.client.ask(f"FETCH {self.queue}")
+                self.took_ms.append((time.perf_counter() - began) * 1000)
+                self.client.ask(f'ACK {{"jid":"{json.loads(job)["jid"]}"}}')
+        except Exception as error:  # noqa: BLE001 (told by the main thread)
+            self.error = error
+
+    def taken(self):
+        """The figures since the last call; none where not a single FETCH was answered."""
+        if self.error:
+            raise self.error
+        times, self.took_ms = self.took_ms, []
+        if not times:
+            return {"fetches": 0, "p50_ms": None, "p99_ms": None}
+        found = {"fetches": len(times), "p50_ms": round(median(times), 2)}
+        return found | {"p99_ms": round(percentile(times, 99), 2)}
+
+    def stop(self):
+        self.is_over.set()
+        self.join(10)
+
+
+def fetch_times(port, queue, seconds, *, pushes):
+    probe = Probe(port, queue, pushes=pushes)
+    probe.start()
+    time.sleep(seconds)
+    probe.stop()
+    return probe.taken()
+
+
+def drain(count):
+    """Jobs a second of the first `count` that workers end, from the first one's start, and kB of WAL for each; their
+    results are kept."""
+    ask("DELETE FROM django_faktory_job WHERE state = 'succeeded'")  # what was fetched before
+    target, wal = processed() + count, ask("SELECT pg_current_wal_insert_lsn()")[0]
+    with workers("--queues", "default"):
+        while processed() < target:
+            time.sleep(0.02)
+        written = ask("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)", [wal])[0]
+    first, last = ask(
+        "SELECT MIN(started_at), MAX(finished_at) FROM (SELECT started_at, finished_at FROM django_faktory_job"
+        " WHERE state = 'succeeded' AND queue = 'default' ORDER BY finished_at LIMIT %s) AS done",
+        [count],
+    )
+    return round(count / (last - first).total_seconds()), round(float(written) / count / 1024, 1)
+
+
+def backlog(size, *, rounds, jobs, **_):
+    """An empty queue; a backlog in another queue; a backlog in the same one. In turns."""
+    found = {
+        name: {"jobs_per_s": [], "wal_kb_per_job": [], "fetch": []}
+        for name in ("empty queue", "other queue", "same queue")
+    }
+    for turn in range(rounds):
+        for name, readings in found.items():
+            empty()
+            insert(0 if name == "empty queue" else size, "default" if name == "same queue" else "other", keep_s=600)
+            ask("VACUUM ANALYZE django_faktory_job")
+            with server("--server-only") as port:
+                # In the same queue the backlog itself; otherwise jobs just pushed.
+                readings["fetch"].append(fetch_times(port, "default", FETCHES_S, pushes=name != "same queue"))
+            insert(jobs, keep_s=600)
+            rate, wal = drain(jobs)
+            readings["jobs_per_s"].append(rate)
+            readings["wal_kb_per_job"].append(wal)
+            print(f"round {turn + 1}, {name}:", {what: values[-1] for what, values in readings.items()}, flush=True)
+    return found
+
+
+def done(size, *, step, keep_s, **_):
+    """What the same workers do, step by step, and the table after each."""
+    empty()
+    found, before = [], processed()
+    with workers("--queues", "default"):
+        while before < size:
+            count = min(step, size - before)
+            insert(count, keep_s=keep_s)
+            began = time.perf_counter()
+            while (now := processed()) < before + count:
+                time.sleep(0.05)
+            found.append({"done": now, "jobs_per_s": round((now - before) / (time.perf_counter() - began))} | sizes())
+            print(found[-1], flush=True)
+            before = now
+    return {"readings": found, "slope_percent_per_million": slope(found)}
+
+
+def slope(readings):
+    """Least squares over jobs done: by how many percent of the mean the rate changes with a million more.
+
+    Without the first step, while which processes start.
+    """
+    points = [(one["done"] / 1e6, one["jobs_per_s"]) for one in readings[1:]]
+    if len(points) < 2:
+        return None
+    x_mean = sum(x for x, _ in points) / len(points)
+    y_mean = sum(y for _, y in points) / len(points)
+    rise = sum((x - x_mean) * (y - y_mean) for x, y in points) / sum((x - x_mean) ** 2 for x, _ in points)
+    return round(rise / y_mean * 100, 2)
+
+
+@contextmanager
+def open_snapshot():
+    """Another session's transaction that has seen the database: no row that it might see may be cleaned up."""
+    import psycopg
+    from django.db import connection
+
+    with psycopg.connect(**connection.get_connection_params()) as other:
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT COUNT(*) FROM django_faktory_queue")
+        yield
+
+
+def snapshot(seconds, *, step, **_):
+    """Before, while one is open, and after: what workers do and a lone FETCH takes, in the same queue and in another."""
+    empty()
+    with server("--server-only") as port, workers("--queues", "default"):
+        probes = {"same": Probe(port, "default", pushes=False), "other": Probe(port, "probe", pushes=True)}
+        readings = Readings(probes, step)
+        for probe in probes.values():
+            probe.start()
+        found = readings.take("before", 5 * READING_S)
+        with open_snapshot():
+            found += readings.take("open", seconds)
+        found += readings.take("after", max(seconds / 2, 5 * READING_S))
+        for probe in probes.values():
+            probe.stop()
+    return found
+
+
+class Readings:
+    """Takes one every few seconds, and sees to it that jobs are there."""
+
+    def __init__(self, probes, step):
+        self.probes, self.step, self.pushed = probes, step, 0
+        self._feed()
+
+    def take(self, phase, seconds):
+        found, began = [], time.perf_counter()
+        while (age_s := time.perf_counter() - began) < seconds:
+            self._feed()
+            before, since = processed(), time.perf_counter()
+            for probe in self.probes.values():
+                probe.taken()
+            time.sleep(READING_S)
+            rate = (processed() - before) / (time.perf_counter() - since)
+            reading = {"phase": phase, "age_s": round(age_s + READING_S), "jobs_per_s": round(rate)}
+            reading |= {f"fetch_{name}": probe.taken() for name, probe in self.probes.items()} | sizes()
+            found.append(reading)
+            print(reading, flush=True)
+        return found
+
+    def _feed(self):
+        # Not counted in the table: with an open snapshot that would be the dearest statement of all.
+        if self.pushed - processed() < self.step / 2:
+            insert(self.step)
+            self.pushed += self.step
+
+
+def purge(size, **_):
+    """FETCH while nothing else happens, then while finished jobs whose time is over are deleted."""
+    empty()
+    found = {}
+    with server("--server-only") as port:
+        found["nothing else"] = fetch_times(port, "probe", FETCHES_S, pushes=True)
+    insert(size, "old", state="dead", purge_in_s=-1)
+    with server("--server-only") as port:  # a node purges when it starts, then once a minute
+        probe = Probe(port, "probe", pushes=True)
+        probe.start()
+        began = time.perf_counter()
+        while ask("SELECT EXISTS (SELECT 1 FROM django_faktory_job WHERE state = 'dead')")[0]:
+            time.sleep(0.2)
+        took_s = time.perf_counter() - began
+        probe.stop()
+        found["purging"] = probe.taken() | {"seconds": round(took_s, 1), "rows_per_s": round(size / took_s)}
+    print(found, flush=True)
+    return found
+
+
+def table(found):
+    """Lines of Markdown."""
+    lines = ["| what | |", "|---|---|"]
+    rates = {name: median(one["jobs_per_s"]) for name, one in found.get("backlog", {}).items()}
+    for name, rate in rates.items():
+        p99 = median(one["p99_ms"] for one in found["backlog"][name]["fetch"])
+        share = rate / rates["empty queue"]
+        lines.append(f"| backlog, {name} | {rate:,.0f} jobs/s ({share:.2f} of an empty queue's), FETCH p99 {p99} ms |")
+    if "done" in found:
+        first, *_, last = found["done"]["readings"] * 2
+        lines.append(
+            f"| done: first and last step | {first['jobs_per_s']:,} and {last['jobs_per_s']:,} jobs/s,"
+            f" slope {found['done']['slope_percent_per_million']} % a million |"
+        )
+    for phase in ("before", "open", "after"):
+        here = [one for one in found.get("snapshot", []) if one["phase"] == phase]
+        if here:
+            last = here[-1]
+            lines.append(
+                f"| snapshot {phase}, after {last['age_s']} s | {last['jobs_per_s']:,} jobs/s,"
+                f" FETCH p99 {last['fetch_same']['p99_ms']} ms, in another queue {last['fetch_other']['p99_ms']} ms,"
+                f" {last['dead_rows']:,} dead rows |"
+            )
+    for name, one in found.get("purge", {}).items():
+        speed = f", {one['rows_per_s']:,} rows/s" if "rows_per_s" in one else ""
+        lines.append(f"| purge: {name} | FETCH p99 {one['p99_ms']} ms{speed} |")
+    return "\n".join(lines)
+
+
+PARTS = {"backlog": backlog, "done": done, "snapshot": snapshot, "purge": purge}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description="No part named: all of them.")
+    for name, unit in {"backlog": "JOBS", "done": "JOBS", "snapshot": "SECONDS", "purge": "JOBS"}.items():
+        parser.add_argument(f"--{name}", type=int, nargs="?", const=SIZES[name], metavar=unit)
+    parser.add_argument("--rounds", type=int, default=3, help="of --backlog")
+    parser.add_argument("--jobs", type=int, default=20_000, help="a drain of --backlog")
+    parser.add_argument("--step", type=int, default=500_000, help="jobs between two readings of --done")
+    parser.add_argument("--keep-s", type=int, help="with --done: keep results so long; default: none are kept")
+    parser.add_argument("--json", action="store_true", help="print every reading at the end")
+    options = vars(parser.parse_args())
+    chosen = {name: options[name] for name in PARTS if options[name] is not None} or SIZES
+    prepare()
+    about = machine() | {name: ask(f"SHOW {name}")[0] for name in ("autovacuum", "autovacuum_naptime")}
+    print(json.dumps(about | {"sizes": chosen}, indent=2), flush=True)
+    if about["autovacuum"] != "on":
+        print("autovacuum is off: what follows is not what a database that is looked after does")
+    found = {name: PARTS[name](size, **options) for name, size in chosen.items()}
+    told = json.dumps({"machine": about, "options": options, "found": found}, indent=2)
+    (HERE / "results" / "growth.json").write_text(told + "\n")
+    print(told if options["json"] else f"\n{table(found)}")
+
+
+if __name__ == "__main__":
+    main()
