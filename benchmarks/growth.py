@@ -225,7 +225,7 @@ def open_snapshot():
 
 
 def snapshot(seconds, *, step, **_):
-    """Before, while one is open, and after: what workers do and a lone FETCH takes, in the same queue and in another."""
+    """Before, while one is open, and after: what workers do, and a lone FETCH in the same queue and another."""
     empty()
     with server("--server-only") as port, workers("--queues", "default"):
         probes = {"same": Probe(port, "default", pushes=False), "other": Probe(port, "probe", pushes=True)}

@@ -22,6 +22,7 @@ from django.db import connections
 from . import conf, wakeups
 from .errors import BrokerUnavailable
 from .store import failures, looking, tracking, upkeep, workers
+from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
 R = TypeVar("R")
@@ -80,12 +81,14 @@ class Maintenance:
         self._look_around_at = 0.0
         self._seen: set[str] = set()  # steps that have something to do
         self._due_at: dict[str, float] = {}  # the others
+        self._tidier = Tidier(alias)
         self._steps = (
             Step("reservations", WHEN_SEEN, self._reap),
             Step("workers", WHEN_SEEN, self._lose),
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
+            Step("dead rows", 10.0, self._tidy),
             Step("purge", 60.0, self._purge),
             Step("tracking", 60.0, self._purge_tracking),
         )
@@ -205,6 +208,10 @@ class Maintenance:
                 break
         if dropped:
             logger.info("jobs expired before a worker took them jobs=%d", dropped)
+        return False
+
+    def _tidy(self) -> bool:
+        self._tidier.look()
         return False
 
     def _purge(self) -> bool:

@@ -4,6 +4,8 @@ import django.db.models.functions.datetime
 import django_faktory.models
 from django.db import migrations, models
 
+from ._storage import TuneStorage
+
 
 class Migration(migrations.Migration):
 
@@ -114,6 +116,15 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name_plural': 'worker processes',
                 'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['running', 'quiet', 'terminate'])), name='faktory_worker_state')],
+            },
+        ),
+        TuneStorage(
+            'Job',
+            {
+                'autovacuum_vacuum_scale_factor': 0.01,
+                'autovacuum_vacuum_threshold': 10_000,
+                'autovacuum_vacuum_cost_delay': 0,
+                'vacuum_index_cleanup': 'on',
             },
         ),
     ]

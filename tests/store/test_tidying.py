@@ -1,0 +1,117 @@
+"""What PostgreSQL is told about the table of jobs, and our own cleaning up. Source: ADR 0009."""
+
+import logging
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+
+from django_faktory.models import Job
+from django_faktory.store import tidying
+from tests.factories import JobFactory
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="others clean up by themselves")
+
+
+def parameters():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'django_faktory_job'::regclass")
+        return set(cursor.fetchone()[0] or [])
+
+
+def leave_dead_rows(count):
+    Job.objects.bulk_create(JobFactory.build_batch(count))
+    Job.objects.all().delete()
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+
+
+@pytest.fixture
+def clean():
+    """The statistics know of no dead rows."""
+    if connection.vendor == "postgresql":
+        tidying.vacuum(using=USING)
+        wait_until(lambda: tidying.dead_rows(using=USING) == 0)
+
+
+@on_postgresql
+def test_autovacuum_of_the_hot_table_does_not_wait_for_a_share_of_a_large_backlog():
+    assert parameters() >= {
+        "autovacuum_vacuum_scale_factor=0.01",
+        "autovacuum_vacuum_threshold=10000",
+        "autovacuum_vacuum_cost_delay=0",
+        "vacuum_index_cleanup=on",
+    }
+
+
+def test_the_migration_says_what_it_does_and_can_be_taken_back(capsys):
+    call_command("sqlmigrate", "django_faktory", "0001")
+    forwards = capsys.readouterr().out
+    call_command("sqlmigrate", "django_faktory", "0001", backwards=True)
+    backwards = capsys.readouterr().out
+    is_told = connection.vendor == "postgresql"
+    assert ("SET (autovacuum_vacuum_scale_factor = 0.01" in forwards) is is_told
+    assert ("RESET (autovacuum_vacuum_scale_factor, " in backwards) is is_told
+
+
+def test_a_few_dead_rows_are_left_to_the_database(clean):
+    leave_dead_rows(20)
+    assert tidying.Tidier(USING).look() is False
+
+
+@on_postgresql
+def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
+    monkeypatch.setattr(tidying, "DEAD_ROWS", 50)
+    leave_dead_rows(60)
+    wait_until(lambda: tidying.dead_rows(using=USING) >= 60)
+    tidier = tidying.Tidier(USING)
+    assert tidier.look() is True
+    tidier.join(20)
+    wait_until(lambda: tidying.dead_rows(using=USING) == 0)
+
+
+@on_postgresql
+def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, monkeypatch):
+    monkeypatch.setattr(tidying, "DEAD_ROWS", 50)
+    monkeypatch.setattr(tidying, "REST", 0)
+    other = connections[USING].copy()
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT COUNT(*) FROM django_faktory_queue")
+        leave_dead_rows(60)
+        wait_until(lambda: tidying.dead_rows(using=USING) >= 60)
+        tidier = tidying.Tidier(USING)
+        assert tidier.look() is True
+        tidier.join(20)
+        assert tidying.dead_rows(using=USING) >= 60
+        assert tidier.look() is False
+    finally:
+        other.close()
+
+
+@on_postgresql
+def test_a_vacuum_that_took_long_is_followed_by_a_rest(clean, monkeypatch):
+    monkeypatch.setattr(tidying, "DEAD_ROWS", 0)
+    monkeypatch.setattr(tidying, "REST", 1e9)
+    tidier = tidying.Tidier(USING)
+    assert tidier.look() is True
+    tidier.join(20)
+    assert tidier.look() is False
+
+
+@on_postgresql
+def test_a_vacuum_that_is_refused_is_told_and_nothing_else(clean, monkeypatch, caplog):
+    monkeypatch.setattr(tidying, "DEAD_ROWS", 0)
+    monkeypatch.setattr(tidying, "_VACUUM", "VACUUM no_such_table")
+    tidier = tidying.Tidier(USING)
+    with caplog.at_level(logging.WARNING):
+        tidier.look()
+        tidier.join(20)
+    assert "could not vacuum" in caplog.text
