@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 
 _MODIFY = 0x2
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
@@ -36,10 +35,12 @@ class FileWatch:
         """For select."""
         return self._fd
 
-    def clear(self) -> None:
-        """Forget the writes so far."""
-        with suppress(BlockingIOError):
-            os.read(self._fd, 65_536)
+    def clear(self) -> bool:
+        """Forget the writes so far; whether there were any."""
+        try:
+            return bool(os.read(self._fd, 65_536))
+        except BlockingIOError:
+            return False
 
     def close(self) -> None:
         """Watch no more."""

@@ -33,6 +33,9 @@ SOON_S = 0.000_25
 GROWTH = 1.5
 """How much longer each next pause is: a commit is late by so much of what it took, at most."""
 
+LATE_S = 0.1
+"""The last of these pauses: a commit that takes three times as long is found when it is looked for untold."""
+
 UNTOLD_S = 1.0
 """Where writes are told of, look as often without: somebody may have put another file in the place of this one."""
 
@@ -67,7 +70,7 @@ class SqliteListener(Listener):
         deadline = time.monotonic() + timeout_s
         while not self._closed.is_set():
             if self._has_changed():
-                self._changed_at, self._pause_s = time.monotonic(), None
+                self._changed_at = time.monotonic()
                 return True
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -82,11 +85,10 @@ class SqliteListener(Listener):
             is_eager = time.monotonic() - self._changed_at < EAGER_FOR_S
             self._closed.wait(min(longest_s, EAGER_S if is_eager else IDLE_S))
         elif self._pause_s is None:
-            if _is_readable([watch.fileno(), self._end], min(longest_s, UNTOLD_S)):
-                self._pause_s = SOON_S
+            _wait_for([watch.fileno(), self._end], min(longest_s, UNTOLD_S))
         else:
             self._closed.wait(min(longest_s, self._pause_s))
-            self._pause_s = self._pause_s * GROWTH if self._pause_s < EAGER_FOR_S else None
+            self._pause_s = self._pause_s * GROWTH if self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:
         """Whether somebody committed since the last look; the first look counts, for what came before it."""
@@ -106,8 +108,10 @@ class SqliteListener(Listener):
             return version != before
 
     def _read(self) -> int:
-        if self._watch is not None:
-            self._watch.clear()  # before the look: what is written after it is news
+        # Before the look: what is written after it is news. What was written may be a commit that is not seen yet, even
+        # where another one is.
+        if self._watch is not None and self._watch.clear():
+            self._pause_s = SOON_S
         is_new = self._connection is None
         if self._connection is None:
             wrapper = connections[self._alias].copy()
@@ -134,8 +138,8 @@ class SqliteListener(Listener):
         os.close(self._end)
 
 
-def _is_readable(descriptors: list[int], timeout_s: float) -> bool:
+def _wait_for(descriptors: list[int], timeout_s: float) -> None:
     poll = select.poll()  # not select.select: a server has more than 1,024 descriptors
     for one in descriptors:
         poll.register(one, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
+    poll.poll(timeout_s * 1000)

@@ -36,9 +36,9 @@ def test_a_write_is_told_until_it_is_cleared(file, closing_later):
     assert not is_readable(watch)
     file.write_text("news")
     assert is_readable(watch)
-    watch.clear()
+    assert watch.clear()
     assert not is_readable(watch)
-    watch.clear()
+    assert not watch.clear()
 
 
 @on_linux
