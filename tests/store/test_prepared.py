@@ -75,12 +75,41 @@ def test_a_new_connection_begins_anew(statement):
     assert answers(statement)[1] == ["SELECT"]
 
 
-def test_a_plan_is_made_anew_after_its_time(statement, monkeypatch):
-    answers(statement, 3)
-    monkeypatch.setattr(prepared, "REPLAN_S", 0)
-    rows, sent = answers(statement)
-    assert rows == [(2, "aa")]
-    assert sent == ["DEALLOCATE", "EXECUTE"]
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(prepared, "time", made)
+    return made
+
+
+def test_a_plan_is_made_anew_after_its_time(statement, clock):
+    answers(statement, 4)
+    clock.now += prepared.REPLAN_S * 0.6
+    assert answers(statement)[1] == ["EXECUTE"]
+    clock.now += prepared.REPLAN_S * 0.6
+    assert answers(statement)[1] == ["DEALLOCATE", "EXECUTE"]
+
+
+def test_a_statement_that_is_seldom_used_goes_as_it_is_instead_of_being_prepared_each_time(statement, clock):
+    answers(statement, 4)
+    for _ in range(3):
+        clock.now += prepared.REPLAN_S * 2
+        assert answers(statement)[1] == ["SELECT"]
+    assert answers(statement)[1] == ["DEALLOCATE", "EXECUTE"], "in use again"
+
+
+def test_a_plan_that_does_not_depend_on_the_tables_is_kept(statement, clock):
+    statement.ages = False
+    answers(statement, 4)
+    clock.now += prepared.REPLAN_S * 100
+    assert answers(statement)[1] == ["EXECUTE"]
 
 
 def test_behind_a_pooler_that_forgets_them_statements_go_as_they_are(statement, caplog):

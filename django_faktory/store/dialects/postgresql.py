@@ -51,6 +51,7 @@ PUSH_ONE = Statement(
 FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {_clock(11)}{_UPSERT}""",
     gives_rows=False,
+    ages=False,
 )
 
 PUSH_MANY = Statement(
@@ -62,6 +63,7 @@ FROM ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, pr
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {_clock(2)}
 ORDER BY j.place{_UPSERT}""",
     gives_rows=False,
+    ages=False,
 )
 
 _RETURNED = (

@@ -35,22 +35,25 @@ Call = tuple["Statement", Sequence[Any]]
 class _Use:
     """How one connection has used one statement."""
 
-    __slots__ = ("name", "planned_at", "uses")
+    __slots__ = ("name", "planned_at", "used_at", "uses")
 
     def __init__(self) -> None:
         self.uses = 0
+        self.used_at = 0.0
         self.planned_at = 0.0
         self.name = ""
 
 
 class Statement:
-    """SQL with `$1, $2, …` of the given types; run by `execute`."""
+    """SQL with `$1, $2, …` of the given types; run by `execute`. It `ages` where its plan depends on what is stored."""
 
     works = True
     """Whether sessions stay with their connection; set to False for all when one was seen that did not."""
 
-    def __init__(self, name: str, types: Sequence[str], sql: str, *, gives_rows: bool = True) -> None:
-        self.name, self.types, self.sql, self.gives_rows = name, types, sql, gives_rows
+    def __init__(
+        self, name: str, types: Sequence[str], sql: str, *, gives_rows: bool = True, ages: bool = True
+    ) -> None:
+        self.name, self.types, self.sql, self.gives_rows, self.ages = name, types, sql, gives_rows, ages
         self._places = [int(place) - 1 for place in _PLACE.findall(sql)]
         self._plain = _PLACE.sub(lambda match: f"%s::{types[int(match[1]) - 1]}", sql)
         self._execute = f"({', '.join(['%s'] * len(types))})"
@@ -63,9 +66,13 @@ class Statement:
         if use is None:
             use = self._uses[connection] = _Use()
         use.uses += 1
+        now, last = time.monotonic(), use.used_at
+        use.used_at = now
         if not Statement.works or use.uses <= USES_BEFORE or not joins(cursor.db):
             return None
-        if time.monotonic() - use.planned_at > REPLAN_S:
+        if not use.name or (self.ages and now - use.planned_at > REPLAN_S):
+            if now - last > REPLAN_S:
+                return None  # so seldom used, it would be planned anew each time
             self._prepare(cursor, use)
         return use
 
