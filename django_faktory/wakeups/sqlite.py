@@ -33,6 +33,9 @@ SOON_S = 0.000_25
 GROWTH = 1.5
 """How much longer each next pause is: a commit is late by so much of what it took, at most."""
 
+FINE_S = 0.001
+"""Shorter pauses are not for `poll`, which counts milliseconds: what is written in them is heard at their end."""
+
 LATE_S = 0.1
 """The last of these pauses: a commit that takes three times as long is found when it is looked for untold."""
 
@@ -84,11 +87,12 @@ class SqliteListener(Listener):
         if watch is None:
             is_eager = time.monotonic() - self._changed_at < EAGER_FOR_S
             self._closed.wait(min(longest_s, EAGER_S if is_eager else IDLE_S))
-        elif self._pause_s is None:
-            _wait_for([watch.fileno(), self._end], min(longest_s, UNTOLD_S))
-        else:
+        elif self._pause_s is not None and self._pause_s < FINE_S:
             self._closed.wait(min(longest_s, self._pause_s))
-            self._pause_s = self._pause_s * GROWTH if self._pause_s < LATE_S else None
+            self._pause_s *= GROWTH
+        else:
+            _wait_for([watch.fileno(), self._end], min(longest_s, self._pause_s or UNTOLD_S))
+            self._pause_s = self._pause_s * GROWTH if self._pause_s and self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:
         """Whether somebody committed since the last look; the first look counts, for what came before it."""
