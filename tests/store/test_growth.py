@@ -1,0 +1,74 @@
+"""What must not grow with what is stored: the cost of INFO and of a purge. Source: ADR 0009."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory.models import Job
+from django_faktory.store import stats, upkeep
+from tests.factories import T0, JobFactory
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USING = "default"
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="the plans are PostgreSQL's")
+
+
+def plans(call):
+    """How PostgreSQL carries out the queries of `call`, as text."""
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    with connection.cursor() as cursor:
+        told = []
+        for query in captured:
+            if query["sql"].startswith(("SELECT", "(SELECT", "DELETE")):
+                cursor.execute("EXPLAIN " + query["sql"].replace("%", "%%"))
+                told += [line for (line,) in cursor.fetchall()]
+    return "\n".join(told)
+
+
+@pytest.fixture
+def backlog():
+    """Enough for the planner to see that reading all of it is dear."""
+    Job.objects.bulk_create(JobFactory.build_batch(3000), batch_size=1000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_faktory_job")
+
+
+def test_each_set_is_counted():
+    for state, count in {"scheduled": 1, "retries": 2, "working": 3, "dead": 4}.items():
+        JobFactory.create_batch(count, **{state: True})
+    JobFactory.create_batch(5)
+    found = stats.snapshot(using=USING)
+    assert found["sets"] == {"dead": 4, "retries": 2, "scheduled": 1, "working": 3}
+    assert found["total_enqueued"] == 5
+
+
+@on_postgresql
+def test_counting_the_sets_does_not_read_what_waits(backlog):
+    told = plans(lambda: stats.snapshot(using=USING))
+    assert told.count("Seq Scan on django_faktory_job ") <= 1  # of the queues: all that is there waits
+    assert all(index in told for index in ("faktory_due", "faktory_reserved", "faktory_purge"))
+
+
+def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
+    rows = [JobFactory.build(dead=True, purge_at=T0 - timedelta(hours=age)) for age in range(7)]
+    Job.objects.bulk_create(rows)
+    assert upkeep.purge(using=USING, now=T0, limit=4) == 4
+    assert set(Job.objects.values_list("jid", flat=True)) == {row.jid for row in rows[:3]}
+
+
+def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_queries):
+    Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
+    with django_assert_max_num_queries(4):
+        assert upkeep.purge(using=USING, now=T0) == 20
+
+
+@on_postgresql
+def test_a_purge_finds_what_is_old_by_its_index(backlog):
+    Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
+    told = plans(lambda: upkeep.purge(using=USING, now=T0))
+    assert "faktory_purge" in told
+    assert "Seq Scan on django_faktory_job" not in told
