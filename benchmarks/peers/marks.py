@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 FOLDER = "BENCH_MARKS"
-_MARK = struct.Struct("<dq")  # the number comes last: a mark without it is not whole yet
+_MARK = struct.Struct("<dq")
+_NUMBER = struct.Struct("<q")  # written last and read first: a mark that has it is whole
 _MOST = 1_000_000
 _own = []
 _opening = [threading.Lock()]
@@ -69,9 +70,10 @@ class Marks:
     def _read(self, file):
         content, place = file
         while place < _MOST:
-            at, number = _MARK.unpack_from(content, place * _MARK.size)
-            if not number:
+            [is_whole] = _NUMBER.unpack_from(content, place * _MARK.size + _MARK.size - _NUMBER.size)
+            if not is_whole:
                 break
+            at, number = _MARK.unpack_from(content, place * _MARK.size)
             self.found.append((number - 1, at))
             place += 1
         file[1] = place
