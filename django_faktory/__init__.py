@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import Discard, FaktoryError, Kill, MissingObject, NotUnique, Retry, TaskTimeout
+from .errors import (
+    BatchClosed,
+    Discard,
+    FaktoryError,
+    Kill,
+    MissingObject,
+    NotUnique,
+    Retry,
+    TaskTimeout,
+    UnknownBatch,
+)
 
 if TYPE_CHECKING:
+    from .batches import Batch
     from .tasks import JobContext, task
 
 __all__ = [
+    "Batch",
+    "BatchClosed",
     "Discard",
     "FaktoryError",
     "JobContext",
@@ -21,6 +34,7 @@ __all__ = [
     "NotUnique",
     "Retry",
     "TaskTimeout",
+    "UnknownBatch",
     "task",
 ]
 __version__ = "0.1.0.dev0"
@@ -32,4 +46,8 @@ def __getattr__(name: str) -> Any:
         from . import tasks
 
         return getattr(tasks, name)
+    if name == "Batch":
+        from .batches import Batch
+
+        return Batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
