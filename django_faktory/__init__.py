@@ -7,25 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
-    BatchClosed,
-    Discard,
-    FaktoryError,
-    Kill,
-    MissingObject,
-    NotUnique,
-    Retry,
-    TaskTimeout,
-    UnknownBatch,
-)
+from .errors import Discard, FaktoryError, Kill, MissingObject, NotUnique, Retry, TaskTimeout
 
 if TYPE_CHECKING:
-    from .batches import Batch
     from .tasks import JobContext, task
 
 __all__ = [
-    "Batch",
-    "BatchClosed",
     "Discard",
     "FaktoryError",
     "JobContext",
@@ -34,7 +21,6 @@ __all__ = [
     "NotUnique",
     "Retry",
     "TaskTimeout",
-    "UnknownBatch",
     "task",
 ]
 __version__ = "0.1.0.dev0"
@@ -46,8 +32,4 @@ def __getattr__(name: str) -> Any:
         from . import tasks
 
         return getattr(tasks, name)
-    if name == "Batch":
-        from .batches import Batch
-
-        return Batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

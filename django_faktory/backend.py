@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils import timezone
-from msgspec.structs import replace
 
-from . import batches, brokers, conf, jsontext, middleware
+from . import brokers, conf, jsontext, middleware
 from .arguments import encoded_call
 from .compat import (
     BaseTaskBackend,
@@ -108,13 +107,6 @@ class FaktoryBackend(BaseTaskBackend):
         """Let somebody keep the jobs, whose results these are. One answer a job: None, or why it was refused."""
         return brokers.get_producer().push(jobs)
 
-    def callback_job(self, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobPayload:
-        """The job that calls this task when a batch's time has come. Raises what `enqueue` does before it writes."""
-        self.validate_task(task)
-        assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
-        custom = {key: value for key, value in _custom(task).items() if key != "bid"}
-        return _job(task, Call(result=self._ready(task, args, kwargs), custom=custom))
-
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Read a job back. Raises TaskResultDoesNotExist for an id that no stored job of a known task has."""
         if not brokers.get_broker().keeps_results:
@@ -188,9 +180,6 @@ def _job(task: FaktoryTask[..., Any], call: Call) -> JobPayload:
         custom=call.custom,
     )
     jsontext.check_depth(job.text)  # FETCH would refuse to read it
-    batch = batches.current()
-    if batch is not None and batch.by and job.options:
-        return replace(job, options=replace(job.options, by=batch.by))
     return job
 
 
@@ -211,9 +200,6 @@ def _custom(task: FaktoryTask[..., Any]) -> dict[str, Any]:
         custom["expires_in"] = task.expires_in
     if task.track:
         custom["track"] = 1
-    batch = batches.current()
-    if batch is not None:
-        custom["bid"] = batch.bid
     return custom
 
 

@@ -12,13 +12,9 @@ from math import isfinite
 class Control:
     """Of one attempt at one job."""
 
-    __slots__ = ("bid", "is_cancelled", "knows_of_cancel", "tell", "wid")
+    __slots__ = ("is_cancelled", "knows_of_cancel", "tell")
 
     def __init__(self) -> None:
-        self.bid = ""
-        """The batch it is a member of, if any."""
-        self.wid = ""
-        """Who runs it."""
         self.is_cancelled = False
         """Whether somebody wants it cancelled."""
         self.knows_of_cancel = False

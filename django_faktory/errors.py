@@ -65,22 +65,6 @@ class UnknownWorker(FaktoryError):
         self.wid = wid
 
 
-class UnknownBatch(FaktoryError):
-    """No batch with this id is stored: it never was, or it ended long ago."""
-
-    def __init__(self, bid: str) -> None:
-        super().__init__(f"no such batch {bid}")
-        self.bid = bid
-
-
-class BatchClosed(FaktoryError):
-    """Nothing can be added to this batch, or not by who asks; the message says why."""
-
-    def __init__(self, bid: str, reason: str) -> None:
-        super().__init__(f"batch {bid}: {reason}")
-        self.bid = bid
-
-
 class BrokerUnavailable(FaktoryError):
     """The database or the Faktory server cannot be reached just now; nothing was changed."""
 

@@ -21,7 +21,7 @@ from django.db import connections
 
 from . import conf, wakeups
 from .errors import BrokerUnavailable
-from .store import batches, failures, looking, tracking, upkeep, workers
+from .store import failures, looking, tracking, upkeep, workers
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
@@ -91,7 +91,6 @@ class Maintenance:
             Step("dead rows", 10.0, self._tidy),
             Step("purge", 60.0, self._purge),
             Step("tracking", 60.0, self._purge_tracking),
-            Step("batches", 60.0, self._look_after_batches),
         )
 
     def run(self) -> None:
@@ -196,15 +195,6 @@ class Maintenance:
                 wakeups.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
         return False
-
-    def _look_after_batches(self) -> bool:
-        """Give up those never committed, let go of those long ended, and make sure that none waits for nothing."""
-        expired = batches.expire(using=self.alias)
-        purged = batches.purge(using=self.alias)
-        healed = batches.sweep(using=self.alias)
-        if healed:
-            logger.error("batches had steps due that nobody took, they are taken now batches=%d", healed)
-        return batches.CHUNK in (expired, purged)
 
     def _forget(self) -> bool:
         workers.forget_unseen(FORGET_UNSEEN_S, using=self.alias)

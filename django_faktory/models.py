@@ -141,13 +141,6 @@ class Job(models.Model):
     unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
     unique_until_start = models.BooleanField(default=False, db_default=False)
 
-    bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
-    callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
-    has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
-    counts_failed = models.BooleanField(
-        default=False, db_default=False, help_text="Whether its batch counts it as failed."
-    )
-
     cancel_requested_at = models.DateTimeField(
         null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
     )
@@ -168,8 +161,6 @@ class Job(models.Model):
             ),
             # No HotIndex: led by the state, MariaDB would have to touch it for each job that expires never.
             models.Index(fields=["expires_at"], name="faktory_expiring", condition=Q(expires_at__isnull=False)),
-            models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
-            models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
         ]
         constraints: ClassVar = [
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
@@ -206,102 +197,6 @@ class Job(models.Model):
         """Whether somebody cancelled it since it was enqueued last."""
         asked, enqueued = self.cancel_requested_at, self.enqueued_at
         return asked is not None and (enqueued is None or asked >= enqueued)
-
-
-class Batch(models.Model):
-    """Jobs that belong together, and what comes after them (W26). The rules are `batching`'s.
-
-    The counters say what its rows in the table of jobs say, at every commit.
-    """
-
-    bid = ExactCharField(max_length=255, unique=True)
-    parent_bid = ExactCharField(max_length=255, default="", db_default="")
-    depth = models.SmallIntegerField(default=0, help_text="Its ancestors: rows are locked the deepest first.")
-    description = models.TextField(default="", db_default="")
-    complete = models.TextField(default="", db_default="", help_text="JSON of the job for when all were executed.")
-    success = models.TextField(default="", db_default="", help_text="JSON of the job for when all succeeded.")
-
-    complete_jid = ExactCharField(max_length=255, default="", db_default="")
-    success_jid = ExactCharField(max_length=255, default="", db_default="")
-
-    total = models.IntegerField(default=0, db_default=0)
-    pending = models.IntegerField(default=0, db_default=0, help_text="Members that are not settled.")
-    unrun = models.IntegerField(default=0, db_default=0, help_text="Members that were never executed.")
-    failed = models.IntegerField(default=0, db_default=0, help_text="Members whose last run failed.")
-    is_broken = models.BooleanField(default=False, db_default=False, help_text="Success cannot come any more.")
-    children = models.IntegerField(default=0, db_default=0)
-    open_children = models.IntegerField(default=0, db_default=0)
-    unsucceeded_children = models.IntegerField(default=0, db_default=0)
-
-    complete_st = ExactCharField(max_length=1, default="", db_default="")
-    success_st = ExactCharField(max_length=1, default="", db_default="")
-    complete_failed = models.BooleanField(default=False, db_default=False)
-    success_failed = models.BooleanField(default=False, db_default=False)
-    told_broken = models.BooleanField(
-        default=False, db_default=False, help_text="Its parent knows; so with the others."
-    )
-    told_complete = models.BooleanField(default=False, db_default=False)
-    told_success = models.BooleanField(default=False, db_default=False)
-
-    created_at = models.DateTimeField(db_default=Now())
-    committed_at = models.DateTimeField(null=True)
-    expires_at = models.DateTimeField(null=True, help_text="When it expires unless it is committed.")
-    expired_at = models.DateTimeField(null=True)
-    finished_at = models.DateTimeField(null=True)
-    purge_at = models.DateTimeField(null=True)
-
-    class Meta:
-        verbose_name_plural = "batches"
-        indexes: ClassVar = [
-            models.Index(fields=["parent_bid"], name="faktory_children"),
-            models.Index(fields=["expires_at"], name="faktory_batch_open", condition=Q(expires_at__isnull=False)),
-            models.Index(fields=["purge_at"], name="faktory_batch_purge", condition=Q(purge_at__isnull=False)),
-        ]
-        constraints: ClassVar = [
-            models.CheckConstraint(
-                name="faktory_batch_counts",
-                condition=Q(pending__gte=0, pending__lte=F("total"), unrun__gte=0, unrun__lte=F("pending"))
-                & Q(failed__gte=0, failed__lte=F("pending")),
-            ),
-            models.CheckConstraint(
-                name="faktory_batch_children",
-                condition=Q(open_children__gte=0, unsucceeded_children__gte=0)
-                & Q(open_children__lte=F("unsucceeded_children"), unsucceeded_children__lte=F("children")),
-            ),
-            models.CheckConstraint(
-                name="faktory_batch_progress",
-                condition=Q(complete_st__in=["", "1", "2"], success_st__in=["", "1", "2"])
-                & (~Q(success_st__in=["1", "2"]) | Q(complete_st="2")),
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.description or 'batch'} {self.bid}"
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether its definition is complete."""
-        return self.committed_at is not None
-
-    @property
-    def is_expired(self) -> bool:
-        """Whether it was not committed in time: its jobs run, its callbacks do not."""
-        return self.expired_at is not None
-
-    @property
-    def has_complete(self) -> bool:
-        """Whether something is to run when all members were executed."""
-        return self.complete != ""
-
-    @property
-    def has_success(self) -> bool:
-        """Whether something is to run when all members succeeded."""
-        return self.success != ""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing can happen to it any more."""
-        return self.finished_at is not None
 
 
 class Tracking(models.Model):

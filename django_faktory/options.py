@@ -21,8 +21,7 @@ TRACKED_FOR_S = 1800
 """How long after its end a tracked job tells of itself."""
 
 _WITHIN = "custom."
-MAX_BID = 255
-_KEYS = ("unique_for", "expires_at", "expires_in", "bid")
+_KEYS = ("unique_for", "expires_at", "expires_in")
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -39,10 +38,6 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires_at: datetime | None = None
     expires_in: float | None = None
     """Counts from PUSH, or from `at` where that comes later; of two ends the earlier one holds."""
-    bid: str | None = None
-    """The batch it is to be a member of."""
-    by: str = ""
-    """The wid of who pushes it: once a batch is committed, only its own jobs may add to it."""
 
     def lock_ends(self, begins: datetime) -> datetime | None:
         """When the lock is over whatever happens, for a job that may run from `begins` on."""
@@ -64,8 +59,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
-    bid = _bid(custom)
-    if unique_for is None and expires_at is None and expires_in is None and bid is None:
+    if unique_for is None and expires_at is None and expires_in is None:
         return None
     return JobOptions(
         unique_key=None if unique_for is None else unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT)),
@@ -73,18 +67,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
         unique_until_start=unique_for is not None and _is_until_start(custom),
         expires_at=expires_at,
         expires_in=expires_in,
-        bid=bid,
     )
-
-
-def _bid(custom: Mapping[str, str]) -> str | None:
-    raw = custom.get("bid", ABSENT)
-    if raw in (ABSENT, '""'):
-        return None
-    bid = string(raw)
-    if bid is None or len(bid) > MAX_BID:
-        raise InvalidPayload(f"{_WITHIN}bid: expected the id of a batch, got {shown(raw)}")
-    return bid
 
 
 def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:

@@ -148,30 +148,6 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     updated_at: datetime | None = None
 
 
-class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A batch to be made; the callbacks carry their `_bid` and `_cb` once they are enqueued."""
-
-    description: str = ""
-    parent_bid: str = ""
-    complete: JobPayload | None = None
-    success: JobPayload | None = None
-
-
-class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a batch is doing. `complete_st` and `success_st` are "" not yet, "1" enqueued, "2" finished well."""
-
-    bid: str
-    parent_bid: str = ""
-    description: str = ""
-    created_at: datetime | None = None
-    total: int = 0
-    pending: int = 0
-    failed: int = 0
-    complete_st: str = ""
-    success_st: str = ""
-    is_broken: bool = False
-
-
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection)."""
 

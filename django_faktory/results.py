@@ -42,8 +42,6 @@ class Custom(msgspec.Struct):
     """What a call needs of a job's `custom`."""
 
     kwargs: dict[str, Any] | None = None
-    bid: Any = None
-    callback_of: Any = msgspec.field(name="_bid", default=None)
 
 
 class Call(msgspec.Struct):
@@ -61,12 +59,6 @@ class Call(msgspec.Struct):
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments; protocol clients that have none send none."""
         return (self.custom and self.custom.kwargs) or {}
-
-    @property
-    def bid(self) -> str:
-        """The batch it is a member of, or whose callback it is; "" for a job of none."""
-        found = self.custom and (self.custom.bid or self.custom.callback_of)
-        return found if isinstance(found, str) else ""
 
 
 class Attempt(msgspec.Struct):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDic
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
-from .batches import Callback, RunningBatch
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     GenericContext,
@@ -71,11 +70,6 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
     """What a task with `takes_context=True` is given: `attempt` (1 at first), `task_result`, and ways to talk."""
 
     control: Control = field(default_factory=Control, repr=False, compare=False)
-
-    @property
-    def batch(self) -> RunningBatch | None:
-        """The batch this job is a member of: `with context.batch:` adds to it, `.status()` tells how it is doing."""
-        return RunningBatch(self.control.bid, self.control.wid) if self.control.bid else None
 
     @property
     def cancelled(self) -> bool:
@@ -190,10 +184,6 @@ class FaktoryTask(GenericTask[P, R]):
         task = self.due(timezone.now())
         result: TaskResult[P, R] = await task.get_backend().aenqueue(task, list(args), kwargs)
         return result
-
-    def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
-        """This task with these arguments, for a batch to enqueue when its time has come."""
-        return Callback(self, args, kwargs)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[TaskResult[P, R]]:
         """Make a job for each call, all in one go: a tuple holds its arguments, a dict its keyword arguments.

@@ -14,26 +14,14 @@ from typing import Any, NamedTuple
 
 from ..errors import FaktoryError
 from ..mutations import Mutation
-from ..payloads import (
-    Ack,
-    BatchStatus,
-    Beat,
-    Failure,
-    FetchRequest,
-    JobPayload,
-    NewBatch,
-    Reservation,
-    Tracked,
-    TrackUpdate,
-    WorkerIdentity,
-)
+from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
 
 
 class Exchanged(NamedTuple):
     """The answers of `push`, `ack` and `fetch`."""
 
     pushed: list[FaktoryError | None]
-    acked: list[FaktoryError | bool]
+    acked: list[bool]
     fetched: list[list[Reservation]]
 
 
@@ -105,7 +93,7 @@ class Broker(ABC):
         Raises what they raise; where they are one nothing was done then.
         """
         acked = self.ack(acks)
-        return Exchanged(self.push(jobs), [*acked], self.fetch(requests))
+        return Exchanged(self.push(jobs), acked, self.fetch(requests))
 
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
@@ -173,25 +161,6 @@ class Broker(ABC):
     @abstractmethod
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
         """How jobs are doing, whether they asked to be tracked or not (W27)."""
-
-    @abstractmethod
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """Make a batch; returns its bid. `by` is the wid of who asks: as a child it is added to its parent (W26).
-
-        Raises UnknownBatch, BatchClosed.
-        """
-
-    @abstractmethod
-    def open_batch(self, bid: str, *, by: str = "") -> str:
-        """Ask whether more can be added now; returns the bid (W26). Raises UnknownBatch, BatchClosed."""
-
-    @abstractmethod
-    def commit_batch(self, bid: str) -> None:
-        """The batch's definition is complete; twice is once (W26). Raises UnknownBatch, BatchClosed."""
-
-    @abstractmethod
-    def batch_status(self, bid: str) -> BatchStatus:
-        """How a batch is doing (W26). Raises UnknownBatch."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -15,24 +15,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError
 from ..mutations import Mutation
-from ..payloads import (
-    Ack,
-    BatchStatus,
-    Beat,
-    Failure,
-    FetchRequest,
-    JobPayload,
-    NewBatch,
-    Reservation,
-    Tracked,
-    TrackUpdate,
-    WorkerIdentity,
-)
-from ..store import batches, cancelling, failures, jobs, many, members, queues, stats, tracking, workers
+from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
+from ..store import cancelling, failures, jobs, many, queues, stats, tracking, workers
 from ..wakeups.postgresql import ANY_QUEUE
 from .base import Broker, Exchanged, Transaction
-
-members.on_callback.append(wakeups.announce)
 
 REMEMBER_QUEUE_S = 10.0
 """How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
@@ -183,23 +169,6 @@ class OrmBroker(Broker):
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
         """See Broker."""
         return tracking.track_get(jids, using=self.alias)
-
-    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """See Broker."""
-        return batches.new(batch, using=self.alias, by=by, now=self.clock())
-
-    def open_batch(self, bid: str, *, by: str = "") -> str:
-        """See Broker."""
-        return batches.reopen(bid, using=self.alias, by=by)
-
-    def commit_batch(self, bid: str) -> None:
-        """See Broker. A callback may be due at once."""
-        batches.commit(bid, using=self.alias, now=self.clock())
-        transaction.on_commit(partial(self._announce, self.alias, {ANY_QUEUE}), using=self.alias)
-
-    def batch_status(self, bid: str) -> BatchStatus:
-        """See Broker."""
-        return batches.status(bid, using=self.alias)
 
     def info(self) -> dict[str, Any]:
         """See Broker."""

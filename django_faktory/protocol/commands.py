@@ -15,8 +15,7 @@ from .. import jsontext
 from ..admission import parse_job
 from ..errors import InvalidPayload, UnknownCommand
 from ..payloads import DEFAULT_QUEUE, Beat, JobPayload, WorkerIdentity
-from . import batches, management, tracking
-from .batches import BatchCommand
+from . import management, tracking
 from .fields import field, line, object_after, wid
 from .management import ManagementCommand
 from .tracking import TrackingCommand
@@ -123,9 +122,8 @@ class BeatWorker(msgspec.Struct, frozen=True):
 
 
 Command = (
-    Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker
-    | BatchCommand | ManagementCommand | TrackingCommand
-)  # fmt: skip
+    Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker | ManagementCommand | TrackingCommand
+)
 
 
 def parse(line: str) -> Command:
@@ -225,7 +223,6 @@ VERBS: dict[str, Callable[[str], Command]] = {
     "ACK": _parse_ack,
     "FAIL": _parse_fail,
     "BEAT": _parse_beat,
-    **batches.VERBS,
     **management.VERBS,
     **tracking.VERBS,
 }

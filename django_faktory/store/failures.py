@@ -18,7 +18,6 @@ from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..models import Job, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
-from . import members
 from .dialects import dialect_of
 from .dialects.base import JOB, Tally, holds
 from .jobs import is_storable
@@ -153,8 +152,6 @@ class _Failing:
                 Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
             self._save(cursor, kept)
             dialect.count(cursor, clock, Tally(processed=len(failed), failed=len(failed), late=late))
-            changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
-            members.note(connection, [members.Change(job, to) for job, to in changes], clock)
         return len(failed)
 
     def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> int:
@@ -170,7 +167,6 @@ class _Failing:
                 self._lost(job, clock)
             self._save(cursor, lost)
             dead = sum(job.state == State.DEAD for job in lost)
-            members.note(connection, [members.Change(job, State(job.state)) for job in lost], clock)
             dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
         return len(jobs)
 

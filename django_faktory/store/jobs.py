@@ -16,9 +16,9 @@ from ..errors import BrokerUnavailable, FaktoryError
 from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
-from . import members, optioned
+from . import optioned
 from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Ending, Plan, Slot, holds
+from .dialects.base import Dialect, Ended, Plan, Slot, holds
 from .transactions import run
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     """Store jobs, in one transaction, or in the caller's. The first of two with one jid counts (W10).
 
     A jid that lives stays as it is; one that is finished is replaced. Answers to each None, or why it was refused:
-    NotUnique (W27), UnknownBatch, BatchClosed (W26).
+    NotUnique (W27).
     """
     if not jobs:
         return []
@@ -81,7 +81,7 @@ class Exchanged(NamedTuple):
     """What `exchange` did: the answers of `push`, `ack` and `fetch`."""
 
     pushed: Sequence[FaktoryError | None]
-    acked: list[FaktoryError | bool]
+    acked: list[bool]
     fetched: list[list[Reservation]]
 
 
@@ -96,26 +96,18 @@ def exchange(
     """`ack`, `push` and `fetch` in one transaction, on PostgreSQL in one round trip; what is pushed may be fetched."""
     is_one = max(len(jobs), len(acks)) <= CHUNK and not _any_options(jobs)
     if not is_one or not all(is_storable(ack.jid) for ack in acks):
-        acked: list[FaktoryError | bool] = [*ack(acks, using=using, now=now)]
+        acked = ack(acks, using=using, now=now)
         pushed = push(jobs, using=using, now=now)
         return Exchanged(pushed, acked, fetch(requests, using=using, now=now))
     distinct = _distinct(jobs)
     requests = [_answerable(request) for request in requests]
     plan = _first_plan(requests)
-    ending, claimed = run(
+    ended, claimed = run(
         using,
         lambda connection: dialect_of(connection).exchange(connection, distinct, acks, plan, now),
         atomic=not _dialect(using).joins(connections[using]),
     )
-    try:
-        ended = ending.ended | _end_of_batches(ending, acks, using=using, now=now)
-        acked = [_was_holder(ack, ended) for ack in acks]
-    except (BrokerUnavailable, Error) as error:  # must not swallow what is done
-        if connections[using].in_atomic_block:
-            raise
-        logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
-        trouble = BrokerUnavailable("database unavailable")
-        acked = [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
+    acked = [_was_holder(ack, ended) for ack in acks]
     fetched = _shared_out(requests, claimed, using=using, now=now, is_under_way=True)
     return Exchanged([None] * len(jobs), acked, fetched)
 
@@ -228,19 +220,12 @@ def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None) -> list
     for start in range(0, len(acks), CHUNK):
         chunk = [ack for ack in acks[start : start + CHUNK] if is_storable(ack.jid)]
         if chunk:
-            ending = run(
+            ended |= run(
                 using,
                 lambda connection, chunk=chunk: dialect_of(connection).end(connection, chunk, now),  # type: ignore[misc]
                 atomic=not one_statement,
             )
-            ended |= ending.ended | _end_of_batches(ending, chunk, using=using, now=now)
     return [_was_holder(ack, ended) for ack in acks]
-
-
-def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
-    """End those that were left alone, together with their batches."""
-    theirs = [ack for ack in acks if ack.jid in ending.left]
-    return run(using, lambda connection: members.end(connection, theirs, now)) if theirs else {}
 
 
 def _was_holder(ack: Ack, ended: Ended) -> bool:

@@ -22,7 +22,7 @@ from django.db.models.functions import Concat
 from .. import jsontext
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
-from ..models import Batch, Counter, Job, JobQuerySet, Queue, Tracking
+from ..models import Counter, Job, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
 from .jobs import is_storable
@@ -89,7 +89,6 @@ def flush(*, using: str) -> Iterator[Step]:
 
     Worker processes stay: they are connected, and will hear of it when they report on a job that is gone.
     """
-    yield partial(_forget_batches, using)  # first: what their members do counts for nothing then
     jobs = Job.objects.using(using)
     for ids in _chunks(_ids(jobs.all()), CHUNK):
         yield partial(_change, jobs.filter(pk__in=ids), lambda chunk: chunk.delete()[0])
@@ -97,11 +96,6 @@ def flush(*, using: str) -> Iterator[Step]:
     for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
-
-
-def _forget_batches(using: str) -> int:
-    run(using, lambda _: Batch.objects.using(using).all().delete())
-    return 0
 
 
 def _forget_tracked(jids: Sequence[str], using: str) -> int:

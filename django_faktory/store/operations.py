@@ -13,7 +13,6 @@ from django.db.models.functions import Now
 
 from ..lifecycle import DEAD_FOR_S, Event, State, sources
 from ..models import Job, JobQuerySet
-from . import members
 from .transactions import run
 
 CHUNK = 500
@@ -50,11 +49,9 @@ def killed(dead_for_s: int) -> Change:
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
     def change(jobs: JobQuerySet) -> int:
-        legal = jobs.in_state(*sources(Event.KILL))
-        theirs = members.of_batches(legal)
-        killed = legal.update(state=State.DEAD, run_at=None, finished_at=Now(), purge_at=purge_at)
-        members.note_all(jobs.db, theirs, State.DEAD)
-        return killed
+        return jobs.in_state(*sources(Event.KILL)).update(
+            state=State.DEAD, run_at=None, finished_at=Now(), purge_at=purge_at
+        )
 
     return change
 
@@ -62,12 +59,10 @@ def killed(dead_for_s: int) -> Change:
 def discarded(jobs: JobQuerySet) -> int:
     """The change of `discard`."""
     legal = jobs.in_state(*sources(Event.DISCARD))
-    theirs = members.of_batches(legal)
     kept = legal.filter(result_ttl__isnull=False).update(
         state=State.DISCARDED, unique_key=None, run_at=None, finished_at=Now(), purge_at=Now() + DISCARDED_FOR
     )
     gone, _ = legal.filter(result_ttl__isnull=True).delete()
-    members.note_all(jobs.db, theirs, State.DISCARDED)
     return kept + gone
 
 

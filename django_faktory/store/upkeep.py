@@ -11,9 +11,8 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ..jsonfields import later
-from ..lifecycle import FINISHED, GONE, Event, State, sources
+from ..lifecycle import FINISHED, Event, State, sources
 from ..models import Job
-from . import members
 from .dialects import dialect_of
 from .transactions import run
 
@@ -64,13 +63,11 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
             return 0
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
-        theirs = members.of_batches(jobs.filter(pk__in=[pk for pk, _ in rows]))
         jobs.filter(pk__in=[pk for pk, ttl in rows if ttl is None]).delete()
         for ttl in {ttl for _, ttl in rows if ttl is not None}:
             jobs.filter(pk__in=[pk for pk, kept in rows if kept == ttl]).update(
                 state=State.EXPIRED, run_at=None, unique_key=None, finished_at=clock, purge_at=later(clock, ttl)
             )
-        members.note(connection, [members.Change(job, State.EXPIRED) for job in theirs], clock)
         return len(rows)
 
     return run(using, verb)
@@ -88,12 +85,7 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
         jobs = Job.objects.using(using).in_state(*FINISHED)
         old = skip_locked(jobs.filter(purge_at__lt=now or Now()).order_by("purge_at"))
         ids = list(old.values_list("pk", flat=True)[:limit])
-        if not ids:
-            return 0
-        dead = members.of_batches(Job.objects.using(using).filter(pk__in=ids).in_state(State.DEAD))
-        gone = jobs.filter(pk__in=ids).delete()[0]
-        members.note_all(using, dead, GONE)
-        return gone
+        return jobs.filter(pk__in=ids).delete()[0] if ids else 0
 
     return run(using, verb)
 

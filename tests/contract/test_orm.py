@@ -6,13 +6,12 @@ from django_faktory.brokers import orm
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import Ack
-from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
 from tests.factories import payload
 
 
-class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
+class TestOrmBroker(ManagementContract, BrokerContract):
     @pytest.fixture
     def broker(self):
         return OrmBroker("default")

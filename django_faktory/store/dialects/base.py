@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,14 +20,7 @@ JOB = "django_faktory_job"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
-_ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
-
-
-def replaceable(row: str = "") -> str:
-    """SQL: whether a push may take over this row. Not a dead one that a batch still waits for."""
-    state, bid, callback_of = (f"{row}{column}" for column in ("state", "bid", "callback_of"))
-    return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
-
+FINISHED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED))
 
 COLUMNS = 13
 """What is written of a new job; the rest are defaults."""
@@ -70,13 +63,6 @@ Ended = dict[str, tuple[str, int]]
 """jid → the wid and attempt that held it, of the jobs that were ended."""
 
 
-class Ending(NamedTuple):
-    """What `end` did, and whom it left alone: jobs of batches, which are ended together with them."""
-
-    ended: Ended
-    left: set[str]
-
-
 class Dialect(ABC):
     """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
 
@@ -112,11 +98,10 @@ class Dialect(ABC):
         that are quiet or terminating."""
 
     @abstractmethod
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """End well what these acks hold; return the jids it was done to, and who held them. Counts the rest as late.
 
-        Several acks may name one jid: that of the holder is the one that counts. Jobs of batches are not touched, but
-        named, and one ack of each is not counted.
+        Several acks may name one jid: that of the holder is the one that counts.
         """
 
     def exchange(
@@ -126,9 +111,9 @@ class Dialect(ABC):
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
-    ) -> tuple[Ending, list[Reservation]]:
+    ) -> tuple[Ended, list[Reservation]]:
         """`end`, `insert` and `claim`, those of them that there is something for."""
-        ended = self.end(connection, acks, now) if acks else Ending({}, set())
+        ended = self.end(connection, acks, now) if acks else {}
         if jobs:
             self.insert(connection, jobs, now)
         return ended, self.claim(connection, plan, now) if plan.slots else []
@@ -157,7 +142,7 @@ class PortableDialect(Dialect):
         "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
         "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
         "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-        "unique_until_start", "bid", "callback_of", "has_run", "counts_failed", "state",
+        "unique_until_start", "state",
     )  # fmt: skip
 
     def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
@@ -275,19 +260,17 @@ class PortableDialect(Dialect):
         " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
     )
 
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""
         jids = {ack.jid for ack in acks}
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             cursor.execute(
-                "SELECT id, jid, wid, attempt, result_ttl, bid IS NOT NULL OR callback_of IS NOT NULL"
-                f" FROM {JOB} WHERE state = 'working' AND jid IN ({marks(jids)}){self.plain_lock}",
+                f"SELECT id, jid, wid, attempt, result_ttl FROM {JOB} WHERE state = 'working'"
+                f" AND jid IN ({marks(jids)}){self.plain_lock}",
                 [*jids],
             )
-            found = cursor.fetchall()
-            left = {jid for _, jid, _, _, _, is_of_batch in found if is_of_batch}
-            rows = {jid: (row_id, wid, attempt, ttl) for row_id, jid, wid, attempt, ttl, _ in found if jid not in left}
+            rows = {jid: (row_id, wid, attempt, ttl) for row_id, jid, wid, attempt, ttl in cursor.fetchall()}
             held: dict[str, tuple[int, Ack, int | None]] = {}
             for ack in acks:
                 row_id, wid, attempt, ttl = rows.get(ack.jid, (0, "", 0, None))
@@ -297,8 +280,8 @@ class PortableDialect(Dialect):
             self._keep(
                 connection, cursor, [(row_id, ack, ttl) for row_id, ack, ttl in held.values() if ttl is not None], clock
             )
-            self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held) - len(left)))
-        return Ending({jid: rows[jid][1:3] for jid in held}, left)
+            self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held)))
+        return {jid: rows[jid][1:3] for jid in held}
 
     def _delete(self, cursor: CursorWrapper, ids: list[int]) -> None:
         if ids:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from django.db.backends.utils import CursorWrapper
 
-from .base import PortableDialect, replaceable, utc
+from .base import FINISHED_SQL, PortableDialect, utc
 
 
 class MariadbDialect(PortableDialect):
@@ -15,7 +15,7 @@ class MariadbDialect(PortableDialect):
     lock = " FOR UPDATE SKIP LOCKED"
     plain_lock = " FOR UPDATE"
     upsert_tail = "ON DUPLICATE KEY UPDATE " + ", ".join(
-        f"{column} = IF({replaceable()}, VALUES({column}), {column})"
+        f"{column} = IF(state IN ({FINISHED_SQL}), VALUES({column}), {column})"
         for column in PortableDialect._replaced  # noqa: SLF001
     )
     count_tail = (

@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
-from .base import COUNTER, JOB, QUEUE, WORKER, Dialect, Ending, Plan, Slot, Tally, counter_slot, replaceable
+from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Plan, Slot, Tally, counter_slot
 from .pipeline import Rows
 from .prepared import Statement, execute, joins
 
@@ -22,7 +22,7 @@ _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
     "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
     "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-    "unique_until_start", "bid", "callback_of", "has_run", "counts_failed",
+    "unique_until_start",
 )  # fmt: skip
 
 _INTO = f"""
@@ -35,7 +35,7 @@ SELECT j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'en
 
 _UPSERT = f"""
 ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
-WHERE {replaceable("old.")}
+WHERE old.state IN ({FINISHED_SQL})
 """
 
 
@@ -124,34 +124,31 @@ END = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result,
-    j.bid IS NOT NULL OR j.callback_of IS NOT NULL AS is_of_batch
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+    SELECT id, jid, wid, attempt, result_ttl, state FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
 gone AS (
   DELETE FROM {JOB} AS j USING held
-  WHERE j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_of_batch
+  WHERE j.id = held.id AND held.result_ttl IS NULL
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock
-  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_of_batch
+  WHERE j.id = held.id AND held.result_ttl IS NOT NULL
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt),
 ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
-batched AS (SELECT jid, wid, attempt FROM held WHERE is_of_batch),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0,
-    $4 - (SELECT COUNT(*) FROM ended) - (SELECT COUNT(*) FROM batched)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0, $4 - (SELECT COUNT(*) FROM ended)
   FROM clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
-SELECT jid, wid, attempt, FALSE FROM ended UNION ALL SELECT jid, wid, attempt, TRUE FROM batched""",
+SELECT jid, wid, attempt FROM ended""",
 )
 
 COUNT = f"""
@@ -191,7 +188,7 @@ class PostgresqlDialect(Dialect):
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
-    ) -> tuple[Ending, list[Reservation]]:
+    ) -> tuple[Ended, list[Reservation]]:
         """See Dialect."""
         calls = [_end(acks, now)] if acks else []
         calls += [_push(jobs, now)] if jobs else []
@@ -199,7 +196,7 @@ class PostgresqlDialect(Dialect):
         calls += _claims(CLAIM, plan, now)
         with connection.cursor() as cursor:
             found = execute(cursor, calls)
-        return _ending(found[0] if acks else []), _reservations(found[claims_from:])
+        return _ended(found[0]) if acks else {}, _reservations(found[claims_from:])
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""
@@ -218,11 +215,11 @@ class PostgresqlDialect(Dialect):
             [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids), now])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
         """See Dialect."""
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [_end(acks, now)])
-        return _ending(rows)
+        return _ended(rows)
 
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """See Dialect."""
@@ -244,9 +241,8 @@ def _end(acks: Sequence[Ack], now: datetime | None) -> tuple[Statement, list[Any
     return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
 
 
-def _ending(rows: Rows) -> Ending:
-    ended = {jid: (wid, attempt) for jid, wid, attempt, is_of_batch in rows if not is_of_batch}
-    return Ending(ended, {jid for jid, _, _, is_of_batch in rows if is_of_batch})
+def _ended(rows: Rows) -> Ended:
+    return {jid: (wid, attempt) for jid, wid, attempt in rows}
 
 
 def _claims(claim: Statement, plan: Plan, now: datetime | None) -> list[tuple[Statement, list[Any]]]:

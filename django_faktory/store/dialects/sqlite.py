@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from .base import COLUMNS, JOB, PortableDialect, replaceable
+from .base import COLUMNS, FINISHED_SQL, JOB, PortableDialect
 
 ROWS = 999 // COLUMNS
 """Rows of one INSERT: versions before 3.32 take no more than 999 parameters, and more rows gain nothing."""
@@ -21,7 +21,7 @@ class SqliteDialect(PortableDialect):
     upsert_tail = (
         "ON CONFLICT (jid) DO UPDATE SET "
         + ", ".join(f"{column} = excluded.{column}" for column in PortableDialect._replaced)  # noqa: SLF001
-        + f" WHERE {replaceable(f'{JOB}.')}"
+        + f" WHERE {JOB}.state IN ({FINISHED_SQL})"
     )
     count_tail = (
         "ON CONFLICT (day, slot) DO UPDATE SET processed = processed + excluded.processed,"
