@@ -1,0 +1,51 @@
+"""GearMonkey: jobs in Redis lists, for and by peers in any language that keep to its text (`docs/gearmonkey.md`).
+
+Needs redis-py: `pip install django-faktory[redis]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import JobNotFound
+from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers, RemoteFailure, UnusableServer
+from .wire import OPT_BLOCKING, OPT_ROLLCALL, Job, Status
+
+if TYPE_CHECKING:
+    from .client import AsyncClient, Client
+    from .elsewhere import gearmonkey_task
+    from .worker import Worker
+
+__all__ = [
+    "OPT_BLOCKING",
+    "OPT_ROLLCALL",
+    "AsyncClient",
+    "Client",
+    "GearMonkeyError",
+    "Job",
+    "JobCreationFailed",
+    "JobNotFound",
+    "JobTimeout",
+    "NoWorkers",
+    "RemoteFailure",
+    "Status",
+    "UnusableServer",
+    "Worker",
+    "gearmonkey_task",
+]
+
+_HOMES = {
+    "AsyncClient": "client",
+    "Client": "client",
+    "Worker": "worker",
+    "gearmonkey_task": "elsewhere",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # These need redis-py, or Django's settings; the names above do not.
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

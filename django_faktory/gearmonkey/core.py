@@ -1,0 +1,234 @@
+"""What a client says and how it goes on, without I/O: generators yield commands and `Pause`s, and are sent the replies.
+
+`client` carries them out, in a thread or on an event loop; errors of the connection are thrown in here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+
+from ..errors import BrokerUnavailable, JobNotFound
+from . import scripts, wire
+from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers
+from .scripts import Script
+
+SLICE_S = 1.0
+"""A waiting client looks at the job's status so often at least, whatever became of the message that it has ended."""
+
+RETRY_S = 0.1
+
+REDIS_ERRORS = (RedisError, RedisClusterException)
+"""All that redis-py raises: the second is not one of the first."""
+
+AWAY = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    ClusterDownError,
+    TryAgainError,
+    RedisClusterException,  # none of its nodes can be reached
+)
+"""The server is not there just now, or is changing its role."""
+
+
+class Pause(NamedTuple):
+    """Wait so long, then go on."""
+
+    seconds: float
+
+
+R = TypeVar("R")
+Ask = tuple[Any, ...] | Pause
+Steps = Generator[Ask, Any, R]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job to be run, checked."""
+
+    fn: str
+    input: bytes
+    prio: str
+    options: frozenset[wire.Option]
+    scheduled: int
+    timeout_s: float | None
+    """None: as long as it takes."""
+
+
+def request(
+    fn: str,
+    input: Any = b"",
+    prio: str = wire.NORMAL,
+    options: Iterable[str] = (),
+    limit: float | datetime | None = None,
+    *,
+    timeout: float | None = None,
+    scheduled: float | datetime | None = None,
+) -> Request:
+    """Check everything before anything is sent. `limit` is the text's TIMEOUT/SCHEDULED: it means what `prio` says.
+
+    Raises ValueError, or TypeError for an input that cannot travel.
+    """
+    prio = wire.priority(prio)
+    if limit is not None:
+        if prio == wire.SCHEDULED:
+            scheduled = limit if scheduled is None else scheduled
+        else:
+            timeout = limit if timeout is None else timeout  # type: ignore[assignment]  # checked below
+    if (scheduled is not None) != (prio == wire.SCHEDULED):
+        raise ValueError(
+            f"scheduled: expected it with prio 'scheduled', and only there; got {scheduled!r} and {prio!r}"
+        )
+    wrong = {str(option) for option in options} - {str(option) for option in wire.Option}
+    if wrong:
+        raise ValueError(f"options: expected OPT_BLOCKING or OPT_ROLLCALL, got {', '.join(sorted(wrong))!r:.80}")
+    return Request(
+        fn=wire.function_name(fn),
+        input=wire.encoded(input),
+        prio=prio,
+        options=frozenset(map(wire.Option, options)),
+        scheduled=0 if scheduled is None else wire.seconds("scheduled", scheduled),
+        timeout_s=_patience(timeout),
+    )
+
+
+def run(asked: Request) -> Steps[int]:
+    """The text's `Client.run`; returns the job's id."""
+    if wire.OPT_ROLLCALL in asked.options:
+        yield from roll_call(asked.fn)
+    id_ = yield from create(asked)
+    if wire.OPT_BLOCKING in asked.options:
+        yield from wait(asked.fn, id_, asked.timeout_s)
+    return id_
+
+
+def get(fn: str, id_: int) -> Steps[wire.Job]:
+    """The text's `Client.get`. Raises JobNotFound."""
+    try:
+        found = yield ("HGETALL", scripts.job_key(wire.function_name(fn), id_))
+    except AWAY as error:
+        raise unavailable(error) from error
+    except REDIS_ERRORS as error:
+        raise GearMonkeyError(f"job {fn}:{id_} cannot be read: {error}") from error
+    fields = found if isinstance(found, Mapping) else dict(zip(found[::2], found[1::2], strict=True))
+    if not fields:
+        raise JobNotFound(f"{fn}:{id_}")
+    return wire.job_of(fn, id_, fields)
+
+
+def roll_call(fn: str) -> Steps[int]:
+    """How many workers there are. Raises NoWorkers where none is, or the answer is no number."""
+    try:
+        count = yield from scripted(scripts.ROLL_CALL, [scripts.registry_key(fn), scripts.count_key(fn)])
+    except AWAY as error:
+        raise unavailable(error) from error
+    except REDIS_ERRORS as error:
+        raise NoWorkers(fn, str(error)) from error
+    try:
+        number = int(count or 0)
+    except ValueError:
+        raise NoWorkers(fn, f"{count!r:.80}") from None
+    if number < 1:
+        raise NoWorkers(fn, str(number))
+    return number
+
+
+def create(asked: Request) -> Steps[int]:
+    """Make the job, all of it or nothing; returns its id. Raises JobCreationFailed."""
+    fn, is_scheduled = asked.fn, asked.prio == wire.SCHEDULED
+    keys = [scripts.uid_key(fn), scripts.queue_key(fn, asked.prio)]
+    reply = None
+    try:
+        while reply is None:
+            reply = yield from scripted(
+                scripts.CREATE, keys, fn, asked.input, asked.scheduled, "zset" if is_scheduled else "list"
+            )
+    except AWAY as error:
+        raise JobCreationFailed(f"job of {fn!r}: the server is away, or its answer was lost: {error}") from error
+    except REDIS_ERRORS as error:
+        raise JobCreationFailed(f"job of {fn!r} was refused: {error}") from error
+    try:
+        return int(reply)
+    except (TypeError, ValueError):
+        raise JobCreationFailed(f"job of {fn!r}: expected an id, got {reply!r:.80}") from None
+
+
+def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
+    """Until the job has ended. The message in the lock list is a hint that is left there for others; the status is
+    the truth. Raises JobTimeout, and JobNotFound for a job whose data are gone."""
+    ends_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    lock = scripts.lock_key(fn, id_)
+    was_told = False
+    while True:
+        left_s = ends_at - time.monotonic()
+        try:
+            if (yield from _has_ended(fn, id_)):
+                return
+            if left_s <= 0:
+                raise JobTimeout(fn, id_, timeout_s or 0)
+            if was_told:  # by somebody's earlier end: the message stays, and would wake us at once again
+                yield Pause(min(RETRY_S, left_s))
+            slice_s = max(0.01, min(SLICE_S, left_s))
+            was_told = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
+        except REDIS_ERRORS:  # away, UNBLOCKED, or no list: the status will tell
+            yield Pause(max(0.0, min(RETRY_S, left_s)))
+            if left_s <= 0:
+                raise JobTimeout(fn, id_, timeout_s or 0) from None
+
+
+def scripted(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
+    """Run a script by its digest; a server that does not know it (started anew, say) is sent the text."""
+    keys = list(keys)
+    call = (len(keys), *keys, *args)
+    try:
+        return (yield ("EVALSHA", script.digest, *call))
+    except NoScriptError:
+        return (yield ("EVAL", script.text, *call))
+
+
+def unavailable(error: Exception) -> BrokerUnavailable:
+    """The error in our words."""
+    return BrokerUnavailable(f"Redis unavailable: {error}")
+
+
+def _has_ended(fn: str, id_: int) -> Steps[bool]:
+    try:
+        status = yield ("HGET", scripts.job_key(fn, id_), "status")
+    except ResponseError as error:
+        if "WRONGTYPE" in str(error):
+            raise GearMonkeyError(f"job {fn}:{id_} cannot be read: {error}") from error
+        raise
+    if status is None and not (yield ("EXISTS", scripts.job_key(fn, id_))):
+        raise JobNotFound(f"{fn}:{id_}")
+    return wire.status_of(status).is_final
+
+
+def _patience(timeout: object) -> float | None:
+    """Seconds to wait; 0 and None are both without end, as Redis has it."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < float("inf"):
+        raise ValueError(f"timeout: expected seconds from 0 (without end), got {timeout!r:.80}")
+    return float(timeout) or None

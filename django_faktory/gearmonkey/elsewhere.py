@@ -1,0 +1,65 @@
+"""`@gearmonkey_task("name")`: a task of ours that a GearMonkey worker somewhere carries out.
+
+A job that waits for a job: with our retries, results and admin. A worker of ours that dies while it waits has the
+other job made a second time by its next attempt.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
+
+from ..tasks import FaktoryTask, new_task
+from . import wire
+from .client import Client
+from .errors import RemoteFailure
+from .functions import input_of, structure_of
+from .settings import url_of
+from .wire import NORMAL, OPT_BLOCKING, OPT_ROLLCALL, Status
+
+
+def gearmonkey_task(
+    fn: str,
+    *,
+    prio: str = NORMAL,
+    wait_s: float | None = None,
+    rollcall: bool = False,
+    url: str | None = None,
+    output: Callable[[str], Any] = structure_of,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], FaktoryTask[..., Any]]:
+    """Decorate a function that says with its parameters what the job takes; its body is never run.
+
+    The result is what `output` makes of the output's text: unless told otherwise, what is a JSON array or object, else
+    the text. `wait_s` bounds the wait (JobTimeout), `rollcall` fails at once where no worker is (NoWorkers); an error
+    there is RemoteFailure. `options` are those of `@task`.
+    """
+    wire.function_name(fn)
+    if wire.priority(prio) == wire.SCHEDULED:
+        raise ValueError("gearmonkey_task: prio: expected high, normal or low; a time is given by using(run_after=…)")
+    asked = [OPT_BLOCKING, OPT_ROLLCALL] if rollcall else [OPT_BLOCKING]
+
+    def decorate(function: Callable[..., Any]) -> FaktoryTask[..., Any]:
+        parameters = inspect.signature(function)
+
+        @wraps(function)
+        def carry_out(*args: Any, **kwargs: Any) -> Any:
+            parameters.bind(*args, **kwargs)
+            client = _client(url_of(url))
+            id_ = client.run(fn, input_of(args, kwargs), prio, asked, timeout=wait_s)
+            job = client.get(fn, id_)
+            if job.status is Status.ERROR:
+                raise RemoteFailure(job.text)
+            return output(job.text)
+
+        return new_task(func=carry_out, **options)
+
+    return decorate
+
+
+@lru_cache(maxsize=16)
+def _client(url: str) -> Client:
+    """One pool a server and process."""
+    return Client(url)

@@ -1,0 +1,102 @@
+"""Functions and the tasks that serve them; inputs as a task's arguments, results as output.
+
+Nothing is imported because a peer named it: a function is in this table, or is not served.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import conf, jsontext, tasks
+from ..errors import InvalidPayload, UnknownJobType
+from ..tasks import FaktoryTask
+
+DIRECT, GATEWAY = "direct", "gateway"
+
+
+def served() -> dict[str, FaktoryTask[..., Any]]:
+    """Which task serves which function, by `@task(gearmonkey=…)` and GEARMONKEY_FUNCTIONS.
+
+    Raises ImproperlyConfigured where two serve one, or one cannot.
+    """
+    found: dict[str, FaktoryTask[..., Any]] = {}
+    wanted = [(task.gearmonkey, task) for task in tasks.registered() if task.gearmonkey]
+    wanted += [(fn, _task(fn, name)) for fn, name in conf.get("GEARMONKEY_FUNCTIONS").items()]
+    is_direct = conf.get("GEARMONKEY_MODE") == DIRECT
+    for fn, task in wanted:
+        other = found.setdefault(fn, task)
+        if other.jobtype != task.jobtype:
+            raise ImproperlyConfigured(
+                f"GearMonkey function {fn!r}: expected one task, got {other.jobtype} and {task.jobtype}"
+            )
+        if is_direct and task.atomic:
+            raise ImproperlyConfigured(
+                f'GearMonkey function {fn!r}: task {task.jobtype} is atomic: set GEARMONKEY_MODE to "gateway", '
+                "where its job is a row"
+            )
+    return found
+
+
+def _task(fn: str, name: str) -> FaktoryTask[..., Any]:
+    try:
+        return tasks.lookup(name)
+    except UnknownJobType as error:
+        raise ImproperlyConfigured(f"GEARMONKEY_FUNCTIONS[{fn!r}]: {error}") from error
+
+
+def call_of(raw: bytes, *, max_bytes: int) -> tuple[list[Any], dict[str, Any]]:
+    """An input as arguments: a JSON array has them, a JSON object has them by name, nothing is none, and anything else
+    is one: the text itself. Raises InvalidPayload."""
+    if len(raw) > max_bytes:
+        raise InvalidPayload(f"input: expected at most {max_bytes} bytes, got {len(raw)}")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(f"input: expected UTF-8, got byte {raw[error.start]:#04x} at {error.start}") from None
+    match structure_of(text):
+        case list() as args:
+            return args, {}
+        case dict() as kwargs:
+            return [], kwargs
+    return ([text] if text else []), {}
+
+
+def structure_of(text: str) -> Any:
+    """The array or object that a text is, as JSON; else the text. Raises InvalidPayload for what is nested too deep."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return text
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise InvalidPayload("input: nested too deep") from None
+    jsontext.check_depth(text)
+    return found
+
+
+def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Arguments as an input, such as `call_of` reads. Raises TypeError where both kinds are there: it has no place for
+    them."""
+    if args and kwargs:
+        raise TypeError("expected positional or keyword arguments, got both: a GearMonkey input holds one kind")
+    if not args and not kwargs:
+        return b""
+    only = args[0] if len(args) == 1 else None
+    if isinstance(only, str) and only and structure_of(only) is only:
+        return only.encode()
+    return json.dumps(kwargs or list(args), ensure_ascii=False, allow_nan=False).encode()
+
+
+def output_of(result: str | None) -> bytes:
+    """A task's result, JSON, as output: a string is its text, null is nothing."""
+    if result is None or result == "null":
+        return b""
+    if result.startswith('"'):
+        found: str = json.loads(result)
+        return found.encode("utf-8", "replace")
+    return result.encode("utf-8", "replace")

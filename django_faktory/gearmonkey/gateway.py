@@ -1,0 +1,179 @@
+"""The gateway: GearMonkey jobs become rows of ours, and what became of the rows is written back.
+
+Takes, stores, hands over, in this order: a bridge that dies in between has its jobs taken again, and finds its rows by
+the token that the first taking left at the server. A job that has a row is put into no queue any more. One thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from django.db import connections, transaction
+
+from .. import conf
+from ..backend import FaktoryBackend
+from ..brokers import Broker
+from ..errors import BrokerUnavailable, FaktoryError
+from ..payloads import JobPayload
+from ..store.outcomes import Outcome, outcomes
+from ..tasks import FaktoryTask
+from .errors import UnusableServer
+from .functions import call_of, output_of
+from .hints import Hints
+from .station import BEATS_A_LEASE, Station, Taken
+from .wire import JOB_TTL_S, Status
+
+logger = logging.getLogger(__name__)
+
+MOST = 500
+"""Jobs followed at once by one bridge; what comes beyond stays in Redis."""
+
+FOLLOW_S = 0.05
+"""Between two looks at rows that have not ended."""
+
+POLL_S = 1.0
+AWAY_S = 1.0
+
+
+class Bridge:
+    """`run` until stopped. `functions` says which task serves which function."""
+
+    def __init__(
+        self, station: Station, broker: Broker, alias: str, functions: Mapping[str, FaktoryTask[..., Any]]
+    ) -> None:
+        self._station = station
+        self._broker = broker
+        self._alias = alias
+        # A row must be there as long as the job's hash: a bridge that comes late finds that it has run.
+        self._tasks = {fn: replace(task, result_ttl=max(_ttl(task), JOB_TTL_S)) for fn, task in functions.items()}
+        self._open: dict[str, Taken] = {}
+        self._percent: dict[str, int | None] = {}
+        self._beat_at = 0.0
+        self._stopping = threading.Event()
+        self._hints = Hints(station.redis, station.fns)
+
+    def run(self) -> None:
+        """Take, store, follow, until stopped. Raises UnusableServer at the start; a Redis that is away, or out of
+        memory, is waited for."""
+        if not self._broker.keeps_results:
+            raise UnusableServer('GEARMONKEY_MODE "gateway" needs jobs in this project\'s database: FAKTORY["BROKER"]')
+        is_open = False
+        while not self._stopping.is_set():
+            try:
+                if not is_open:
+                    self._station.open()
+                    is_open = True
+                pause_s = self.round()
+            except BrokerUnavailable as error:
+                logger.warning("the GearMonkey bridge waits error=%s", error)
+                self._stopping.wait(AWAY_S)
+            except UnusableServer:
+                raise
+            except Exception:  # a loop
+                logger.exception("a round of the GearMonkey bridge failed")
+                connections[self._alias].close()
+                self._stopping.wait(AWAY_S)
+            else:
+                self._hints.wait(pause_s)
+        self._hints.close()
+        self._leave()
+
+    def stop(self) -> None:
+        """End after the round at hand; from any thread."""
+        self._stopping.set()
+        self._hints.close()
+
+    def round(self) -> float:
+        """One round; returns how long there is nothing to do."""
+        if time.monotonic() >= self._beat_at:
+            self._beat()
+        room = MOST - len(self._open)
+        taken = self._station.take(min(room, 100)) if room > 0 else []
+        if taken:
+            self._keep(taken)
+        ended = self._follow() if self._open else 0
+        if taken or ended:
+            return 0.0
+        return FOLLOW_S if self._open else POLL_S
+
+    def _beat(self) -> None:
+        """Stay counted, lengthen what is held, adopt what another bridge left."""
+        self._station.register()
+        for job in self._station.extend(self._open.values(), are_handed_over=True):
+            logger.warning("job is no longer this bridge's job=%s:%s", job.fn, job.id)
+            self._open.pop(_jid(job), None)
+        adopted = self._station.adopt(MOST - len(self._open))
+        self._open.update((_jid(job), job) for job in adopted)
+        self._beat_at = time.monotonic() + self._station.lease_s / BEATS_A_LEASE
+
+    def _keep(self, taken: Iterable[Taken]) -> None:
+        """Make rows, then hand over. What has a row already has been here before."""
+        made: dict[str, tuple[Taken, JobPayload]] = {}
+        for job in taken:
+            try:
+                made[_jid(job)] = job, self._payload(job)
+            except (FaktoryError, TypeError, ValueError) as error:
+                self._station.finish(job, Status.ERROR, f"InvalidInput: {error}".encode("utf-8", "replace"))
+        with transaction.atomic(using=self._alias):
+            known = {outcome.jid for outcome in outcomes(made, using=self._alias)}
+            new = [(job, payload) for jid, (job, payload) in made.items() if jid not in known]
+            refusals = self._broker.push([payload for _, payload in new]) if new else []
+        refused = {_jid(job): refusal for (job, _), refusal in zip(new, refusals, strict=True) if refusal}
+        for jid, (job, _) in made.items():
+            if jid in refused:
+                told = f"{type(refused[jid]).__name__}: {refused[jid]}"
+                self._station.finish(job, Status.ERROR, told.encode())
+            elif self._station.hand_over(job):
+                self._open[jid] = job
+
+    def _payload(self, job: Taken) -> JobPayload:
+        args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
+        task = self._tasks[job.fn]
+        backend = task.get_backend()
+        assert isinstance(backend, FaktoryBackend)  # noqa: S101  (its tasks have no other)
+        made = backend.callback_job(task, args, kwargs)
+        jid = _jid(job)
+        return msgspec.structs.replace(made, jid=jid, text=made.text.replace(made.jid, jid, 1))
+
+    def _follow(self) -> int:
+        """Write back what has ended; returns how many."""
+        found = {outcome.jid: outcome for outcome in outcomes(self._open, using=self._alias)}
+        ends = []
+        for jid, job in self._open.items():
+            outcome = found.get(jid, Outcome(jid, True, None, "JobRemoved: somebody removed its row", None))
+            if outcome.is_over:
+                status = Status.ERROR if outcome.error else Status.SUCCESS
+                output = outcome.error.encode("utf-8", "replace") if outcome.error else output_of(outcome.result)
+                ends.append((job, status, output))
+            elif outcome.percent is not None and outcome.percent != self._percent.get(jid):
+                self._percent[jid] = outcome.percent
+                self._station.update(job, outcome.percent, 100, is_handed_over=True)
+        for (job, _, _), was_held in zip(ends, self._station.finish_many(ends) if ends else [], strict=True):
+            if not was_held:
+                logger.warning("job ended too late, it is no longer this bridge's job=%s:%s", job.fn, job.id)
+            self._open.pop(_jid(job), None)
+            self._percent.pop(_jid(job), None)
+        return len(ends)
+
+    def _leave(self) -> None:
+        """Another bridge may take over at once."""
+        try:
+            self._station.extend(self._open.values(), are_handed_over=True, for_s=0.0)
+            self._station.unregister()
+        except FaktoryError as error:
+            logger.warning("the bridge could not say goodbye: its jobs wait until their leases end error=%s", error)
+        connections[self._alias].close()
+
+
+def _jid(job: Taken) -> str:
+    return f"gearmonkey-{job.token}"
+
+
+def _ttl(task: FaktoryTask[..., Any]) -> int:
+    return int(conf.get("RESULT_TTL") if task.result_ttl is None else task.result_ttl)

@@ -1,0 +1,81 @@
+"""GearMonkey in Django's admin: functions, workers, queues, lost jobs, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+
+from . import permissions
+from .errors import FaktoryError
+from .gearmonkey.settings import url_of, without_password
+from .look_only import LookOnly, asks
+from .pages import GearMonkeyFunction
+
+
+@admin.register(GearMonkeyFunction)
+class GearMonkeyAdmin(LookOnly):
+    """One page. It is there where a server is set."""
+
+    has_audit_permission = asks(permissions.AUDIT_GEARMONKEY)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Hidden where GearMonkey is not used."""
+        return _url() != "" and super().has_module_permission(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Everything at one look; a POST looks for lost jobs."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            if not self.has_audit_permission(request):
+                raise PermissionDenied
+            self._audit(request)
+            return HttpResponseRedirect(request.path)
+        seen, trouble = None, ""
+        try:
+            from .gearmonkey.address import connect  # needs redis-py
+            from .gearmonkey.looking import health
+
+            seen = health(connect(url_of()))
+        except (FaktoryError, ImportError) as error:
+            trouble = str(error)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "GearMonkey functions",
+            "opts": self.opts,
+            "server": without_password(_url()),
+            "seen": seen,
+            "trouble": trouble,
+            "may_audit": self.has_audit_permission(request),
+            "media": self.media,
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "admin/django_faktory/gearmonkey.html", context)
+
+    def _audit(self, request: HttpRequest) -> None:
+        try:
+            from .gearmonkey.address import connect  # needs redis-py
+            from .gearmonkey.looking import look
+            from .gearmonkey.station import Station
+
+            redis = connect(url_of())
+            again = Station(redis, [seen.fn for seen in look(redis)], wid="admin").audit()
+        except (FaktoryError, ImportError) as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        self.message_user(
+            request,
+            f"{len(again)} lost jobs are queued again. Lost is what two looks, a minute apart, have found so.",
+            messages.SUCCESS,
+        )
+
+
+def _url() -> str:
+    try:
+        return url_of()
+    except FaktoryError:
+        return ""

@@ -1,0 +1,130 @@
+"""Redis servers of one's own: to flush, fill, cut off and start anew. Ended by their process ids."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+
+from redis import Redis, RedisError
+
+from tests.waiting import wait_until
+
+PROGRAM = shutil.which("redis-server")
+PORTS = range(12_000, 22_000)
+"""Below those that outgoing connections get: a server that is started anew finds its own again. A node of a cluster
+listens on the one 10,000 above, too."""
+
+START_S = 30
+
+
+class RedisServer:
+    def __init__(self, folder, *options):
+        self.folder, self.options = folder, options
+        self._clients = []
+        self.process = None
+        for _ in range(10):
+            self.port = free_port()
+            if self._came_up():
+                return
+        raise AssertionError(f"no Redis came up: {self.said}")
+
+    @property
+    def url(self):
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def said(self):
+        return self._log.read_text(errors="replace")[-2000:] if self._log.exists() else ""
+
+    @property
+    def _log(self):
+        return self.folder / f"redis-{os.getpid()}-{self.port}.log"
+
+    def start(self):
+        """Again, where it was."""
+        assert self._came_up(), self.said
+
+    def _came_up(self):
+        """Whether it listens; not where somebody else took the port meanwhile."""
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen([PROGRAM, *self.command()], stdout=log, stderr=log)
+        try:
+            return wait_until(self._state, START_S, what="a Redis that answers") == "up"
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
+
+    def _state(self):
+        if self.process.poll() is not None:
+            return "gone"
+        with contextlib.suppress(RedisError), Redis(host="127.0.0.1", port=self.port, socket_timeout=5) as client:
+            # Another test's Redis answers as well.
+            return "up" if client.info("server")["process_id"] == self.process.pid else None
+
+    def command(self):
+        return ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", "", *self.options]
+
+    def client(self, **options):
+        client = Redis(host="127.0.0.1", port=self.port, **options)
+        self._clients.append(client)
+        return client
+
+    def stop(self, number=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.wait(10)
+
+    def clean_up(self):
+        self.stop(signal.SIGKILL)
+        for client in self._clients:
+            client.close()
+
+
+class Sentinel(RedisServer):
+    """One that watches `master` as "jobs", and acts after three seconds of silence."""
+
+    def __init__(self, folder, master):
+        self._master = master
+        super().__init__(folder)
+
+    def command(self):
+        config = self.folder / f"sentinel-{self.port}.conf"
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self.folder}",
+            f"sentinel monitor jobs 127.0.0.1 {self._master.port} 1",
+            "sentinel down-after-milliseconds jobs 3000",
+            "sentinel failover-timeout jobs 10000",
+        ]
+        config.write_text("\n".join(lines) + "\n")
+        return [str(config), "--sentinel"]
+
+
+def free_port():
+    while True:
+        port = secrets.choice(PORTS)  # other processes of these tests have the same `random`
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for one in (port, port + 10_000):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", one))
+            return port
+
+
+def become_cluster(*servers):
+    """Their cluster's address, once every node says that it is one."""
+    first, *_ = nodes = [server.client() for server in servers]
+    for server in servers[1:]:
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", server.port)
+    ends = [16_384 * place // len(nodes) for place in range(len(nodes) + 1)]
+    for node, begin, end in zip(nodes, ends, ends[1:], strict=False):
+        node.execute_command("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
+
+    def is_one():
+        told = [node.cluster("INFO") for node in nodes]
+        return all(one["cluster_state"] == "ok" and one["cluster_known_nodes"] == str(len(nodes)) for one in told)
+
+    wait_until(is_one, START_S, every_s=0.05, what="a cluster")
+    return f"redis+cluster://127.0.0.1:{servers[0].port}"
