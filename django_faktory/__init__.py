@@ -7,12 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import Discard, FaktoryError, Kill, MissingObject, NotUnique, Retry, TaskTimeout
+from .errors import (
+    BatchClosed,
+    Discard,
+    FaktoryError,
+    Kill,
+    MissingObject,
+    NotUnique,
+    Retry,
+    TaskTimeout,
+    UnknownBatch,
+)
 
 if TYPE_CHECKING:
+    from .batches import Batch
+    from .cron import Cron
     from .tasks import JobContext, task
 
 __all__ = [
+    "Batch",
+    "BatchClosed",
+    "Cron",
     "Discard",
     "FaktoryError",
     "JobContext",
@@ -21,6 +36,7 @@ __all__ = [
     "NotUnique",
     "Retry",
     "TaskTimeout",
+    "UnknownBatch",
     "task",
 ]
 __version__ = "0.1.0.dev0"
@@ -32,4 +48,12 @@ def __getattr__(name: str) -> Any:
         from . import tasks
 
         return getattr(tasks, name)
+    if name == "Cron":
+        from .cron import Cron
+
+        return Cron
+    if name == "Batch":
+        from .batches import Batch
+
+        return Batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,4 +14,5 @@ class FaktoryConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks. Tasks are found by the commands that run them (see `tasks.autodiscover`)."""
-        from . import checks, task_checks  # noqa: F401  (register by import, once the apps are loaded)
+        # register by import, once the apps are loaded
+        from . import checks, cron_checks, gearmonkey_checks, pages, task_checks  # noqa: F401

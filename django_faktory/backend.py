@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils import timezone
+from msgspec.structs import replace
 
-from . import brokers, conf, jsontext, middleware
+from . import batches, brokers, conf, jsontext, middleware
 from .arguments import encoded_call
 from .compat import (
     BaseTaskBackend,
@@ -33,7 +34,8 @@ from .middleware import Call
 from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
 from .refusals import name_of, problem_with, remedy_for
 from .results import JobResult, result_of
-from .tasks import TIMEOUT_MARGIN_S, FaktoryTask, P, R, lookup, new_task
+from .task_rules import TIMEOUT_MARGIN_S
+from .tasks import FaktoryTask, P, R, lookup, new_task
 
 if TYPE_CHECKING:
     from .models import Job
@@ -83,8 +85,12 @@ class FaktoryBackend(BaseTaskBackend):
         self.validate_task(task)
         assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
         due = task.due(timezone.now())
+        calls = list(calls)
         results: list[TaskResult[P, R]] = [self._ready(due, args, kwargs) for args, kwargs in calls]
-        wrapped = [Call(result=result, custom=_custom(due)) for result in results]
+        wrapped = [
+            Call(result=result, custom=_custom(due, args, kwargs))
+            for result, (args, kwargs) in zip(results, calls, strict=True)
+        ]
         middleware.enqueue(wrapped, lambda: self._push(due, wrapped))
         return results
 
@@ -106,6 +112,27 @@ class FaktoryBackend(BaseTaskBackend):
     ) -> Sequence[FaktoryError | None]:
         """Let somebody keep the jobs, whose results these are. One answer a job: None, or why it was refused."""
         return brokers.get_producer().push(jobs)
+
+    def batch_keeper(self) -> batches.Keeper:
+        """Who keeps the batches whose callbacks are tasks of this backend."""
+        return brokers.get_broker()
+
+    def callback_job(self, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobPayload:
+        """The job that calls this task when a batch's time has come. Raises what `enqueue` does before it writes.
+
+        Also InvalidTask for options with which it could not be enqueued when its time has come.
+        """
+        self.validate_task(task)
+        assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
+        task = task.due(timezone.now())
+        for option in ("unique_for", "run_after"):
+            if getattr(task, option) is not None:
+                raise InvalidTask(
+                    f"task {task.module_path}: {option}: expected none in a batch's callback, which comes when the "
+                    "batch is done; let it enqueue another task"
+                )
+        custom = {key: value for key, value in _custom(task, args, kwargs).items() if key != "bid"}
+        return _job(task, Call(result=self._ready(task, args, kwargs), custom=custom))
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Read a job back. Raises TaskResultDoesNotExist for an id that no stored job of a known task has."""
@@ -180,6 +207,9 @@ def _job(task: FaktoryTask[..., Any], call: Call) -> JobPayload:
         custom=call.custom,
     )
     jsontext.check_depth(job.text)  # FETCH would refuse to read it
+    batch = batches.current()
+    if batch is not None and batch.by and job.options:
+        return replace(job, options=replace(job.options, by=batch.by))
     return job
 
 
@@ -191,7 +221,7 @@ def _reserve_for(task: FaktoryTask[..., Any]) -> int:
     return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
 
 
-def _custom(task: FaktoryTask[..., Any]) -> dict[str, Any]:
+def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What the task asks for beyond being run, as every Faktory client says it."""
     custom: dict[str, Any] = {}
     if task.unique_for is not None:
@@ -200,6 +230,14 @@ def _custom(task: FaktoryTask[..., Any]) -> dict[str, Any]:
         custom["expires_in"] = task.expires_in
     if task.track:
         custom["track"] = 1
+    if task.about:
+        custom["about"] = task.about
+    if task.lock is not None:
+        lock = task.lock(*args, **kwargs) if callable(task.lock) else task.lock
+        custom["lock"] = False if lock is None else lock
+    batch = batches.current()
+    if batch is not None:
+        custom["bid"] = batch.bid
     return custom
 
 

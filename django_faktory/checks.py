@@ -6,6 +6,7 @@ Looks at settings, the environment and, when Django gives it databases, at their
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
@@ -19,13 +20,13 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from . import conf, tls
+from . import conf, locket, tls
 from .backend import FaktoryBackend
 from .brokers import Broker
 from .compat import BaseTaskBackend, task_backends
 from .errors import InvalidPayload
 from .middleware import Middleware, made
-from .payloads import MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+from .payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
 
 _LARGEST = 2**31 - 1
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
@@ -55,7 +56,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
                 id="django_faktory.E011",
             )
         )
-    return found or [*_unfit(values), *_files(values), *_environment()]
+    return found or [*_unfit(values), *_locket(values), *_files(values), *_environment()]
 
 
 @register
@@ -164,6 +165,27 @@ def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
             hint="Let WORKER_TIMEOUT be at least twice BEAT_INTERVAL.",
             id="django_faktory.W004",
         )
+
+
+def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """LOCKET: E1 to E6 are django_faktory.E031 to E036, and W1 to W3 are W031 to W033."""
+    found = locket.problems(values["LOCKET"], beat_s=values["BEAT_INTERVAL"])
+    for problem in found:
+        kind = Warning if problem.is_warning else Error
+        number = f"{problem.code[0]}03{problem.code[1]}"
+        yield kind(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
+    path = values["LOCKET"].get("JOB_LOCK_KEY") if not found else None
+    if isinstance(path, str):
+        try:
+            is_right = callable(import_string(path))
+        except ImportError:
+            is_right = False
+        if not is_right:
+            yield Error(
+                f"FAKTORY: LOCKET: JOB_LOCK_KEY: expected the dotted path of a function, got {path!r:.80}",
+                hint="Write a function that takes a job and returns a string, or None for no lock.",
+                id="django_faktory.E035",
+            )
 
 
 def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
@@ -291,6 +313,28 @@ def _are_middleware(value: Any) -> bool:
         return False
 
 
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) and all("!" <= character <= "~" for character in value)
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"|[1-9]\d{0,8}/(second|minute|hour|day)", value) is not None
+
+
+_RATE = 'a rate such as "20/second" (minute, hour, day), or ""'
+
+
+def _is_redis(value: Any) -> bool:
+    schemes = ("redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://")
+    return isinstance(value, str) and (value == "" or value.startswith(schemes))
+
+
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(fn, str) and re.fullmatch(FUNCTION, fn) and isinstance(name, str) for fn, name in value.items()
+    )
+
+
 def _is_queue(value: Any) -> bool:
     if not isinstance(value, str):
         return False
@@ -325,7 +369,22 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MAX_ATTEMPTS": _whole(1),
     "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
     "RESULT_TTL": _whole(0),
+    "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
     "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
+    "BATCH_COMMIT_WITHIN": _seconds(1),
+    "CRON": (lambda value: isinstance(value, Mapping), "a dict of entries by name"),
+    "GEARMONKEY_URL": (_is_redis, "the URL of a Redis, such as redis://localhost:6379/0"),
+    "GEARMONKEY_MODE": (lambda value: value in ("direct", "gateway"), '"direct" or "gateway"'),
+    "GEARMONKEY_FUNCTIONS": (_are_functions, "a dict of names of functions to names of tasks"),
+    "GEARMONKEY_LEASE": _seconds(1),
+    "GEARMONKEY_MAX_INPUT_BYTES": _whole(1),
+    "GEARMONKEY_AUDIT": (lambda value: isinstance(value, bool), "True or False"),
     "WORKER_TIMEOUT": _seconds(1),
     "DEAD_TTL": _seconds(0),
+    "BATCH_TTL": _seconds(0),
+    "METRICS_TTL": _seconds(0),
+    "METRICS_TOKEN": (_is_token, "a string of printable ASCII without spaces, or an empty one"),
+    "STATSD": (lambda value: value == "" or _is_address(value), '"HOST:PORT", such as "127.0.0.1:8125", or ""'),
+    "API_READS": (_is_rate, _RATE),
+    "API_ACTS": (_is_rate, _RATE),
 }

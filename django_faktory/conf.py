@@ -40,9 +40,27 @@ DEFAULTS: dict[str, Any] = {
     "RESERVE_FOR": 1800,
     "RESULT_TTL": 86_400,
     "MIDDLEWARE": [],
+    "BATCH_COMMIT_WITHIN": 1800,
+    "CRON": {},
+    "LOCKET": {},
+    # GearMonkey
+    "GEARMONKEY_URL": "",
+    "GEARMONKEY_MODE": "direct",
+    "GEARMONKEY_FUNCTIONS": {},
+    "GEARMONKEY_LEASE": 20.0,
+    "GEARMONKEY_MAX_INPUT_BYTES": 1024 * 1024,
+    "GEARMONKEY_AUDIT": False,
     # upkeep
     "WORKER_TIMEOUT": 60,
     "DEAD_TTL": 180 * 86_400,
+    "BATCH_TTL": 7 * 86_400,
+    # metrics
+    "METRICS_TTL": 86_400,
+    "METRICS_TOKEN": "",
+    "STATSD": "",
+    # the REST API
+    "API_READS": "1200/minute",
+    "API_ACTS": "300/minute",
 }
 
 DOCS: dict[str, str] = {
@@ -68,8 +86,23 @@ DOCS: dict[str, str] = {
     "RESERVE_FOR": "Seconds a worker may hold a task's job, unless the task says otherwise.",
     "RESULT_TTL": "Seconds the result of a task stays readable, unless the task says otherwise.",
     "MIDDLEWARE": "Dotted paths of `django_faktory.middleware.Middleware` classes, the outermost first.",
+    "BATCH_COMMIT_WITHIN": "Seconds a batch may stay uncommitted; then it expires, and its callbacks never run.",
+    "CRON": "Jobs that come again, by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
+    "LOCKET": "Identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
+    "GEARMONKEY_URL": "Redis of the GearMonkey clients and workers; `GEARMONKEY_URL` of the environment wins.",
+    "GEARMONKEY_MODE": '`"direct"`: jobs are run as they are taken; `"gateway"`: they become jobs of ours first.',
+    "GEARMONKEY_FUNCTIONS": "Functions, and the names of the tasks that serve them, beside `@task(gearmonkey=…)`.",
+    "GEARMONKEY_LEASE": "Seconds a GearMonkey worker may be silent before its jobs go to others.",
+    "GEARMONKEY_MAX_INPUT_BYTES": "Longest input of a GearMonkey job; a longer one ends as an error.",
+    "GEARMONKEY_AUDIT": "Whether idle GearMonkey jobs that are in no queue are found, and queued again.",
     "WORKER_TIMEOUT": "Seconds without a BEAT after which a worker counts as lost.",
     "DEAD_TTL": "Seconds a dead job is kept.",
+    "BATCH_TTL": "Seconds a batch stays readable after its end.",
+    "METRICS_TTL": "Seconds the sums of each minute are kept, for charts; those since the beginning stay.",
+    "METRICS_TOKEN": "What `/metrics`, `/healthz` and `/readyz` ask for as a bearer token; empty: nothing.",
+    "STATSD": "HOST:PORT of a statsd server that is sent the numbers; empty: none.",
+    "API_READS": "How often a user may read by the REST API, such as `20/second`; empty: without a limit.",
+    "API_ACTS": "How often a user may change something by the REST API; empty: without a limit.",
 }
 
 

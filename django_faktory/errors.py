@@ -43,6 +43,15 @@ class JobNotFound(FaktoryError):
         self.jid = jid
 
 
+class InvalidCron(FaktoryError):
+    """A cron entry's field is wrong; the message begins with its name."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
 class NotUnique(FaktoryError):
     """Another job with the same task, arguments and queue holds the lock that `unique_for` asks for (W27).
 
@@ -65,6 +74,22 @@ class UnknownWorker(FaktoryError):
         self.wid = wid
 
 
+class UnknownBatch(FaktoryError):
+    """No batch with this id is stored: it never was, or it ended long ago."""
+
+    def __init__(self, bid: str) -> None:
+        super().__init__(f"no such batch {bid}")
+        self.bid = bid
+
+
+class BatchClosed(FaktoryError):
+    """Nothing can be added to this batch, or not by who asks; the message says why."""
+
+    def __init__(self, bid: str, reason: str) -> None:
+        super().__init__(f"batch {bid}: {reason}")
+        self.bid = bid
+
+
 class BrokerUnavailable(FaktoryError):
     """The database or the Faktory server cannot be reached just now; nothing was changed."""
 
@@ -75,6 +100,15 @@ class CommandRefused(FaktoryError):
     def __init__(self, message: str, *, code: str = "ERR") -> None:
         super().__init__(message)
         self.code = code
+
+
+class InvalidQuery(FaktoryError):
+    """A query for jobs cannot be read (`docs/queries.md`)."""
+
+    at: int | None = None
+    """Where in the text, in characters from 0: the beginning of what is wrong."""
+    field = "query"
+    """What the text was given as."""
 
 
 class UnknownJobType(FaktoryError):

@@ -21,6 +21,8 @@ class State(StrEnum):
 
     SCHEDULED = "scheduled"
     ENQUEUED = "enqueued"
+    BLOCKED = "blocked"
+    """Enqueued, and out of the claims' way: another job holds its lock, or comes before it (ADR 0015)."""
     WORKING = "working"
     RETRIES = "retries"
     DEAD = "dead"
@@ -34,6 +36,8 @@ class Event(StrEnum):
 
     PUSH = "push"  # a client sends the jid again
     DUE = "due"  # its time has come
+    PARK = "park"  # another job holds its lock, or comes before it
+    READY = "ready"  # its lock is free, and it is the next
     FETCH = "fetch"  # handed to a worker
     ACK = "ack"  # done, says the worker
     FAIL = "fail"  # failed, says the worker
@@ -41,6 +45,7 @@ class Event(StrEnum):
     LOSE = "lose"  # its worker is gone: not its fault
     RELEASE = "release"  # given back untouched
     REQUEUE = "requeue"  # a person wants it to run now
+    DEFER = "defer"  # a person wants it to run again, at a time of its own
     KILL = "kill"  # a person gives it up
     DISCARD = "discard"  # a person drops it
     EXPIRE = "expire"  # nobody took it in time
@@ -53,19 +58,27 @@ GONE = None
 _failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
 _dropped = frozenset({State.DISCARDED, GONE})
 _expired = frozenset({State.EXPIRED, GONE})
-_born = frozenset({State.SCHEDULED, State.ENQUEUED})
+_born = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED})
+_ready = frozenset({State.ENQUEUED, State.BLOCKED})
 
 TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
     GONE: {Event.PUSH: _born},
     State.SCHEDULED: {
-        Event.DUE: frozenset({State.ENQUEUED}),
-        Event.REQUEUE: frozenset({State.ENQUEUED}),
+        Event.DUE: _ready,
+        Event.REQUEUE: _ready,
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
     },
     State.ENQUEUED: {
+        Event.PARK: frozenset({State.BLOCKED}),
         Event.FETCH: frozenset({State.WORKING}),
+        Event.KILL: frozenset({State.DEAD}),
+        Event.DISCARD: _dropped,
+        Event.EXPIRE: _expired,
+    },
+    State.BLOCKED: {
+        Event.READY: frozenset({State.ENQUEUED}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
@@ -75,18 +88,20 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.FAIL: _failed,
         Event.REAP: _failed,
         Event.LOSE: frozenset({State.ENQUEUED, State.DEAD}),
-        Event.RELEASE: frozenset({State.ENQUEUED}),
+        Event.RELEASE: _ready,
     },
     State.RETRIES: {
-        Event.DUE: frozenset({State.ENQUEUED}),
-        Event.REQUEUE: frozenset({State.ENQUEUED}),
+        Event.DUE: _ready,
+        Event.REQUEUE: _ready,
+        Event.DEFER: frozenset({State.RETRIES}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
     },
     State.DEAD: {
         Event.PUSH: _born,
-        Event.REQUEUE: frozenset({State.ENQUEUED}),
+        Event.REQUEUE: _ready,
+        Event.DEFER: frozenset({State.RETRIES}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.PURGE: frozenset({GONE}),
@@ -97,7 +112,7 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
 }
 
 WAITING = frozenset({State.SCHEDULED, State.RETRIES})
-LIVE = frozenset({State.SCHEDULED, State.ENQUEUED, State.WORKING, State.RETRIES})
+LIVE = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
 FINISHED = frozenset(State) - LIVE
 
 

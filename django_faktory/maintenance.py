@@ -1,7 +1,8 @@
 """What time does, on every node: due jobs, reservations, lost workers, purging. No leader: steps may run twice.
 
-One loop over a table of steps. Due jobs have a clock of their own: the loop sleeps until the next one is due,
-a second at most, so that a job is picked up when it should be. Pushes of this node that are due sooner end its sleep.
+One loop over a table of steps. Due jobs and cron entries have a clock of their own: the loop sleeps until the next one
+is due, a second at most, so that a job is picked up when it should be. Pushes of this node that are due sooner end its
+sleep.
 The look for them asks every few seconds whether anything else is to be done, so that an idle node sends one statement
 a second.
 Knows no protocol and no worker's threads.
@@ -19,13 +20,15 @@ from typing import NamedTuple, TypeVar
 
 from django.db import connections
 
-from . import conf, wakeups
+from . import conf, crontab, wakeups
+from .brokers import configured_locket
 from .errors import BrokerUnavailable
-from .store import failures, looking, tracking, upkeep, workers
+from .store import backfill, batches, failures, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
 R = TypeVar("R")
+D = TypeVar("D")
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +51,14 @@ VANISHED_S = 10.0
 
 WHEN_SEEN = math.inf
 
+AFTER_FAILURE_S = 10.0
+"""When a step that failed is tried again, unless it would be sooner."""
+
 
 class Step(NamedTuple):
     """Run `work` every `every_s` seconds, again at once as long as it says that more is left.
 
-    `every_s` is WHEN_SEEN for what a look sees by itself.
+    `every_s` is WHEN_SEEN for what a look sees by itself; those are taken once at the start too.
     """
 
     name: str
@@ -81,16 +87,27 @@ class Maintenance:
         self._look_around_at = 0.0
         self._seen: set[str] = set()  # steps that have something to do
         self._due_at: dict[str, float] = {}  # the others
+        self._keyless_after = 0
         self._tidier = Tidier(alias)
         self._steps = (
+            Step("cron entries of code", WHEN_SEEN, self._read_crontab),
+            Step("cron", WHEN_SEEN, self._take_ticks),
+            Step("cron outcomes", 300.0, lambda: ticks.note_ends(using=alias)),
+            Step("cron history", 600.0, lambda: ticks.forget_old(using=alias)),
             Step("reservations", WHEN_SEEN, self._reap),
             Step("workers", WHEN_SEEN, self._lose),
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
+            Step("locks", WHEN_SEEN, self._lapse),
+            Step("locks not taken", 60.0, self._give_back_stranded),
+            Step("blocked jobs", 60.0, self._look_after_blocked),
+            Step("jobs without keys", 3600.0, self._give_keys),
             Step("dead rows", 10.0, self._tidy),
             Step("purge", 60.0, self._purge),
             Step("tracking", 60.0, self._purge_tracking),
+            Step("batches", 60.0, self._look_after_batches),
+            Step("measures", 600.0, self._purge_measures),
         )
 
     def run(self) -> None:
@@ -110,8 +127,9 @@ class Maintenance:
         for step in self._steps:
             is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
-                more = self._guarded(step.name, step.work, False)
-                self._due_at[step.name] = time.monotonic() + (0 if more else step.every_s)
+                more = self._guarded(step.name, step.work, None)
+                pause_s = min(step.every_s, AFTER_FAILURE_S) if more is None else 0 if more else step.every_s
+                self._due_at[step.name] = time.monotonic() + pause_s
                 sleep_s = 0 if more else sleep_s
         self._awake_at = time.monotonic() + sleep_s
         return sleep_s
@@ -134,7 +152,7 @@ class Maintenance:
             while step.work():
                 pass
 
-    def _guarded(self, name: str, work: Callable[[], R], otherwise: R) -> R:
+    def _guarded(self, name: str, work: Callable[[], R], otherwise: D) -> R | D:
         try:
             return work()
         except BrokerUnavailable as error:
@@ -146,10 +164,10 @@ class Maintenance:
 
     def _enqueue_due(self) -> float:
         """Enqueue what is due, set by set; returns how long there is nothing to do, in seconds."""
-        wait_s = self._look()
+        wait_s, sleep_s = self._look()
         if wait_s is None or wait_s > 0:
             self._hear_of_others(wait_s)
-            return LONGEST_SLEEP_S if wait_s is None else min(wait_s, LONGEST_SLEEP_S)
+            return sleep_s if wait_s is None else min(wait_s, sleep_s)
         queues = upkeep.enqueue_due(using=self.alias)
         if queues:
             self._next_due_at = None
@@ -159,15 +177,24 @@ class Maintenance:
         self._next_due_at = time.monotonic()
         return LOOK_AGAIN_S
 
-    def _look(self) -> float | None:
-        """How long until the next job is due; now and then also what else there is to do."""
+    def _look(self) -> tuple[float | None, float]:
+        """How long until the next job is due, and how long to sleep where none is; now and then also what else there is
+        to do."""
         looks_around = time.monotonic() >= self._look_around_at
         found = looking.look(using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None)
         if looks_around:
             self._look_around_at = time.monotonic() + LOOK_AROUND_S
-        saw = {"reservations": found.over, "workers": found.silent, "expired jobs": found.expired}
+        tick_in_s = math.inf if found.tick_in_s is None else found.tick_in_s
+        saw = {
+            "locks": found.lapsed,
+            "reservations": found.over,
+            "workers": found.silent,
+            "expired jobs": found.expired,
+            "cron": tick_in_s <= 0,
+        }
         self._seen.update(name for name, is_seen in saw.items() if is_seen)
-        return found.due_in_s
+        # A tick that is due and cannot be taken is with another node, for the length of a transaction.
+        return found.due_in_s, min(max(tick_in_s, LOOK_AGAIN_S), LONGEST_SLEEP_S)
 
     def _hear_of_others(self, wait_s: float | None) -> None:
         """What should be due by now and is gone, another node has enqueued: its hint may not come here."""
@@ -175,6 +202,18 @@ class Maintenance:
         if self._next_due_at is not None and self._next_due_at <= now:
             self._on_work(None)
         self._next_due_at = None if wait_s is None else now + wait_s
+
+    def _read_crontab(self) -> bool:
+        crontab.sync(using=self.alias)
+        return False
+
+    def _take_ticks(self) -> bool:
+        """Enqueue the jobs of entries that are due. What it scheduled, or left over, the next look sees."""
+        queues = ticks.take_due(crontab.enqueue, using=self.alias)
+        if queues:
+            wakeups.announce(self.alias, queues)
+            self._on_work(queues)
+        return False
 
     def _reap(self) -> bool:
         return failures.reap(using=self.alias, dead_for_s=conf.get("DEAD_TTL")) == failures.CHUNK
@@ -196,6 +235,45 @@ class Maintenance:
                 self._on_work(None)
         return False
 
+    def _lapse(self) -> bool:
+        lapsed = locks.lapse(using=self.alias)
+        if lapsed:
+            self._on_work(None)
+        return lapsed == locks.CHUNK
+
+    def _give_back_stranded(self) -> bool:
+        stranded = locks.stranded(VANISHED_S, using=self.alias)
+        if stranded and jobs.release(stranded, using=self.alias):
+            logger.warning("jobs were claimed and their locks never taken, given back jobs=%d", len(stranded))
+            wakeups.announce(self.alias, {job.queue for job in stranded})
+            self._on_work(None)
+        return len(stranded) == locks.CHUNK
+
+    def _look_after_blocked(self) -> bool:
+        healed = locks.sweep(using=self.alias)
+        if healed:
+            logger.warning("keys had jobs waiting and nobody was ready, mended keys=%d", healed)
+            self._on_work(None)
+        return healed == locks.CHUNK
+
+    def _give_keys(self) -> bool:
+        """To jobs that were pushed before their queue was locketed: all are looked through, now and then."""
+        locket = configured_locket()
+        if not locket.is_enabled or (locket.queues is not None and not locket.queues):
+            return False
+        after = backfill.give_keys(locket.keyed, locket.queues, using=self.alias, after=self._keyless_after)
+        self._keyless_after = after or 0
+        return after is not None
+
+    def _look_after_batches(self) -> bool:
+        """Give up those never committed, let go of those long ended, and make sure that none waits for nothing."""
+        expired = batches.expire(using=self.alias)
+        purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
+        healed = batches.sweep(using=self.alias)
+        if healed:
+            logger.error("batches had steps due that nobody took, they are taken now batches=%d", healed)
+        return batches.CHUNK in (expired, purged)
+
     def _forget(self) -> bool:
         workers.forget_unseen(FORGET_UNSEEN_S, using=self.alias)
         return False
@@ -216,6 +294,9 @@ class Maintenance:
 
     def _purge(self) -> bool:
         return upkeep.purge(using=self.alias) == upkeep.CHUNK
+
+    def _purge_measures(self) -> bool:
+        return measures.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == measures.CHUNK
 
     def _purge_tracking(self) -> bool:
         return tracking.purge_tracking(using=self.alias) == tracking.CHUNK

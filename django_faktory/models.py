@@ -5,100 +5,21 @@ Knows no broker, task or setting. Times are the database's, aware, UTC.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import ClassVar
 
 from django.db import models
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from . import permissions as may
+from .columns import ExactCharField
+from .cron_models import CronEntry as CronEntry  # noqa: PLC0414  (Django finds models here)
+from .cron_models import CronRun as CronRun  # noqa: PLC0414
+from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
 from .lifecycle import State
-
-if TYPE_CHECKING:
-    _CharField = models.CharField[Any, Any]
-    _Lookup = models.Lookup[Any]
-else:  # Django's own classes take no type parameters at run time
-    _CharField = models.CharField
-    _Lookup = models.Lookup
-
-
-class ExactCharField(_CharField):
-    """Text compared byte for byte, on every database: ids and names that differ in case or in a trailing
-    space are different. (MariaDB's default collation would take them for one; PostgreSQL's is slower.)"""
-
-    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
-        """Add the collation of the database at hand."""
-        found: dict[str, Any] = super().db_parameters(connection)
-        return {**found, "collation": {"postgresql": "C", "mysql": "utf8mb4_nopad_bin"}.get(connection.vendor)}
-
-    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Spell the type out on PostgreSQL: for "varchar" Django adds a second, LIKE index to each unique one,
-        which a column in collation C does not need and every PUSH would pay for."""
-        found = super().db_type(connection)
-        return found and found.replace("varchar", "character varying") if connection.vendor == "postgresql" else found
-
-
-class HotIndex(models.Index):
-    """An index over the rows in some states only; where the database has no partial indexes, one led by the state.
-
-    Django leaves the condition out on MariaDB, and the plain index would make FETCH walk over finished rows.
-    """
-
-    def create_sql(
-        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
-    ) -> Any:
-        """Build the statement for the database at hand."""
-        if schema_editor.connection.features.supports_partial_indexes:
-            return super().create_sql(model, schema_editor, using, **kwargs)
-        led_by_state = models.Index(fields=["state", *self.fields], name=self.name)
-        return led_by_state.create_sql(model, schema_editor, using, **kwargs)
-
-
-class UniqueWhereSet(models.UniqueConstraint):
-    """A unique constraint on the rows that have a value: only those are in its index, where the database can.
-
-    (Django leaves a constraint with a condition out on MariaDB, where NULLs do not collide anyway.)
-    """
-
-    def create_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
-        """Build the statement for the database at hand."""
-        return self._here(schema_editor).create_sql(model, schema_editor)
-
-    def constraint_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
-        """Build the part of CREATE TABLE for the database at hand."""
-        return self._here(schema_editor).constraint_sql(model, schema_editor)
-
-    def remove_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
-        """Build the statement for the database at hand."""
-        return self._here(schema_editor).remove_sql(model, schema_editor)
-
-    def _here(self, schema_editor: Any) -> models.UniqueConstraint:
-        is_partial = schema_editor.connection.features.supports_partial_indexes
-        has_value = Q(**{f"{field}__isnull": False for field in self.fields}) if is_partial else None
-        return models.UniqueConstraint(fields=list(self.fields), name=self.name, condition=has_value)
-
-
-class _Among(_Lookup):
-    """Whether a column has one of these values, as literals in the SQL, in this order: SQLite takes a partial index for
-    its very own condition only. For values that are ours, not a user's."""
-
-    lookup_name = "among"
-    prepare_rhs = False
-
-    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
-        """`column = 'a'`, or `column IN ('a', 'b')`."""
-        column, params = self.process_lhs(compiler, connection)
-        values = [f"'{value}'" for value in self.rhs]
-        return f"{column} = {values[0]}" if len(values) == 1 else f"{column} IN ({', '.join(values)})", params
-
-
-class JobQuerySet(models.QuerySet["Job"]):
-    """Jobs by the words of the domain."""
-
-    def in_state(self, *states: State) -> Self:
-        """Jobs in any of these states."""
-        return self.filter(_Among(F("state"), tuple(state for state in State if state in states)))
+from .measuring import BUCKETS
+from .querysets import JobQuerySet as JobQuerySet  # noqa: PLC0414  (many look for it here)
+from .querysets import QueueQuerySet
 
 
 class Job(models.Model):
@@ -141,6 +62,18 @@ class Job(models.Model):
     unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
     unique_until_start = models.BooleanField(default=False, db_default=False)
 
+    lock_key = ExactCharField(max_length=255, null=True, help_text="Of the jobs with one key one runs at a time.")
+    lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
+
+    bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
+    callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
+    has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
+    counts_failed = models.BooleanField(
+        default=False, db_default=False, help_text="Whether its batch counts it as failed."
+    )
+
+    about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
+
     cancel_requested_at = models.DateTimeField(
         null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
     )
@@ -148,9 +81,14 @@ class Job(models.Model):
     objects = JobQuerySet.as_manager()
 
     class Meta:
+        permissions = may.JOB
         indexes: ClassVar = [
             HotIndex(
                 fields=["queue", "weight", "enqueued_at", "id"], name="faktory_ready", condition=Q(state="enqueued")
+            ),
+            # Where there are no partial indexes, that of ready jobs is led by the state, and serves these too.
+            models.Index(
+                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_blocked", condition=Q(state="blocked")
             ),
             HotIndex(fields=["run_at"], name="faktory_due", condition=Q(state__in=["scheduled", "retries"])),
             HotIndex(fields=["reserved_until"], name="faktory_reserved", condition=Q(state="working")),
@@ -161,6 +99,18 @@ class Job(models.Model):
             ),
             # No HotIndex: led by the state, MariaDB would have to touch it for each job that expires never.
             models.Index(fields=["expires_at"], name="faktory_expiring", condition=Q(expires_at__isnull=False)),
+            IndexWhereSet(
+                fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
+            ),
+            models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
+            models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
+            models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
+            # What people look for among millions that succeeded; no job that goes its straight way touches it.
+            PartialIndex(
+                fields=["state", "errtype", "id"],
+                name="faktory_failed",
+                condition=Q(state__in=["dead", "discarded", "expired"]),
+            ),
         ]
         constraints: ClassVar = [
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
@@ -171,7 +121,8 @@ class Job(models.Model):
                 condition=~Q(state__in=["scheduled", "retries"]) | Q(run_at__isnull=False),
             ),
             models.CheckConstraint(
-                name="faktory_job_enqueued_has_place", condition=~Q(state="enqueued") | Q(enqueued_at__isnull=False)
+                name="faktory_job_enqueued_has_place",
+                condition=~Q(state__in=["enqueued", "blocked"]) | Q(enqueued_at__isnull=False),
             ),
             models.CheckConstraint(
                 name="faktory_job_working_is_reserved",
@@ -199,6 +150,123 @@ class Job(models.Model):
         return asked is not None and (enqueued is None or asked >= enqueued)
 
 
+class Batch(models.Model):
+    """Jobs that belong together, and what comes after them (W26). The rules are `batching`'s.
+
+    The counters say what its rows in the table of jobs say, at every commit.
+    """
+
+    bid = ExactCharField(max_length=255, unique=True)
+    parent_bid = ExactCharField(max_length=255, default="", db_default="")
+    depth = models.SmallIntegerField(default=0, help_text="Its ancestors: rows are locked the deepest first.")
+    description = models.TextField(default="", db_default="")
+    complete = models.TextField(default="", db_default="", help_text="JSON of the job for when all were executed.")
+    success = models.TextField(default="", db_default="", help_text="JSON of the job for when all succeeded.")
+
+    complete_jid = ExactCharField(max_length=255, default="", db_default="")
+    success_jid = ExactCharField(max_length=255, default="", db_default="")
+
+    total = models.IntegerField(default=0, db_default=0)
+    pending = models.IntegerField(default=0, db_default=0, help_text="Members that are not settled.")
+    unrun = models.IntegerField(default=0, db_default=0, help_text="Members that were never executed.")
+    failed = models.IntegerField(default=0, db_default=0, help_text="Members whose last run failed.")
+    is_broken = models.BooleanField(default=False, db_default=False, help_text="Success cannot come any more.")
+    children = models.IntegerField(default=0, db_default=0)
+    open_children = models.IntegerField(default=0, db_default=0)
+    unsucceeded_children = models.IntegerField(default=0, db_default=0)
+
+    complete_st = ExactCharField(max_length=1, default="", db_default="")
+    success_st = ExactCharField(max_length=1, default="", db_default="")
+    complete_failed = models.BooleanField(default=False, db_default=False)
+    success_failed = models.BooleanField(default=False, db_default=False)
+    told_broken = models.BooleanField(
+        default=False, db_default=False, help_text="Its parent knows; so with the others."
+    )
+    told_complete = models.BooleanField(default=False, db_default=False)
+    told_success = models.BooleanField(default=False, db_default=False)
+
+    created_at = models.DateTimeField(db_default=Now())
+    committed_at = models.DateTimeField(null=True)
+    expires_at = models.DateTimeField(null=True, help_text="When it expires unless it is committed.")
+    expired_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True, help_text="When it was over: nothing can happen to it any more.")
+
+    class Meta:
+        permissions = may.BATCH
+        verbose_name_plural = "batches"
+        indexes: ClassVar = [
+            models.Index(fields=["parent_bid"], name="faktory_children"),
+            models.Index(fields=["expires_at"], name="faktory_batch_open", condition=Q(expires_at__isnull=False)),
+            models.Index(fields=["finished_at"], name="faktory_batch_over", condition=Q(finished_at__isnull=False)),
+            models.Index(fields=["id"], name="faktory_batch_live", condition=Q(finished_at__isnull=True)),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="faktory_batch_counts",
+                condition=Q(pending__gte=0, pending__lte=F("total"), unrun__gte=0, unrun__lte=F("pending"))
+                & Q(failed__gte=0, failed__lte=F("pending")),
+            ),
+            models.CheckConstraint(
+                name="faktory_batch_children",
+                condition=Q(open_children__gte=0, unsucceeded_children__gte=0)
+                & Q(open_children__lte=F("unsucceeded_children"), unsucceeded_children__lte=F("children")),
+            ),
+            models.CheckConstraint(
+                name="faktory_batch_progress",
+                condition=Q(complete_st__in=["", "1", "2"], success_st__in=["", "1", "2"])
+                & (~Q(success_st__in=["1", "2"]) | Q(complete_st="2")),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.description or 'batch'} {self.bid}"
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether its definition is complete."""
+        return self.committed_at is not None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it was not committed in time: its jobs run, its callbacks do not."""
+        return self.expired_at is not None
+
+    @property
+    def has_complete(self) -> bool:
+        """Whether something is to run when all members were executed."""
+        return self.complete != ""
+
+    @property
+    def has_success(self) -> bool:
+        """Whether something is to run when all members succeeded."""
+        return self.success != ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self.finished_at is not None
+
+
+class JobLock(models.Model):
+    """A key that a running job holds against others (ADR 0015). Its id is the token: later locks have higher ones."""
+
+    key = ExactCharField(max_length=255, unique=True, db_column="lock_key")
+    jid = ExactCharField(max_length=255)
+    attempt = models.IntegerField()
+    wid = ExactCharField(max_length=255, db_index=True)
+    lease = models.DurationField(help_text="How long it lives without being extended.")
+    acquired_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    is_lapsed = models.BooleanField(default=False, help_text="Whether its end was noticed: the next job is ready.")
+
+    class Meta:
+        permissions = may.LOCK
+        indexes: ClassVar = [models.Index(fields=["is_lapsed", "expires_at"], name="faktory_lock_ends")]
+
+    def __str__(self) -> str:
+        return f"{self.key} #{self.pk}"
+
+
 class Tracking(models.Model):
     """What a job says of itself by TRACK SET, while it runs and for a while after (W27). Its state is the job's."""
 
@@ -221,6 +289,11 @@ class Queue(models.Model):
 
     name = ExactCharField(max_length=255, primary_key=True)
     paused_at = models.DateTimeField(null=True, blank=True)
+
+    objects = QueueQuerySet.as_manager()
+
+    class Meta:
+        permissions = may.QUEUE
 
     def __str__(self) -> str:
         return str(self.name)
@@ -249,6 +322,7 @@ class WorkerProcess(models.Model):
     )
 
     class Meta:
+        permissions = may.WORKER
         verbose_name_plural = "worker processes"
         constraints: ClassVar = [
             models.CheckConstraint(
@@ -274,6 +348,26 @@ class Counter(models.Model):
         return f"{self.day} #{self.slot}"
 
 
+class Measure(models.Model):
+    """What passed in one minute, by queue and task; and in the row of 1970, since the beginning. See `measuring`."""
+
+    pk = models.CompositePrimaryKey("minute", "queue", "jobtype")
+    minute = models.DateTimeField()
+    queue = ExactCharField(max_length=255)
+    jobtype = ExactCharField(max_length=255)
+    started = models.BigIntegerField()
+    succeeded = models.BigIntegerField()
+    failed = models.BigIntegerField()
+    waited_s = models.FloatField(help_text="Seconds between enqueued and started, of all together.")
+    ran_s = models.FloatField()
+    for _place in range(BUCKETS):  # the histograms' columns: SQL can add to them
+        vars()[f"wait_{_place}"] = models.BigIntegerField()
+        vars()[f"run_{_place}"] = models.BigIntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.minute:%Y-%m-%d %H:%M} {self.queue} {self.jobtype}"
+
+
 class OutboxEntry(models.Model):
     """A job on its way to another database or to a Faktory server: see `brokers.outbox`."""
 
@@ -285,6 +379,7 @@ class OutboxEntry(models.Model):
     error = models.TextField(default="", db_default="", help_text="Why it was refused: it stays for a person to see.")
 
     class Meta:
+        permissions = may.OUTBOX
         verbose_name_plural = "outbox entries"
 
     def __str__(self) -> str:

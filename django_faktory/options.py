@@ -16,12 +16,15 @@ import msgspec
 from . import jsontext
 from .errors import InvalidPayload
 from .jsonfields import ABSENT, instant, later, seconds, shown, string
+from .queries import is_about
 
 TRACKED_FOR_S = 1800
 """How long after its end a tracked job tells of itself."""
 
 _WITHIN = "custom."
-_KEYS = ("unique_for", "expires_at", "expires_in")
+MAX_BID = 255
+_KEYS = ("unique_for", "expires_at", "expires_in", "bid", "lock", "about")
+MAX_LOCK_KEY = 255
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -38,6 +41,14 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires_at: datetime | None = None
     expires_in: float | None = None
     """Counts from PUSH, or from `at` where that comes later; of two ends the earlier one holds."""
+    lock_key: str | None = None
+    """Of the jobs with one key one runs at a time. None: it takes part in no lock."""
+    bid: str | None = None
+    """The batch it is to be a member of."""
+    about: str | None = None
+    """The object it is about, as `app.model/pk`."""
+    by: str = ""
+    """The wid of who pushes it: once a batch is committed, only its own jobs may add to it."""
 
     def lock_ends(self, begins: datetime) -> datetime | None:
         """When the lock is over whatever happens, for a job that may run from `begins` on."""
@@ -59,7 +70,8 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
-    if unique_for is None and expires_at is None and expires_in is None:
+    bid, locked_by, about = _bid(custom), _lock_key(jobtype, args, custom), _about(custom)
+    if (unique_for, expires_at, expires_in, bid, locked_by, about) == (None,) * 6:
         return None
     return JobOptions(
         unique_key=None if unique_for is None else unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT)),
@@ -67,7 +79,54 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
         unique_until_start=unique_for is not None and _is_until_start(custom),
         expires_at=expires_at,
         expires_in=expires_in,
+        lock_key=locked_by,
+        bid=bid,
+        about=about,
     )
+
+
+def _bid(custom: Mapping[str, str]) -> str | None:
+    raw = custom.get("bid", ABSENT)
+    if raw in (ABSENT, '""'):
+        return None
+    bid = string(raw)
+    if bid is None or len(bid) > MAX_BID:
+        raise InvalidPayload(f"{_WITHIN}bid: expected the id of a batch, got {shown(raw)}")
+    return bid
+
+
+def _about(custom: Mapping[str, str]) -> str | None:
+    """The object's name. Other things under this key are their client's own: they are kept, and mean nothing here."""
+    about = string(custom.get("about", ABSENT))
+    return about if about is not None and is_about(about) else None
+
+
+def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> str | None:
+    raw = custom.get("lock", ABSENT)
+    if raw in (ABSENT, "false"):
+        return None
+    if raw == "true":
+        return default_lock_key(jobtype, args, custom.get("kwargs", ABSENT))
+    key = string(raw)
+    try:
+        return lock_key(key)
+    except ValueError:
+        raise InvalidPayload(f"{_WITHIN}lock: expected a key, true or false, got {shown(raw)}") from None
+
+
+def lock_key(key: object) -> str:
+    """The key as it is kept: a long one by its hash. Raises ValueError for what can be none."""
+    if not isinstance(key, str) or not key or "\x00" in key:
+        raise ValueError("expected a string of one character or more, without NUL")
+    raw = key.encode()  # UnicodeEncodeError is a ValueError
+    return key if len(raw) <= MAX_LOCK_KEY else f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
+    """The same for the same jobtype and arguments, in whatever queue."""
+    named = "" if kwargs in (ABSENT, "{}") else f",{_canonical(kwargs)}"
+    told = f"{jsontext.encode(jobtype)},{_canonical(args)}{named}"
+    return f"locket:job_locks:{hashlib.sha256(told.encode()).hexdigest()}"
 
 
 def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:

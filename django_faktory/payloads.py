@@ -30,6 +30,9 @@ DEFAULT_BACKTRACE_LINES = 30
 MAX_DESC_BYTES = 1000
 MAX_BACKTRACE_LINE_BYTES = 1000
 
+FUNCTION = r"[A-Za-z0-9_.{}-]{1,100}"
+"""What a GearMonkey function may be called: no colon, which ends names in keys, and nothing that cannot be seen."""
+
 _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
@@ -63,6 +66,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The job's JSON as its client sent it."""
     wid: str
     attempt: int
+    jobtype: str = ""
+    """As the row has it; empty where only the text is known."""
     created_at: datetime | None = None
     enqueued_at: datetime | None = None
     started_at: datetime | None = None
@@ -72,6 +77,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """JSON array of the failed attempts, for results; empty if none."""
     reserve_for: int = DEFAULT_RESERVE_FOR
     result_ttl: int | None = None
+    lock_key: str | None = None
+    lock_token: int | None = None
+    """Of its lock, where it has one: later locks of the same key have higher ones."""
 
     def wire(self) -> str:
         """The job as FETCH gives it: the stored text, with what the server knows at the end."""
@@ -136,6 +144,8 @@ class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     percent: int | None = None
     desc: str | None = None
     reserve_until: datetime | None = None
+    part: tuple[int, int] | None = None
+    """So much of so much, where a task told it in whole numbers; not on the wire."""
 
 
 class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -146,6 +156,30 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     desc: str | None = None
     state: str = "unknown"
     updated_at: datetime | None = None
+
+
+class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A batch to be made; the callbacks carry their `_bid` and `_cb` once they are enqueued."""
+
+    description: str = ""
+    parent_bid: str = ""
+    complete: JobPayload | None = None
+    success: JobPayload | None = None
+
+
+class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How a batch is doing. `complete_st` and `success_st` are "" not yet, "1" enqueued, "2" finished well."""
+
+    bid: str
+    parent_bid: str = ""
+    description: str = ""
+    created_at: datetime | None = None
+    total: int = 0
+    pending: int = 0
+    failed: int = 0
+    complete_st: str = ""
+    success_st: str = ""
+    is_broken: bool = False
 
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

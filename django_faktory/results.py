@@ -29,6 +29,7 @@ R = TypeVar("R")
 STATUSES = {
     State.SCHEDULED: TaskResultStatus.READY,
     State.ENQUEUED: TaskResultStatus.READY,
+    State.BLOCKED: TaskResultStatus.READY,
     State.RETRIES: TaskResultStatus.READY,
     State.WORKING: TaskResultStatus.RUNNING,
     State.SUCCEEDED: TaskResultStatus.SUCCESSFUL,
@@ -42,6 +43,8 @@ class Custom(msgspec.Struct):
     """What a call needs of a job's `custom`."""
 
     kwargs: dict[str, Any] | None = None
+    bid: Any = None
+    callback_of: Any = msgspec.field(name="_bid", default=None)
 
 
 class Call(msgspec.Struct):
@@ -59,6 +62,12 @@ class Call(msgspec.Struct):
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments; protocol clients that have none send none."""
         return (self.custom and self.custom.kwargs) or {}
+
+    @property
+    def bid(self) -> str:
+        """The batch it is a member of, or whose callback it is; "" for a job of none."""
+        found = self.custom and (self.custom.bid or self.custom.callback_of)
+        return found if isinstance(found, str) else ""
 
 
 class Attempt(msgspec.Struct):
@@ -191,7 +200,7 @@ def task_error(attempt: Attempt) -> TaskError:
 def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str) -> FaktoryTask[..., Any]:
     """The task with what `using` changed for this job; without, where the backend allows that no longer."""
     changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
-    changes["run_after"] = _instant(call.at)
+    changes |= {"run_after": _instant(call.at), "about": job.about or ""}
     try:
         return replace(task, **changes)
     except InvalidTask:

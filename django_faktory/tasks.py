@@ -6,7 +6,7 @@ framework; `docs/tasks.md`. Nothing is ever imported because a job named it: a j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDic
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
+from .batches import Callback, RunningBatch
+from .brokers import get_broker
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     GenericContext,
@@ -26,19 +28,20 @@ from .compat import (
     task_backends,
 )
 from .control import Control
-from .errors import UnknownJobType
-from .payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
+from .cron import Cron, crons
+from .errors import InvalidCron, UnknownJobType
+from .payloads import DEFAULT_QUEUE
+from .subjects import about_of
+from .task_rules import RULES, classes_of
+
+if TYPE_CHECKING:
+    from django.db.models import Model
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Backoff = Callable[[BaseException, "TaskResult[..., Any]"], "float | None"]
 Exceptions = type[BaseException] | Iterable[type[BaseException]]
-
-_LARGEST = 2**31 - 1
-TIMEOUT_MARGIN_S = 30
-"""A reservation outlasts the timeout by so much at least: the worker must be the first to say what happened."""
-LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 
 
 class TaskOptions(TypedDict, total=False):
@@ -58,11 +61,14 @@ class TaskOptions(TypedDict, total=False):
     unique_for: float
     unique_until: Literal["success", "start"]
     expires_in: float
+    lock: str | Literal[True] | Callable[..., str | Literal[True] | None]
     track: bool
     atomic: bool
     plain_json: bool
     missing: Literal["fail", "discard"]
     timeout: float
+    cron: str | Cron | Sequence[Cron]
+    gearmonkey: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +78,27 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
     control: Control = field(default_factory=Control, repr=False, compare=False)
 
     @property
+    def batch(self) -> RunningBatch | None:
+        """The batch this job is a member of: `with context.batch:` adds to it, `.status()` tells how it is doing."""
+        if not self.control.bid:
+            return None
+        keeper = getattr(self.task_result.task.get_backend(), "batch_keeper", get_broker)
+        return RunningBatch(self.control.bid, self.control.wid, keeper)
+
+    @property
     def cancelled(self) -> bool:
         """Whether somebody cancelled this job, known within seconds. Who reads True and returns, ends so."""
         return self.control.asked()
+
+    @property
+    def lock_token(self) -> int | None:
+        """The number of the lock this job holds: later holders of its key have higher ones. None: it holds none."""
+        return self.control.lock_token
+
+    @property
+    def lock_lost(self) -> bool:
+        """Whether the lock was over before it was extended: another job of its key may run just now."""
+        return self.control.lock_lost
 
     def progress(self, done: float, total: float, note: str = "") -> None:
         """Tell how far the job is. Call it as often as you like: about one a second is written, and the last."""
@@ -111,6 +135,9 @@ class FaktoryTask(GenericTask[P, R]):
     """When that ends sooner: "success" of the job, or its "start"."""
     expires_in: float | None = None
     """Seconds after which a job that no worker took is dropped, from enqueue or its `run_after` on."""
+    lock: str | bool | Callable[..., str | bool | None] | None = None
+    """Of the jobs with one key one runs at a time: the key; True: a key for each set of arguments; or a function of the
+    arguments that returns either, or None for no lock."""
     track: bool = False
     plain_json: bool = False
     """Whether arguments have JSON's types only, and nothing in them is read as a reference (`docs/arguments.md`)."""
@@ -118,6 +145,12 @@ class FaktoryTask(GenericTask[P, R]):
     """What becomes of a job where a model instance among its arguments is gone: "fail" or "discard"."""
     timeout: float | None = None
     """Seconds a run may take; then it is stopped, as far as it can be, and has failed (`docs/tasks.md`)."""
+    about: str = ""
+    """The object its jobs are about, as `app.model/pk`; set by `using(about=…)`."""
+    cron: tuple[Cron, ...] = ()
+    """When it is enqueued by itself: a cron line, a `Cron`, or several of them."""
+    gearmonkey: str = ""
+    """The GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
     delay: timedelta | None = None
     """Set by `using(run_after=timedelta)`: counts from each enqueue."""
 
@@ -128,9 +161,13 @@ class FaktoryTask(GenericTask[P, R]):
         # No zero-argument super() here: slots=True makes a second class, which it does not know.
         Task.__post_init__(self)
         for option in ("retry_on", "discard_on"):
-            object.__setattr__(self, option, _classes(getattr(self, option)))
+            object.__setattr__(self, option, classes_of(getattr(self, option)))
+        try:
+            object.__setattr__(self, "cron", crons(self.cron))
+        except InvalidCron as error:
+            raise InvalidTask(f"task {self.module_path}: cron: {error}") from None
         object.__setattr__(self, "jobtype", self.jobtype or self.module_path)
-        for option, (is_right, rule) in _RULES.items():
+        for option, (is_right, rule) in RULES.items():
             value = getattr(self, option)
             if not is_right(value):
                 raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
@@ -153,10 +190,16 @@ class FaktoryTask(GenericTask[P, R]):
         queue_name: str | None = None,
         run_after: datetime | timedelta | None = None,
         backend: str | None = None,
+        about: Model | str | None = None,
     ) -> FaktoryTask[P, R]:
-        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta from each enqueue on."""
+        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta from each enqueue on.
+
+        `about`: the saved object, or its name `app.model/pk`, that jobs are found by.
+        """
         wanted: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
         changes = {key: value for key, value in wanted.items() if value is not None}
+        if about is not None:
+            changes["about"] = about_of(about)
         if isinstance(run_after, timedelta):
             changes |= {"run_after": None, "delay": run_after}
         elif run_after is not None:
@@ -184,6 +227,10 @@ class FaktoryTask(GenericTask[P, R]):
         task = self.due(timezone.now())
         result: TaskResult[P, R] = await task.get_backend().aenqueue(task, list(args), kwargs)
         return result
+
+    def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
+        """This task with these arguments, for a batch to enqueue when its time has come."""
+        return Callback(self, args, kwargs)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[TaskResult[P, R]]:
         """Make a job for each call, all in one go: a tuple holds its arguments, a dict its keyword arguments.
@@ -247,6 +294,11 @@ def lookup(jobtype: str) -> FaktoryTask[..., Any]:
         ) from None
 
 
+def registered() -> tuple[FaktoryTask[..., Any], ...]:
+    """Every task this process knows."""
+    return tuple(_registry.values())
+
+
 def registered_queues() -> tuple[str, ...]:
     """Every queue this project is known to use, by name: its tasks' own, those its backends allow, and `default`."""
     from .backend import FaktoryBackend  # the backend builds tasks: it must be free to import this module
@@ -304,66 +356,3 @@ def _call(position: int, call: object) -> tuple[list[Any], dict[str, Any]]:
         f"enqueue_many: call {position}: expected a tuple of arguments, such as (42,), or a dict of keyword "
         f"arguments, got {call!r:.80}"
     )
-
-
-def _classes(value: Any) -> Any:
-    """A tuple of what was given, one class or several; anything else stays, for its rule to name."""
-    if isinstance(value, type):
-        return (value,)
-    return tuple(value) if isinstance(value, list | set | frozenset) else value
-
-
-def _are_exceptions(value: Any) -> bool:
-    return isinstance(value, tuple) and all(
-        isinstance(kind, type) and issubclass(kind, BaseException) for kind in value
-    )
-
-
-def _whole(value: Any, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
-
-
-def _are_seconds(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
-    "max_attempts": (
-        lambda value: value is None or _whole(value, 1, _LARGEST),
-        f"a whole number from 1 (never retried) to {_LARGEST}",
-    ),
-    "backoff": (
-        lambda value: value is None or (callable(value) and not iscoroutinefunction(value)),
-        "a function, not a coroutine, of (exception, task_result) that returns seconds",
-    ),
-    "retry_on": (lambda value: value is None or _are_exceptions(value), "an exception class, or a list of them"),
-    "discard_on": (_are_exceptions, "an exception class, or a list of them"),
-    "reserve_for": (
-        lambda value: value is None or _whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
-        f"whole seconds from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}",
-    ),
-    "result_ttl": (
-        lambda value: value is None or _whole(value, 0, _LARGEST),
-        f"whole seconds from 0 to {_LARGEST}",
-    ),
-    "atomic": (lambda value: isinstance(value, bool), "True or False"),
-    "backtrace": (
-        lambda value: _whole(value, -1, MAX_BACKTRACE_LINES),
-        f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
-    ),
-    "unique_for": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
-    "unique_until": (lambda value: value in ("success", "start"), '"success" or "start"'),
-    "expires_in": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
-    "track": (lambda value: isinstance(value, bool), "True or False"),
-    "plain_json": (lambda value: isinstance(value, bool), "True or False"),
-    "missing": (lambda value: value in ("fail", "discard"), '"fail" or "discard"'),
-    "timeout": (
-        lambda value: value is None or (_are_seconds(value) and value <= LONGEST_TIMEOUT_S),
-        f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
-    ),
-}

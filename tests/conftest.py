@@ -2,18 +2,25 @@
 
 import os
 import sys
+import threading
 
 import django
 import hypothesis
 import pytest
 from django.db import connections
 
-from tests import services
+from tests import emptying, services
 from tests.settings import KIND
+
+ONCE = ("api", "browser", "cli", "example", "gearmonkey", "interop", "typing")
+"""Folders whose tests have a database and ask nothing of it that others do not: they run on the first one only, but for
+modules marked `each_database`."""
 
 # The machine may be busy: an example that takes long says nothing about the code.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
+
+emptying.install()
 
 
 def pytest_report_header():
@@ -22,14 +29,24 @@ def pytest_report_header():
     return f"on: {told}, Django {django.__version__}, Python {sys.version.split(maxsplit=1)[0]}"
 
 
+def pytest_collection_modifyitems(config, items):
+    here = config.rootpath / "tests"
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if folder in ONCE and not item.get_closest_marker("each_database"):
+            item.add_marker(pytest.mark.once)
+
+
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup, django_db_blocker):
     """Before PostgreSQL drops the databases: sessions of processes that tests have killed may not have ended yet."""
     yield
     with django_db_blocker.unblock():
-        for alias in connections:
-            if connections[alias].vendor == "postgresql":
-                with connections[alias].cursor() as cursor:
+        for connection in connections.all():
+            # An alias that no chosen test uses was not set up: it means the server's own database, where others work.
+            is_of_tests = connection.settings_dict["NAME"] == connection.settings_dict["TEST"]["NAME"]
+            if connection.vendor == "postgresql" and is_of_tests:
+                with connection.cursor() as cursor:
                     cursor.execute(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -51,7 +68,35 @@ def node_folder():
     return services.NODE_FOLDER
 
 
+@pytest.fixture(scope="session")
+def chromium_path():
+    """The program."""
+    _require(services.chromium())
+    return services.chromium_path()
+
+
 def _require(service):
     if service.missing:
         stop = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         stop(f"{service.name}: {service.missing}")
+
+
+@pytest.fixture
+def keeps_house(transactional_db):
+    """Start Maintenance in a thread, as nodes run it; joined at the end."""
+    from django_faktory.maintenance import Maintenance  # models may be imported only when the apps are ready
+
+    started = []
+
+    def start(**options):
+        upkeeper = Maintenance("default", **options)
+        thread = threading.Thread(target=upkeeper.run)
+        thread.start()
+        started.append((upkeeper, thread))
+        return upkeeper
+
+    yield start
+    for upkeeper, thread in started:
+        upkeeper.stop()
+        thread.join(10)
+        assert not thread.is_alive()

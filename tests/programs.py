@@ -38,7 +38,7 @@ class Program:
         for line in self._process.stdout:
             self.lines.append(line.rstrip("\n"))
 
-    def said(self, *words, times=1, timeout_s=30):
+    def said(self, *words, times=1, timeout_s=60):
         """Wait for `times` lines that have all these words, and return them."""
 
         def found():
@@ -51,6 +51,9 @@ class Program:
     def text(self):
         return "\n".join(self.lines)
 
+    def is_alive(self):
+        return self._process.poll() is None
+
     def children(self):
         """Its child processes now."""
         found = psutil.Process(self.pid).children()
@@ -62,7 +65,7 @@ class Program:
 
     def insist(self, number, *words):
         """Signal again and again until it says these words."""
-        wait_until(lambda: all(word in self.text for word in words) or self.signal(number), every_s=0.1)
+        wait_until(lambda: all(word in self.text for word in words) or self.signal(number), 60, every_s=0.1)
 
     def code(self, timeout_s=40):
         """Wait for its end; the exit code, negative for a signal."""

@@ -3,6 +3,7 @@
 Knows no Django: `scripts/test.py` asks before Django is loaded. Addresses are those of `tests/settings.py`.
 """
 
+import importlib.util
 import os
 import shutil
 import sqlite3
@@ -102,6 +103,16 @@ def redis():
         return Service(name, missing=f"no server at {where} ({_line(error)}); start one, or set REDIS_URL")
 
 
+def redis_program():
+    """The server itself: what is flushed, filled and started anew must be a test's own."""
+    name = "redis-server"
+    program = shutil.which(name)
+    if program is None:
+        return Service(name, missing="the program is not installed; install Redis (apt install redis-server)")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, told.partition("v=")[2].partition(" ")[0])
+
+
 def node_client():
     name = "Node's faktory-worker"
     if shutil.which("node") is None:
@@ -112,8 +123,27 @@ def node_client():
     return Service(name, f"on node {version.strip()}")
 
 
+def chromium():
+    """For pages as a person sees them; Playwright drives it."""
+    name = "Chromium"
+    if importlib.util.find_spec("playwright") is None:
+        return Service(name, missing="Playwright is not installed; remove .venv and run make again")
+    program = chromium_path()
+    if program is None:
+        return Service(name, missing="not installed; run: make setup (or install Debian's package chromium)")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, next((word for word in told.split() if word[0].isdigit()), ""))
+
+
+def chromium_path():
+    """The machine's own, or the one that Playwright has fetched; None where there is none."""
+    on_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    fetched = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright"))
+    return on_path or next(map(str, sorted(fetched.glob("chromium-*/chrome-linux*/chrome"), reverse=True)), None)
+
+
 DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
-OTHERS = (redis, node_client)
+OTHERS = (redis, redis_program, node_client, chromium)
 
 
 def _line(error):

@@ -6,6 +6,7 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 TAG = os.environ.get("FAKTORY_TEST_TAG", "main")
 KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
@@ -51,7 +52,7 @@ DATABASES = {
 }[KIND]
 
 
-def _second(first):
+def _second(first: dict[str, Any]) -> dict[str, Any]:
     """Another database of the same kind: for jobs that live elsewhere than the data."""
     name = first["TEST"]["NAME"]
     name = name.replace(".sqlite3", "_other.sqlite3") if KIND == "sqlite" else f"{name}_other"
@@ -66,11 +67,15 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.messages",
     "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "django_filters",
     "django_faktory",
     "tests.project",
     "example_project.shop",
 ]
 MIDDLEWARE = [
+    "tests.project.security.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -90,6 +95,7 @@ TEMPLATES = [
     }
 ]
 ROOT_URLCONF = "tests.project.urls"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # quick: each admin test makes a user
 SECRET_KEY = "tests only"
 MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # Django 6.1 asks for it
 USE_TZ = True

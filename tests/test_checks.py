@@ -61,7 +61,7 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
     with override_settings(FAKTORY={"CONCURENCY": 5}):
         assert said("E001") == "FAKTORY: unknown key 'CONCURENCY' | Did you mean 'CONCURRENCY'?"
     with override_settings(FAKTORY={"zzz": 5}):
-        assert "Known: ALLOW_FLUSH, BEAT_INTERVAL, BIND, " in said("E001")
+        assert "Known: ALLOW_FLUSH, API_ACTS, API_READS, BATCH_COMMIT_WITHIN, " in said("E001")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,14 @@ def test_an_unknown_key_is_an_error_that_suggests_the_nearest():
         ("RESULT_TTL", -1),
         ("WORKER_TIMEOUT", 0),
         ("DEAD_TTL", "1d"),
+        ("API_READS", "20"),
+        ("API_READS", "0/second"),
+        ("API_ACTS", "20/fortnight"),
+        ("API_ACTS", None),
+        ("BATCH_COMMIT_WITHIN", 0),
+        ("BATCH_COMMIT_WITHIN", None),
+        ("BATCH_TTL", -1),
+        ("BATCH_TTL", "7d"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_the_rule(key, value):
@@ -144,7 +152,7 @@ def test_an_unknown_database_is_an_error_that_names_the_known_ones():
     with override_settings(FAKTORY={"DATABASE": "jobs"}):
         assert "'jobs'; known: 'default'" in said("E003")
     with override_settings(FAKTORY={"DATABASE": "jobs", "BROKER": "remote"}):
-        assert ids() == []
+        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never come
 
 
 def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
@@ -301,7 +309,7 @@ def test_mysql_with_djangos_own_isolation_level_is_right(database):
 def test_jobs_elsewhere_need_nothing_of_this_database(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
     with override_settings(FAKTORY={"BROKER": "remote"}):
-        assert ids() == []
+        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never come
 
 
 def test_the_database_of_the_tests_is_new_enough():

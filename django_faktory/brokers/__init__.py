@@ -12,13 +12,15 @@ from django.dispatch import receiver
 from django.utils.module_loading import import_string
 
 from .. import conf
+from ..locket import Locket
 from .base import Broker
 
 if TYPE_CHECKING:
+    from ..measuring import Recorder
     from ..payloads import WorkerIdentity
     from .outbox import Outbox
 
-__all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_broker"]
+__all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_broker", "working_broker"]
 
 
 @lru_cache(maxsize=1)
@@ -38,17 +40,34 @@ def get_broker() -> Broker:
             )
 
 
-def serving_broker(announce: Callable[[str, Collection[str]], None]) -> Broker:
+def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: Recorder) -> Broker:
     """A server's own: `get_broker`, with its hints sent by `announce` where the jobs are in a database."""
-    return _orm_broker(announce=announce) if conf.get("BROKER") == "orm" else get_broker()
+    return _orm_broker(announce=announce, recorder=recorder) if conf.get("BROKER") == "orm" else get_broker()
+
+
+def working_broker(recorder: Recorder) -> Broker:
+    """A worker's own: `get_broker`, which lets `recorder` know what passes where the jobs are in a database."""
+    return _orm_broker(recorder=recorder) if conf.get("BROKER") == "orm" else get_broker()
 
 
 def _orm_broker(**more: Any) -> Broker:
     from .orm import OrmBroker  # models may be imported only when the apps are ready
 
     return OrmBroker(
-        conf.get("DATABASE"), dead_for_s=conf.get("DEAD_TTL"), worker_timeout_s=conf.get("WORKER_TIMEOUT"), **more
+        conf.get("DATABASE"),
+        dead_for_s=conf.get("DEAD_TTL"),
+        worker_timeout_s=conf.get("WORKER_TIMEOUT"),
+        commit_within_s=conf.get("BATCH_COMMIT_WITHIN"),
+        locket=configured_locket(),
+        **more,
     )
+
+
+def configured_locket() -> Locket:
+    """What the settings say of locketed queues."""
+    settings = conf.get("LOCKET")
+    key = settings.get("JOB_LOCK_KEY")
+    return Locket(settings, key=import_string(key) if isinstance(key, str) else key)
 
 
 @lru_cache(maxsize=1)

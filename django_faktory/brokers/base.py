@@ -8,20 +8,32 @@ A single job is a set of one. Answers come in the order of what was asked.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from ..errors import FaktoryError
 from ..mutations import Mutation
-from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
+from ..payloads import (
+    Ack,
+    BatchStatus,
+    Beat,
+    Failure,
+    FetchRequest,
+    JobPayload,
+    NewBatch,
+    Reservation,
+    Tracked,
+    TrackUpdate,
+    WorkerIdentity,
+)
 
 
 class Exchanged(NamedTuple):
     """The answers of `push`, `ack` and `fetch`."""
 
     pushed: list[FaktoryError | None]
-    acked: list[bool]
+    acked: list[FaktoryError | bool]
     fetched: list[list[Reservation]]
 
 
@@ -72,6 +84,13 @@ class Broker(ABC):
         """Those of these running jobs that somebody cancelled."""
         return []
 
+    lock_heartbeat_s = 30.0
+    """Between two calls of `extend_locks`, for who holds locks."""
+
+    def extend_locks(self, tokens: Collection[int]) -> set[int]:  # noqa: ARG002
+        """Let the locks of running jobs live on; returns those that are lost: others may have them by now."""
+        return set()
+
     @abstractmethod
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """Store jobs. One answer a job: None, or why it was refused; the others are stored all the same.
@@ -93,7 +112,7 @@ class Broker(ABC):
         Raises what they raise; where they are one nothing was done then.
         """
         acked = self.ack(acks)
-        return Exchanged(self.push(jobs), acked, self.fetch(requests))
+        return Exchanged(self.push(jobs), [*acked], self.fetch(requests))
 
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
@@ -161,6 +180,25 @@ class Broker(ABC):
     @abstractmethod
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
         """How jobs are doing, whether they asked to be tracked or not (W27)."""
+
+    @abstractmethod
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
+        """Make a batch; returns its bid. `by` is the wid of who asks: as a child it is added to its parent (W26).
+
+        Raises UnknownBatch, BatchClosed.
+        """
+
+    @abstractmethod
+    def open_batch(self, bid: str, *, by: str = "") -> str:
+        """Ask whether more can be added now; returns the bid (W26). Raises UnknownBatch, BatchClosed."""
+
+    @abstractmethod
+    def commit_batch(self, bid: str) -> None:
+        """The batch's definition is complete; twice is once (W26). Raises UnknownBatch, BatchClosed."""
+
+    @abstractmethod
+    def batch_status(self, bid: str) -> BatchStatus:
+        """How a batch is doing (W26). Raises UnknownBatch."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -13,12 +13,32 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import wakeups
-from ..errors import BrokerUnavailable, FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError, InvalidPayload
+from ..locket import Locket
+from ..measuring import Passed, Recorder
 from ..mutations import Mutation
-from ..payloads import Ack, Beat, Failure, FetchRequest, JobPayload, Reservation, Tracked, TrackUpdate, WorkerIdentity
-from ..store import cancelling, failures, jobs, many, queues, stats, tracking, workers
+from ..payloads import (
+    Ack,
+    BatchStatus,
+    Beat,
+    Failure,
+    FetchRequest,
+    JobPayload,
+    NewBatch,
+    Reservation,
+    Tracked,
+    TrackUpdate,
+    WorkerIdentity,
+)
+from ..store import batches, cancelling, failures, jobs, locks, many, members, queues, stats, tracking, workers
+from ..store.dialects.base import Held
 from ..wakeups.postgresql import ANY_QUEUE
 from .base import Broker, Exchanged, Transaction
+
+members.on_callback.append(wakeups.announce)
+locks.on_ready.append(wakeups.announce)
+
+_NO_LOCKET = Locket({})
 
 REMEMBER_QUEUE_S = 10.0
 """How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
@@ -37,13 +57,20 @@ class OrmBroker(Broker):
         *,
         dead_for_s: int = 180 * 86_400,
         worker_timeout_s: float = 60,
+        commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
+        locket: Locket = _NO_LOCKET,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.locket = locket
+        self.lock_heartbeat_s = locket.heartbeat_s
         self.clock: Callable[[], datetime | None] = _database_time
         self.alias = alias
         self.dead_for_s = dead_for_s
         self.worker_timeout_s = worker_timeout_s
+        self.commit_within_s = commit_within_s
         self._announce = announce
+        self._recorder = recorder
         self._known_queues: dict[str, float] = {}
 
     @contextmanager
@@ -59,15 +86,47 @@ class OrmBroker(Broker):
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
-        pushed = jobs.push(jobs_, using=self.alias, now=self.clock())
-        self._tell(jobs_)
-        return list(pushed)
+        stored, refused = self._keyed(jobs_)
+        pushed = jobs.push(stored, using=self.alias, now=self.clock())
+        self._tell(stored)
+        return _merged(refused, pushed)
+
+    def _keyed(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
+        """These jobs with their lock keys, where queues are locketed, but for those whose key could not be told; and
+        what is wrong with each of all."""
+        if not self.locket.is_enabled:
+            return jobs_, [None] * len(jobs_)
+        stored: list[JobPayload] = []
+        refused: list[FaktoryError | None] = []
+        for job in jobs_:
+            try:
+                stored.append(self.locket.keyed(job))
+                refused.append(None)
+            except InvalidPayload as error:
+                refused.append(error)
+        return stored, refused
+
+    def extend_locks(self, tokens: Collection[int]) -> set[int]:
+        """See Broker."""
+        return locks.extend_held(tokens, using=self.alias)
 
     def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
         """See Broker."""
-        pushed, acked, fetched = jobs.exchange(jobs_, acks, requests, using=self.alias, now=self.clock())
-        self._tell(jobs_)
-        return Exchanged(list(pushed), acked, fetched)
+        if requests:
+            self.locket.refuse_wrong()
+        stored, refused = self._keyed(jobs_)
+        pushed, acked, fetched = jobs.exchange(
+            stored,
+            acks,
+            requests,
+            using=self.alias,
+            now=self.clock(),
+            lease_s=self.locket.lease_s,
+            on_ended=self._note_ended,
+        )
+        self._tell(stored)
+        self._note_started(fetched)
+        return Exchanged(_merged(refused, pushed), acked, fetched)
 
     def _tell(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
@@ -87,15 +146,34 @@ class OrmBroker(Broker):
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """See Broker."""
-        return jobs.fetch(requests, using=self.alias, now=self.clock())
+        self.locket.refuse_wrong()
+        found = jobs.fetch(requests, using=self.alias, now=self.clock(), lease_s=self.locket.lease_s)
+        self._note_started(found)
+        return found
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """See Broker."""
-        return jobs.ack(acks, using=self.alias, now=self.clock())
+        return jobs.ack(acks, using=self.alias, now=self.clock(), on_ended=self._note_ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """See Broker."""
-        return failures.fail(failures_, using=self.alias, now=self.clock(), dead_for_s=self.dead_for_s)
+        return failures.fail(
+            failures_, using=self.alias, now=self.clock(), dead_for_s=self.dead_for_s, on_failed=self._note_failed
+        )
+
+    def _note_started(self, found: Sequence[Sequence[Reservation]]) -> None:
+        if self._recorder and any(found):
+            self._recorder.started(
+                Passed(job.queue, job.jobtype, _waited_s(job)) for reservations in found for job in reservations
+            )
+
+    def _note_ended(self, jobs_: Collection[Held], *, well: bool = True) -> None:
+        if self._recorder and jobs_:
+            passed = [Passed(job.queue, job.jobtype, job.ran_s) for job in jobs_]
+            transaction.on_commit(partial(self._recorder.ended, passed, well=well), using=self.alias)
+
+    def _note_failed(self, jobs_: Collection[Held]) -> None:
+        self._note_ended(jobs_, well=False)
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """See Broker."""
@@ -170,6 +248,24 @@ class OrmBroker(Broker):
         """See Broker."""
         return tracking.track_get(jids, using=self.alias)
 
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
+        """See Broker."""
+        within_s = self.commit_within_s
+        return batches.new(batch, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
+
+    def open_batch(self, bid: str, *, by: str = "") -> str:
+        """See Broker."""
+        return batches.reopen(bid, using=self.alias, by=by)
+
+    def commit_batch(self, bid: str) -> None:
+        """See Broker. A callback may be due at once."""
+        batches.commit(bid, using=self.alias, now=self.clock())
+        transaction.on_commit(partial(self._announce, self.alias, {ANY_QUEUE}), using=self.alias)
+
+    def batch_status(self, bid: str) -> BatchStatus:
+        """See Broker."""
+        return batches.status(bid, using=self.alias)
+
     def info(self) -> dict[str, Any]:
         """See Broker."""
         return stats.snapshot(using=self.alias, worker_timeout_s=self.worker_timeout_s)
@@ -179,8 +275,20 @@ class OrmBroker(Broker):
         connections[self.alias].close()
 
 
+def _waited_s(job: Reservation) -> float:
+    if job.started_at is None or job.enqueued_at is None:
+        return 0.0
+    return max(0.0, (job.started_at - job.enqueued_at).total_seconds())
+
+
 def _database_time() -> None:
     """None: the database's own clock, which all nodes share. Tests put another in its place."""
+
+
+def _merged(refused: Sequence[FaktoryError | None], pushed: Sequence[FaktoryError | None]) -> list[FaktoryError | None]:
+    """One answer a job: why its key could not be told, or what the store said of it."""
+    answers = iter(pushed)
+    return [error or next(answers) for error in refused]
 
 
 def _is_untouched(connection: BaseDatabaseWrapper) -> bool:

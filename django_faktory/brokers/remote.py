@@ -10,44 +10,48 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 from weakref import WeakSet
 
-from .. import jsontext
 from ..errors import (
     AuthenticationFailed,
     BrokerUnavailable,
-    CommandRefused,
     FaktoryError,
-    InvalidPayload,
-    JobNotFound,
     NotUnique,
     ProtocolError,
-    UnknownWorker,
 )
 from ..mutations import Mutation
 from ..payloads import (
-    DEFAULT_QUEUE,
-    DEFAULT_RESERVE_FOR,
     Ack,
+    BatchStatus,
     Beat,
     Failure,
     FetchRequest,
     JobPayload,
+    NewBatch,
     Reservation,
     Tracked,
     TrackUpdate,
     WorkerIdentity,
     failure,
-    parse_instant,
 )
+from ..protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, parse_status
 from ..protocol.commands import AckJob, BeatWorker, FailJob, Fetch, Info, Push, PushBulk
 from ..protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
-from ..protocol.resp import Bulk, Error, Reply, Simple
+from ..protocol.resp import Bulk, Error, Reply
 from ..protocol.tracking import TrackGet, TrackSet, parse_tracked
 from .base import Broker
 from .connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, Connection, parse_url
+from .replies import (
+    about_batch,
+    bulk_in,
+    failed,
+    object_in,
+    refusal_in,
+    refused_in_bulk,
+    reservation_in,
+    state_in,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +98,11 @@ class RemoteBroker(Broker):
     def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         if len(jobs) == 1:
             [reply] = self._ask([Push(jobs[0]).line()])
-            refusal = _refusal(reply)
+            refusal = refusal_in(reply)
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
         [reply] = self._ask([PushBulk(jobs).line()])
-        refused = _object(reply)
-        return [_refused_in_bulk(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
+        refused = object_in(reply)
+        return [refused_in_bulk(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """See Broker. One job a request, however many it asks for; each waits up to 2 s on the server.
@@ -117,12 +121,12 @@ class RemoteBroker(Broker):
 
     def _fetch(self, request: FetchRequest) -> list[Reservation]:
         [reply] = self._ask([Fetch(request.queues).line()], again=False)
-        text = _bulk(reply)
-        return [] if text is None else [_reservation(text, request.wid)]
+        text = bulk_in(reply)
+        return [] if text is None else [reservation_in(text, request.wid)]
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """See Broker. The server does not tell whether it had effect: well answered counts as True."""
-        refusals = [_refusal(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
+        refusals = [refusal_in(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
         for ack, refusal in zip(acks, refusals, strict=True):
             if refusal:
                 logger.warning("ACK refused jid=%s server=%s error=%s", ack.jid, self.address, refusal)
@@ -134,7 +138,7 @@ class RemoteBroker(Broker):
         JobNotFound may also mean that the first of two sendings had effect, and the connection broke before its reply.
         """
         lines = [FailJob(one.jid, one.errtype, one.message, one.backtrace).line() for one in failures]
-        return [_failed(reply, one.jid) for one, reply in zip(failures, self._ask(lines), strict=True)]
+        return [failed(reply, one.jid) for one, reply in zip(failures, self._ask(lines), strict=True)]
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """See Broker. The protocol cannot give a job back: it is failed, so that it runs again after its backoff."""
@@ -153,7 +157,7 @@ class RemoteBroker(Broker):
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """See Broker."""
         replies = self._ask([BeatWorker(beat).line() for beat in beats])
-        return [_state(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
+        return [state_in(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
 
     def bye(self, wids: Sequence[str]) -> None:
         """See Broker. Their connections say END, whichever thread they belong to; the server does the rest."""
@@ -185,7 +189,7 @@ class RemoteBroker(Broker):
     def latency(self, queues: Sequence[str]) -> dict[str, float]:
         """See Broker."""
         [reply] = self._ask([QueueLatency(tuple(queues)).line()])
-        return {queue: float(seconds) for queue, seconds in _object(reply).items()}
+        return {queue: float(seconds) for queue, seconds in object_in(reply).items()}
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         """See Broker."""
@@ -194,20 +198,45 @@ class RemoteBroker(Broker):
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
         """See Broker. An original server knows TRACK in its paid edition only."""
         for reply in self._ask([TrackSet(update).line() for update in updates]):
-            if refusal := _refusal(reply):
+            if refusal := refusal_in(reply):
                 raise refusal
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
         """See Broker. A jid that does not fit into a command's line cannot be asked for, and is unknown."""
         askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable()]
         replies = self._ask([TrackGet(jid).line() for jid in askable])
-        told = {jid: parse_tracked(_object(reply)) for jid, reply in zip(askable, replies, strict=True)}
+        told = {jid: parse_tracked(object_in(reply)) for jid, reply in zip(askable, replies, strict=True)}
         return [told.get(jid) or Tracked(jid=jid) for jid in jids]
+
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
+        """See Broker. An original server knows BATCH in its paid edition only."""
+        return self._bid(BatchNew(batch).line(), batch.parent_bid)
+
+    def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
+        """See Broker."""
+        return self._bid(BatchOpen(bid).line(), bid)
+
+    def commit_batch(self, bid: str) -> None:
+        """See Broker."""
+        self._bid(BatchCommit(bid).line(), bid)
+
+    def batch_status(self, bid: str) -> BatchStatus:
+        """See Broker."""
+        [reply] = self._ask([BatchAsk(bid).line()])
+        if refusal := refusal_in(reply):
+            raise about_batch(refusal, bid)
+        return parse_status(object_in(reply))
+
+    def _bid(self, line: bytes, asked: str) -> str:
+        [reply] = self._ask([line], again=False)
+        if refusal := refusal_in(reply):
+            raise about_batch(refusal, asked)
+        return bulk_in(reply) or "" if isinstance(reply, Bulk) else ""
 
     def info(self) -> dict[str, Any]:
         """See Broker."""
         [reply] = self._ask([Info().line()])
-        found = _object(reply).get("faktory", {})
+        found = object_in(reply).get("faktory", {})
         if not isinstance(found, dict):
             return {}
         with suppress(KeyError, TypeError):
@@ -234,7 +263,7 @@ class RemoteBroker(Broker):
     def _order(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
         """Send a command that is answered with OK, or refused. Twice does no harm."""
         [reply] = self._ask([line], reply_timeout_s=reply_timeout_s)
-        if refusal := _refusal(reply):
+        if refusal := refusal_in(reply):
             raise refusal
 
     def _ask(self, lines: Sequence[bytes], *, again: bool = True, reply_timeout_s: float | None = None) -> list[Reply]:
@@ -290,86 +319,3 @@ def _chunks(jobs: Sequence[JobPayload]) -> Iterator[Sequence[JobPayload]]:
         size += length
     if start < len(jobs):
         yield jobs[start:]
-
-
-def _refusal(reply: Reply) -> FaktoryError | None:
-    return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
-
-
-def _refused_in_bulk(text: str, jid: str) -> FaktoryError:
-    return NotUnique(jid) if text.startswith(NotUnique.code) else CommandRefused(text)
-
-
-def _bulk(reply: Reply) -> str | None:
-    """The text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
-    if refusal := _refusal(reply):
-        raise refusal
-    if not isinstance(reply, Bulk):
-        raise ProtocolError(f"expected a bulk reply, got {str(reply)[:80]}")
-    return reply.text
-
-
-def _object(reply: Reply) -> dict[str, Any]:
-    found = jsontext.decode(_bulk(reply) or "{}")
-    if not isinstance(found, dict):
-        raise ProtocolError("expected a JSON object in the reply")
-    return found
-
-
-def _failed(reply: Reply, jid: str) -> FaktoryError | bool:
-    if not isinstance(reply, Error):
-        return True
-    if reply.message.startswith("Job not found"):
-        return JobNotFound(jid)
-    return CommandRefused(reply.message, code=reply.code)
-
-
-def _state(reply: Reply, wid: str) -> FaktoryError | str:
-    if isinstance(reply, Error):
-        unknown = reply.message.lower().startswith("unknown worker")  # the original's spelling has changed once
-        return UnknownWorker(wid) if unknown else CommandRefused(reply.message, code=reply.code)
-    if isinstance(reply, Simple) and reply.text == "OK":
-        return ""
-    try:
-        told = jsontext.decode(reply.text or "{}")  # bulk from real servers, simple in the specification
-    except InvalidPayload as error:
-        return ProtocolError(f"expected a state in the reply to BEAT: {error}")
-    return str(told.get("state", "")) if isinstance(told, dict) else ""
-
-
-def _reservation(text: str, wid: str) -> Reservation:
-    """A job as FETCH gave it. Read with care: it is reserved already, and lost if its reading fails.
-
-    `attempt` is counted from its failures; it fences nothing here, the server fences by wid.
-    """
-    try:
-        found = jsontext.members(text)
-    except InvalidPayload as error:
-        raise ProtocolError(f"expected a job in the reply to FETCH: {error}") from error
-    jid, queue, seconds = (_member(found, name) for name in ("jid", "queue", "reserve_for"))
-    if not isinstance(jid, str):
-        raise ProtocolError("expected a job with a jid in the reply to FETCH")
-    failed = _member(found, "failure")
-    earlier = failed.get("retry_count") if isinstance(failed, dict) else None
-    return Reservation(
-        jid=jid,
-        queue=queue if isinstance(queue, str) else DEFAULT_QUEUE,
-        text=text,
-        wid=wid,
-        attempt=earlier + 2 if isinstance(earlier, int) else 1,
-        created_at=_instant("created_at", _member(found, "created_at")),
-        failure=found["failure"] if isinstance(failed, dict) else "",
-        reserve_for=seconds if isinstance(seconds, int) and seconds > 0 else DEFAULT_RESERVE_FOR,
-    )
-
-
-def _member(found: dict[str, str], name: str) -> Any:
-    with suppress(InvalidPayload):
-        return jsontext.decode(found.get(name, "null"))
-    return None
-
-
-def _instant(field: str, value: object) -> datetime | None:
-    with suppress(InvalidPayload):
-        return parse_instant(field, value) if isinstance(value, str) else None
-    return None

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections
 
 from .. import conf, tasks, tls
 from ..brokers.connection import parse_url
 from ..errors import FaktoryError, InvalidPayload
+from ..gearmonkey.functions import served
+from ..gearmonkey.settings import url_of, without_password
 from ..worker.queue_order import QueueOrder
 
 MOST_PROCESSES = 4
@@ -41,6 +44,16 @@ class Plan:
     processes: int
     concurrency: int
     drain: bool
+    gearmonkey: str = ""
+    """Redis of the GearMonkey clients to serve; "" for none."""
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Plan:
+        """What `asdict` made of a plan, after JSON has made lists of its tuples."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
+        }
+        return cls(**fields)
 
     def __str__(self) -> str:
         protection = " with TLS" if self.tls else ""
@@ -53,6 +66,11 @@ class Plan:
         if self.works:
             parts.append(f"workers {self.processes} × {self.concurrency} threads")
             parts.append(f"queues {','.join(self.queues)}")
+        if self.gearmonkey:
+            fns = ",".join(sorted(served()))
+            parts.append(
+                f"GearMonkey {conf.get('GEARMONKEY_MODE')} at {without_password(self.gearmonkey)}, functions {fns}"
+            )
         return ", ".join(parts)
 
 
@@ -73,6 +91,7 @@ def make_plan(options: dict[str, Any]) -> Plan:
         processes=_number("--processes", options["processes"]) or conf.get("PROCESSES") or _default_processes(alias),
         concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
         drain=options["drain"],
+        gearmonkey=_gearmonkey(options),
     )
 
 
@@ -139,6 +158,26 @@ def _queues(text: str | None) -> tuple[str, ...]:
     except InvalidPayload as error:
         raise CommandError(f"--queues: {error}") from error
     return tuple(specs)
+
+
+def _gearmonkey(options: dict[str, Any]) -> str:
+    """The URL; with the option alone, that of the settings."""
+    if options["gearmonkey"] is None:
+        return ""
+    if options["drain"]:
+        raise CommandError("expected --drain or --gearmonkey, got both: GearMonkey jobs may come at any time")
+    try:
+        from ..gearmonkey.address import check_url  # needs redis-py
+    except ImportError as error:
+        raise CommandError("--gearmonkey: redis-py is not installed: pip install django-faktory[redis]") from error
+    try:
+        url = url_of(options["gearmonkey"])
+        check_url(url)
+        if not served():
+            raise CommandError("--gearmonkey: no task serves a function; write @task(gearmonkey=NAME)")
+    except (FaktoryError, ImproperlyConfigured) as error:
+        raise CommandError(f"--gearmonkey: {error}") from error
+    return url
 
 
 def _number(option: str, text: str | None) -> int | None:

@@ -6,18 +6,27 @@ Everything that connects is made here, after the fork.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
+from typing import Any, NoReturn
 
 from .. import brokers, conf, tls, wakeups
 from ..brokers import Broker
 from ..errors import FaktoryError
 from ..maintenance import Maintenance
-from ..relay import Relay, relay
+from ..measuring import Recorder
+from ..metrics.bookkeeping import bookkeeper
+from ..relay import relay
 from ..server.listener import Server
+from ..store import locks
+from ..worker.forking import Forking
+from ..worker.launch import CANNOT_START, CLEAN, CRASHED, Launch, Role, live
 from ..worker.runner import Worker
-from ..worker.supervisor import CANNOT_START, CLEAN, CRASHED, Launch, Role, Supervisor
+from ..worker.supervisor import Child, Supervisor
+from . import handing_over
+from .beside import Beside
+from .losses import report_lost
 from .plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -26,24 +35,48 @@ EXIT_MARGIN_S = 4.5
 """After the time running jobs get: for the last reports, and to be gone before 30 s."""
 
 
-def supervise(plan: Plan, *, parent: int | None = None) -> int:
-    """Run the plan's processes until they end; returns the exit code."""
+def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = False) -> int:
+    """Run the plan's processes until they end; returns the exit code.
+
+    `may_become_slim`: it need not return, since nothing comes after it in this process.
+    """
     neighbours = None
     if plan.alias and not wakeups.has_hints(plan.alias):
         neighbours = wakeups.Neighbours(plan.processes + 1)
         wakeups.tell_also(neighbours.ring)
+    roles = _roles(plan, neighbours)
+    grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
+    then = None
+    # A drain is soon over; the pipes of neighbours are known to those only that were forked.
+    if may_become_slim and not plan.drain and neighbours is None and handing_over.can_start_anew():
+        then = partial(handing_over.become_slim, common={"plan": asdict(plan)}, grace_s=grace_s, parent=parent)
+    ways = Forking(roles, farewell=lambda wids: broker_of(plan).bye(wids))
+    children = [Child(name=role.name, ends=role.ends) for role in roles]
+    return Supervisor(children, ways, grace_s=grace_s, parent=parent).run(then=then)
+
+
+def play(told: dict[str, Any]) -> NoReturn:
+    """The part of one child, or of the farewell, in a process that a supervisor without Django started for it."""
+    plan = Plan.from_json(told["plan"])
+    if told["role"] is None:
+        handing_over.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
+    launch = handing_over.launch_of(told["launch"])
+    launch.wait_for_turn()
+    live(next(role for role in _roles(plan, None) if role.name == told["role"]), launch)
+
+
+def _roles(plan: Plan, neighbours: wakeups.Neighbours | None) -> list[Role]:
     roles = [Role(name="server", main=partial(_serve, plan, neighbours))] if plan.serves else []
     if plan.works:
         roles += [
             Role(name=f"worker {number}", main=partial(_work, plan, number, neighbours), ends=plan.drain)
             for number in range(plan.processes)
         ]
-    return Supervisor(
-        roles,
-        grace_s=conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S,
-        farewell=lambda wids: broker_of(plan).bye(wids),
-        parent=parent,
-    ).run()
+    if plan.gearmonkey:
+        from .gearmonkey_roles import roles as gearmonkey_roles  # needs redis-py
+
+        roles += gearmonkey_roles(plan)
+    return roles
 
 
 def broker_of(plan: Plan) -> Broker:
@@ -58,34 +91,30 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     crier = wakeups.Crier(plan.alias)
     listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
     context = tls.server_context(*plan.tls) if plan.tls else None
-    broker = brokers.serving_broker(crier.announce)
+    recorder = Recorder()
+    broker = brokers.serving_broker(crier.announce, recorder)
     server = Server(broker, host=host, port=port, password=conf.password(), tls=context, listen=listen)
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.expect
+    locks.on_ready.append(lambda _, queues: server.wake(queues))
     launch.obey(stop=server.stop)
-
-    def keep() -> None:
-        server.started.wait()
-        maintenance.run()
-
-    upkeep = threading.Thread(target=keep, name="faktory-maintenance", daemon=True)
-    upkeep.start()
-    handing_on = _relay()
-    try:
-        server.run()
-    except FaktoryError as error:
-        logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
-        return CANNOT_START
-    crier.stop()
-    maintenance.stop()
-    upkeep.join(2.0)
-    _stop(handing_on)
+    with Beside() as beside:
+        beside.start(bookkeeper(plan.alias, recorder, tells_sizes=True), "measures")
+        beside.start(maintenance, "maintenance", after=server.started)
+        beside.start(relay(), "outbox")
+        try:
+            server.run()
+        except FaktoryError as error:
+            logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
+            return CANNOT_START
+        crier.stop()
     return CLEAN
 
 
 def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """One worker; the first of them keeps house where no server of this plan does."""
-    broker = broker_of(plan)
+    recorder = Recorder()
+    broker = brokers.working_broker(recorder) if plan.alias else broker_of(plan)
     worker = Worker(
         broker,
         wid=launch.wid,
@@ -98,25 +127,23 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         drain=plan.drain,
         hears_signals=True,
     )
+    if plan.alias:
+        locks.on_ready.append(lambda _, __: worker.look_again())  # a hint to oneself may be 10 ms late
     launch.obey(stop=worker.stop, quiet=worker.quiet)
-    _report_lost(broker, launch)
-    maintenance = Maintenance(plan.alias) if plan.alias and not plan.serves and number == 0 else None
+    report_lost(broker, launch)
+    keeps_house = number == 0 and not plan.serves
+    maintenance = Maintenance(plan.alias) if plan.alias and keeps_house else None
     if maintenance and plan.drain:
         maintenance.run_once()  # what is due counts as ready
-    upkeep = threading.Thread(target=maintenance.run, name="faktory-maintenance", daemon=True) if maintenance else None
-    if upkeep:
-        upkeep.start()
-    handing_on = _relay() if number == 0 and not plan.serves else None
-    try:
-        worker.run()
-    except FaktoryError as error:
-        logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
-        return CANNOT_START
-    finally:
-        if maintenance and upkeep:
-            maintenance.stop()
-            upkeep.join(2.0)
-        _stop(handing_on)
+    with Beside() as beside:
+        beside.start(bookkeeper(plan.alias, recorder), "measures")
+        beside.start(maintenance, "maintenance")
+        beside.start(relay() if keeps_house else None, "outbox")
+        try:
+            worker.run()
+        except FaktoryError as error:
+            logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
+            return CANNOT_START
     return CRASHED if worker.is_stuck else CLEAN  # another is to take its place, in a drain too
 
 
@@ -131,32 +158,6 @@ def _listen(
     if neighbours is None:
         return wakeups.listen(alias, queues, is_own=is_own)
     return wakeups.listen(alias, queues, otherwise=partial(neighbours.listener, place))
-
-
-def _relay() -> tuple[Relay, threading.Thread] | None:
-    """The thread that hands on the outbox, where the project has one."""
-    found = relay()
-    if found is None:
-        return None
-    thread = threading.Thread(target=found.run, name="faktory-outbox", daemon=True)
-    thread.start()
-    return found, thread
-
-
-def _stop(handing_on: tuple[Relay, threading.Thread] | None) -> None:
-    if handing_on:
-        handing_on[0].stop()
-        handing_on[1].join(2.0)
-
-
-def _report_lost(broker: Broker, launch: Launch) -> None:
-    """Say which workers before this one died: what they held goes on now, not after a minute without beats (W20)."""
-    if not launch.lost:
-        return
-    try:
-        broker.lost(launch.lost)
-    except FaktoryError as error:
-        logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(launch.lost), error)
 
 
 def _names(plan: Plan) -> list[str]:

@@ -15,7 +15,8 @@ from .. import jsontext
 from ..admission import parse_job
 from ..errors import InvalidPayload, UnknownCommand
 from ..payloads import DEFAULT_QUEUE, Beat, JobPayload, WorkerIdentity
-from . import management, tracking
+from . import batches, management, tracking
+from .batches import BatchCommand
 from .fields import field, line, object_after, wid
 from .management import ManagementCommand
 from .tracking import TrackingCommand
@@ -122,8 +123,9 @@ class BeatWorker(msgspec.Struct, frozen=True):
 
 
 Command = (
-    Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker | ManagementCommand | TrackingCommand
-)
+    Hello | End | Info | Push | PushBulk | Fetch | AckJob | FailJob | BeatWorker
+    | BatchCommand | ManagementCommand | TrackingCommand
+)  # fmt: skip
 
 
 def parse(line: str) -> Command:
@@ -223,6 +225,7 @@ VERBS: dict[str, Callable[[str], Command]] = {
     "ACK": _parse_ack,
     "FAIL": _parse_fail,
     "BEAT": _parse_beat,
+    **batches.VERBS,
     **management.VERBS,
     **tracking.VERBS,
 }

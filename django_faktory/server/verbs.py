@@ -12,6 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from .. import __version__, jsontext
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation, failure, rfc3339
@@ -28,7 +30,7 @@ from ..protocol.commands import (
     Push,
     PushBulk,
 )
-from . import management_verbs, tracking_verbs
+from . import batch_verbs, management_verbs, tracking_verbs
 from .fetchers import Fetcher
 
 if TYPE_CHECKING:
@@ -71,13 +73,13 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
         if refusal is None:
             server.stored([command.job])
 
-    server.push([command.job], answer)
+    server.push([_sent_by(connection, command.job)], answer)
     return None
 
 
 def push_bulk(server: Server, connection: Connection, command: PushBulk) -> bytes | None:
     """Store the good ones; tell of the others (W12)."""
-    good = [job for job in command.jobs if isinstance(job, JobPayload)]
+    good = [_sent_by(connection, job) for job in command.jobs if isinstance(job, JobPayload)]
     refused = {job.jid: str(job) for job in command.jobs if isinstance(job, InvalidPayload)}
     if not good:
         return resp.bulk(jsontext.encode(refused))
@@ -92,6 +94,13 @@ def push_bulk(server: Server, connection: Connection, command: PushBulk) -> byte
 
     server.push(good, answer)
     return None
+
+
+def _sent_by(connection: Connection, job: JobPayload) -> JobPayload:
+    """With the sender's wid, where a batch will ask for it."""
+    if job.options is None or not job.options.bid:
+        return job
+    return replace(job, options=replace(job.options, by=connection.identity.wid))
 
 
 def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | None:
@@ -186,6 +195,7 @@ VERBS: dict[type[Any], Handler] = {
     FailJob: fail,
     BeatWorker: beat,
     Info: info,
+    **batch_verbs.VERBS,
     **management_verbs.VERBS,
     **tracking_verbs.VERBS,
 }

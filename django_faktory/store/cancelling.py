@@ -42,7 +42,7 @@ def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, no
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     # In this order: a job that a worker takes in between runs, and is marked.
-    dropped = operations.discarded(jobs.in_state(*WAITING, State.ENQUEUED))
+    dropped = operations.discarded(jobs.in_state(*WAITING, State.ENQUEUED, State.BLOCKED))
     marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
     return dropped + marked
 

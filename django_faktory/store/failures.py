@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from random import Random
@@ -18,9 +19,10 @@ from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..models import Job, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
+from . import locks, members
 from .dialects import dialect_of
-from .dialects.base import JOB, Tally, holds
-from .jobs import is_storable
+from .dialects.base import JOB, Held, Tally, holds
+from .jobs import OnEnded, is_storable, nobody_asks
 from .transactions import run
 
 CHUNK = 200
@@ -28,19 +30,23 @@ HISTORY_LIMIT = 50
 """Failed attempts a row remembers; the oldest go first, so that no row grows without end."""
 
 _chance = Random()
+
+
 _TIMES = ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at")
-_CHANGED = ("state", "unique_key", "wid", "failures", "losses", "errtype", "failure", "history", *_TIMES)
+_CHANGED = ("state", "unique_key", "lock_token", "wid", "failures", "losses", "errtype", "failure", "history", *_TIMES)
 
 
 def fail(
     failures: Sequence[Failure], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
-    rng: Random = _chance,
+    rng: Random = _chance, on_failed: OnEnded = nobody_asks,
 ) -> list[FaktoryError | bool]:  # fmt: skip
     """Report failures. True where it had effect; False for a stranger's; JobNotFound for an unknown jid (W17)."""
     answers: list[FaktoryError | bool] = []
     for start in range(0, len(failures), CHUNK):
         chunk = failures[start : start + CHUNK]
-        answers += run(using, _Failing(using, now, dead_for_s, rng).reports(chunk))
+        failing = _Failing(using, now, dead_for_s, rng)
+        answers += run(using, failing.reports(chunk))
+        on_failed(failing.failed)
     return answers
 
 
@@ -104,6 +110,8 @@ class _Failing:
 
     def __init__(self, using: str, now: datetime | None, dead_for_s: int, rng: Random) -> None:
         self.using, self.now, self.dead_for_s, self.rng = using, now, dead_for_s, rng
+        self.failed: list[Held] = []
+        """What the latest transaction let fail."""
 
     def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
         """The verb that carries out reports, each fenced by who sent it."""
@@ -139,11 +147,14 @@ class _Failing:
         self, connection: BaseDatabaseWrapper, failed: Sequence[tuple[Job, Failure]], *, late: int = 0
     ) -> int:
         """Let locked rows fail; returns how many."""
+        self.failed = []
         if not failed and not late:
             return 0
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
             clock = self.now or dialect.now(cursor)
+            self.failed = [members.held_job(job, clock) for job, _ in failed]
+            held = [copy.copy(job) for job, _ in failed if job.lock_token is not None]
             gone: list[Job] = []
             kept: list[Job] = []
             for job, failure in failed:
@@ -151,6 +162,9 @@ class _Failing:
             if gone:
                 Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
             self._save(cursor, kept)
+            changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
+            members.note(connection, [members.Change(job, to) for job, to in changes], clock)
+            locks.release(connection, held)
             dialect.count(cursor, clock, Tally(processed=len(failed), failed=len(failed), late=late))
         return len(failed)
 
@@ -158,16 +172,21 @@ class _Failing:
         """Take locked rows from their lost workers."""
         if not jobs:
             return 0
-        self.fail_rows(connection, [(job, _cancelled(job)) for job in jobs if job.is_cancelled])
-        lost = [job for job in jobs if job.state == State.WORKING]
+        cancelled = [job for job in jobs if job.is_cancelled]
+        lost = [job for job in jobs if not job.is_cancelled]
+        self.fail_rows(connection, [(job, _cancelled(job)) for job in cancelled])
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
             clock = self.now or dialect.now(cursor)
+            held = [copy.copy(job) for job in lost if job.lock_token is not None]
             for job in lost:
                 self._lost(job, clock)
             self._save(cursor, lost)
             dead = sum(job.state == State.DEAD for job in lost)
+            members.note(connection, [members.Change(job, State(job.state)) for job in lost], clock)
             dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
+            locks.release(connection, held)
+            locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
         return len(jobs)
 
     def _save(self, cursor: CursorWrapper, jobs: Sequence[Job]) -> None:
@@ -212,6 +231,7 @@ class _Failing:
         else:
             job.history = _longer(job, failure, (), now)
             job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
+            job.lock_token = None
 
     def _note(self, job: Job, failure: Failure, outcome: Outcome, now: datetime) -> None:
         """Write down the failure as FETCH and results will tell it."""
@@ -231,7 +251,7 @@ class _Failing:
 
     def _end(self, job: Job, outcome: Outcome, now: datetime) -> None:
         job.state = str(outcome.state)
-        job.reserved_until = None
+        job.reserved_until = job.lock_token = None
         if outcome.state is State.RETRIES:
             job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
             return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -16,9 +17,9 @@ from ..errors import BrokerUnavailable, FaktoryError
 from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
-from . import optioned
+from . import locks, members, optioned
 from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Plan, Slot, holds
+from .dialects.base import Dialect, Ended, Ending, Held, Plan, Slot, holds
 from .transactions import run
 
 logger = logging.getLogger(__name__)
@@ -28,12 +29,19 @@ CHUNK = 500
 
 MAX_ROUNDS = 8
 
+OnEnded = Callable[[Collection[Held]], None]
+"""Told of jobs that were ended well, in the transaction that ended them or after it."""
+
+
+def nobody_asks(_: Collection[Held]) -> None:
+    """The usual `OnEnded`."""
+
 
 def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None) -> Sequence[FaktoryError | None]:
     """Store jobs, in one transaction, or in the caller's. The first of two with one jid counts (W10).
 
     A jid that lives stays as it is; one that is finished is replaced. Answers to each None, or why it was refused:
-    NotUnique (W27).
+    NotUnique (W27), UnknownBatch, BatchClosed (W26).
     """
     if not jobs:
         return []
@@ -66,22 +74,24 @@ def _needs_atomic(using: str, jobs: Sequence[JobPayload]) -> bool:
     return len(jobs) > 1 and not _dialect(using).one_statement
 
 
-def fetch(requests: Sequence[FetchRequest], *, using: str, now: datetime | None = None) -> list[list[Reservation]]:
+def fetch(
+    requests: Sequence[FetchRequest], *, using: str, now: datetime | None = None, lease_s: float = locks.LEASE_S
+) -> list[list[Reservation]]:
     """Reserve jobs for each request, in its order of queues, then priority, then age (W13).
 
     No row is locked that is not handed out: requests of one worker that name the same queues are claimed for together,
     otherwise each tries its first queue; who got too little is planned for by what waits in each queue.
     """
     requests = [_answerable(request) for request in requests]
-    claimed = _claim(_first_plan(requests), using=using, now=now)
-    return _shared_out(requests, claimed, using=using, now=now)
+    claiming = _Claiming(using, now, lease_s)
+    return _shared_out(requests, claiming.claim(_first_plan(requests)), claiming)
 
 
 class Exchanged(NamedTuple):
     """What `exchange` did: the answers of `push`, `ack` and `fetch`."""
 
     pushed: Sequence[FaktoryError | None]
-    acked: list[bool]
+    acked: list[FaktoryError | bool]
     fetched: list[list[Reservation]]
 
 
@@ -92,23 +102,36 @@ def exchange(
     *,
     using: str,
     now: datetime | None = None,
+    lease_s: float = locks.LEASE_S,
+    on_ended: OnEnded = nobody_asks,
 ) -> Exchanged:
     """`ack`, `push` and `fetch` in one transaction, on PostgreSQL in one round trip; what is pushed may be fetched."""
     is_one = max(len(jobs), len(acks)) <= CHUNK and not _any_options(jobs)
     if not is_one or not all(is_storable(ack.jid) for ack in acks):
-        acked = ack(acks, using=using, now=now)
+        acked: list[FaktoryError | bool] = [*ack(acks, using=using, now=now, on_ended=on_ended)]
         pushed = push(jobs, using=using, now=now)
-        return Exchanged(pushed, acked, fetch(requests, using=using, now=now))
+        return Exchanged(pushed, acked, fetch(requests, using=using, now=now, lease_s=lease_s))
     distinct = _distinct(jobs)
     requests = [_answerable(request) for request in requests]
     plan = _first_plan(requests)
-    ended, claimed = run(
+    ending, claimed = run(
         using,
         lambda connection: dialect_of(connection).exchange(connection, distinct, acks, plan, now),
         atomic=not _dialect(using).joins(connections[using]),
     )
-    acked = [_was_holder(ack, ended) for ack in acks]
-    fetched = _shared_out(requests, claimed, using=using, now=now, is_under_way=True)
+    locks.tell(connections[using], set(ending.readied))
+    try:
+        ended = ending.ended | _end_of_batches(ending, acks, using=using, now=now)
+        on_ended(ended.values())
+        acked = [_was_holder(ack, ended) for ack in acks]
+    except (BrokerUnavailable, Error) as error:  # must not swallow what is done
+        if connections[using].in_atomic_block:
+            raise
+        logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
+        trouble = BrokerUnavailable("database unavailable")
+        acked = [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
+    claiming = _Claiming(using, now, lease_s)
+    fetched = _shared_out(requests, claiming.locked(plan, claimed), claiming, is_under_way=True)
     return Exchanged([None] * len(jobs), acked, fetched)
 
 
@@ -129,9 +152,8 @@ def _first_plan(requests: Sequence[FetchRequest]) -> Plan:
 def _shared_out(
     requests: Sequence[FetchRequest],
     claimed: Sequence[Reservation],
+    claiming: _Claiming,
     *,
-    using: str,
-    now: datetime | None,
     is_under_way: bool = False,
 ) -> list[list[Reservation]]:
     """What was claimed, dealt to the requests, and more for those that it did not suffice for.
@@ -139,22 +161,27 @@ def _shared_out(
     Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
     """
     found: list[list[Reservation]] = [[] for _ in requests]
-    _deal(found, requests, claimed)
     if len({(request.queues, request.wid) for request in requests}) <= 1:
+        _deal(found, requests, claimed)
         return found
+    # Each of different requests tried its first queue. What came is dealt together with what they get of their others:
+    # alone it might go to somebody who would take it last.
+    had, wanted = list(claimed), sum(request.count for request in requests)
     for _ in range(MAX_ROUNDS):
-        if all(len(got) >= request.count for request, got in zip(requests, found, strict=True)):
+        if sum(map(len, found)) + len(had) >= wanted:
             break
         try:
-            claimed = _claim(_plan(requests, found, using=using, now=now), using=using, now=now)
+            more = claiming.claim(_plan(requests, found, had, using=claiming.using, now=claiming.now))
         except (BrokerUnavailable, Error) as error:
-            if not (is_under_way or any(found)) or connections[using].in_atomic_block:
+            if not (is_under_way or had or any(found)) or connections[claiming.using].in_atomic_block:
                 raise
             logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
             break
-        if not claimed:
+        _deal(found, requests, had + more)
+        had = []
+        if not more:
             break
-        _deal(found, requests, claimed)
+    _deal(found, requests, had)
     return found
 
 
@@ -165,21 +192,64 @@ def _answerable(request: FetchRequest) -> FetchRequest:
     return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
 
 
-def _claim(plan: Plan, *, using: str, now: datetime | None) -> list[Reservation]:
-    if not plan.slots or plan.limit < 1:
-        return []
-    joined = len({slot.wid for slot in plan.slots}) == 1 or _dialect(using).joins(connections[using])
-    return run(
-        using,
-        lambda connection: dialect_of(connection).claim(connection, plan, now),
-        atomic=not (_dialect(using).one_statement and joined),
-    )
+class _Claiming(NamedTuple):
+    """How jobs are claimed, and locked for where they have a key."""
+
+    using: str
+    now: datetime | None
+    lease_s: float
+
+    def claim(self, plan: Plan) -> list[Reservation]:
+        """Claim what the plan says, or what there is of it."""
+        return self.locked(plan, self._claim(plan))
+
+    def _claim(self, plan: Plan) -> list[Reservation]:
+        if not plan.slots or plan.limit < 1:
+            return []
+        dialect = _dialect(self.using)
+        joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.joins(connections[self.using])
+        return run(
+            self.using,
+            lambda connection: dialect_of(connection).claim(connection, plan, self.now),
+            atomic=not (dialect.one_statement and joined),
+        )
+
+    def locked(self, plan: Plan, claimed: list[Reservation]) -> list[Reservation]:
+        """Those of the claimed that have no key, or got their lock, and others in the place of those who did not."""
+        found: list[Reservation] = []
+        for _ in range(MAX_ROUNDS):
+            keyed = [job for job in claimed if job.lock_key is not None]
+            if not keyed:
+                return found + claimed if found else claimed
+            won = {job.jid: job for job in locks.take(keyed, using=self.using, lease_s=self.lease_s, now=self.now)}
+            found += [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.jid in won]
+            if len(won) == len(keyed):
+                break
+            claimed = self._claim(_rest(plan, found))
+        return found
+
+
+def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
+    """What is left of a plan when these are had."""
+    had = Counter((job.queue, job.wid) for job in found)
+    slots = [
+        Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
+    ]
+    return Plan(slots, plan.limit - len(found))
 
 
 def _plan(
-    requests: Sequence[FetchRequest], found: Sequence[Sequence[Reservation]], *, using: str, now: datetime | None
+    requests: Sequence[FetchRequest],
+    found: Sequence[Sequence[Reservation]],
+    had: Sequence[Reservation],
+    *,
+    using: str,
+    now: datetime | None,
 ) -> Plan:
-    """Who takes from which queue, by how many wait in each: every request in turn, its queues in order."""
+    """Who takes what from which queue, by how many wait in each: every request in turn, its queues in order.
+
+    What is had already, from first queues of these requests of one worker, counts as waiting, and is not claimed again.
+    """
     wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
     wids = {request.wid for request in requests if request.wid}
@@ -188,6 +258,9 @@ def _plan(
         lambda connection: dialect_of(connection).waiting(connection, list(queues), max(sum(wanted), 0), wids, now),
         atomic=False,
     )
+    mine = Counter((job.queue, job.wid) for job in had)
+    for (queue, _), count in mine.items():
+        waiting[queue] = waiting.get(queue, 0) + count
     slots: dict[tuple[str, str], int] = {}
     for request, need in zip(requests, wanted, strict=True):
         missing = 0 if request.wid in muted else need
@@ -197,7 +270,8 @@ def _plan(
                 waiting[queue] -= take
                 missing -= take
                 slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
-    return Plan([Slot(queue, wid, count) for (queue, wid), count in slots.items()], sum(slots.values()))
+    rest = [Slot(*place, count - mine[place]) for place, count in slots.items() if count > mine[place]]
+    return Plan(rest, sum(slot.count for slot in rest))
 
 
 def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]) -> None:
@@ -213,23 +287,33 @@ def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], clai
         rest = [job for job in rest if job.jid not in taken]
 
 
-def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None) -> list[bool]:
+def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks) -> list[bool]:
     """End jobs well: the row goes, or stays as succeeded for its `result_ttl`. False: nothing was changed (W16)."""
     ended: Ended = {}
     one_statement = _dialect(using).one_statement
     for start in range(0, len(acks), CHUNK):
         chunk = [ack for ack in acks[start : start + CHUNK] if is_storable(ack.jid)]
         if chunk:
-            ended |= run(
+            ending = run(
                 using,
                 lambda connection, chunk=chunk: dialect_of(connection).end(connection, chunk, now),  # type: ignore[misc]
-                atomic=not one_statement,
+                atomic=not (one_statement and _dialect(using).joins(connections[using])),
             )
+            locks.tell(connections[using], set(ending.readied))
+            ended |= ending.ended | _end_of_batches(ending, chunk, using=using, now=now)
+    on_ended(ended.values())
     return [_was_holder(ack, ended) for ack in acks]
 
 
+def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
+    """End those that were left alone, together with their batches."""
+    theirs = [ack for ack in acks if ack.jid in ending.left]
+    return run(using, lambda connection: members.end(connection, theirs, now)) if theirs else {}
+
+
 def _was_holder(ack: Ack, ended: Ended) -> bool:
-    if ack.jid not in ended or not holds(ack.wid, ack.attempt, *ended[ack.jid]):
+    held = ended.get(ack.jid)
+    if held is None or not holds(ack.wid, ack.attempt, held.wid, held.attempt):
         return False
     del ended[ack.jid]  # a second ack of the same job finds it ended
     return True
@@ -246,11 +330,15 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     for job in reservations:
         held |= Q(jid=job.jid, wid=job.wid, attempt=job.attempt)
 
-    def give_back(_: BaseDatabaseWrapper) -> int:
-        working = Job.objects.using(using).filter(held, state=State.WORKING)
-        return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None)
+    hold_locks = any(job.lock_token is not None for job in reservations)
 
-    return run(using, give_back, atomic=False)
+    def give_back(connection: BaseDatabaseWrapper) -> int:
+        working = Job.objects.using(using).filter(held, state=State.WORKING)
+        if hold_locks:
+            locks.release_all(connection, working)
+        return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
+
+    return run(using, give_back, atomic=hold_locks)
 
 
 def is_storable(text: str) -> bool:

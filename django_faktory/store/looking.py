@@ -15,8 +15,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
+from ..cron_models import CronEntry
 from ..models import Job
 from .failures import overdue_jobs
+from .locks import lapsed_locks
 from .transactions import run
 from .upkeep import by_time, over_jobs
 from .workers import silent_ones
@@ -27,12 +29,16 @@ class Look(NamedTuple):
 
     due_in_s: float | None
     """Until the next scheduled or retrying job is due, 0 or less if one is; None where none waits."""
+    lapsed: bool = False
+    """Whether locks are over."""
     over: bool = False
     """Whether reservations are over (W19); like the next two, False where that was not asked."""
     silent: bool = False
     """Whether workers have fallen silent (W20)."""
     expired: bool = False
     """Whether jobs have expired."""
+    tick_in_s: float | None = None
+    """Until the next tick of a cron entry; None where none is to come."""
 
 
 def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> Look:
@@ -46,28 +52,33 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
             row = cursor.fetchone()
-        clock, *times = (_time(connection, value) for value in row[: heads + 1] if value is not None)
-        due_in_s = min(((time - (now or clock)).total_seconds() for time in times), default=None)
-        return Look(due_in_s, *map(bool, row[heads + 1 :]))
+        clock, tick, *times = (value if value is None else _time(connection, value) for value in row[: heads + 2])
+        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in (tick, *times)]  # type: ignore[operator]  # the clock is never None
+        due_in_s = min((seconds for seconds in ahead[1:] if seconds is not None), default=None)
+        lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 2 :]), False, False, False)
+        return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0])
 
     return run(using, verb, atomic=False)
 
 
 @lru_cache(maxsize=8)
 def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
-    """The statement, its values, and how many columns after the first, the time, are times of due jobs."""
+    """The statement, its values, and how many columns after the first two, the time and the next tick, are times of due
+    jobs."""
     connection = connections[using]
     heads = [_compiled(jobs.values("run_at")[:1], using) for jobs in by_time(connection, using=using)]
-    found: list[QuerySet[Any]] = []
+    found: list[QuerySet[Any]] = [lapsed_locks(using=using)]
     if worker_timeout_s is not None:
-        found = [overdue_jobs(using=using), silent_ones(worker_timeout_s, using=using), over_jobs(using=using)]
+        found += [overdue_jobs(using=using), silent_ones(worker_timeout_s, using=using), over_jobs(using=using)]
     parts = [_now(using)]
+    ticks = CronEntry.objects.using(using).filter(next_at__isnull=False).order_by("next_at")
+    heads.insert(0, _compiled(ticks.values("next_at")[:1], using))
     parts += [(f"({sql})", values) for sql, values in heads]
     parts += [(f"EXISTS ({sql})", values) for sql, values in (_compiled(rows.values("pk"), using) for rows in found)]
     return (
         f"SELECT {', '.join(sql for sql, _ in parts)}",
         tuple(value for _, some in parts for value in some),
-        len(heads),
+        len(heads) - 1,
     )
 
 

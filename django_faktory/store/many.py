@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from django.db.models.functions import Concat
 from .. import jsontext
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
-from ..models import Counter, Job, JobQuerySet, Queue, Tracking
+from ..models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
 from .jobs import is_storable
@@ -68,14 +68,22 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> I
     return _by_ids(jobs, target, change)
 
 
+def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tuple[int, Iterator[Step]]:
+    """How many of these jobs are in one of these states, and the steps that change them. A slice stays one."""
+    ids = _ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
+    still = partial(_still, jobs.db, states=states)
+    return len(ids), (partial(_change, still(chunk), change) for chunk in _chunks(ids, CHUNK))
+
+
 def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]:
     """The steps of a QUEUE REMOVE (W24): what is enqueued goes first, so that no worker gets it when the pause goes.
 
     Scheduled and retrying jobs of these queues stay; they bring the queue back when their time comes.
     """
     for queue in known_names(using=using) if queues is None else queues:
-        ready = Job.objects.using(using).in_state(State.ENQUEUED).filter(queue=queue)
-        yield from _by_ids(ready, State.ENQUEUED, discarded)
+        for state in (State.BLOCKED, State.ENQUEUED):  # in this order nobody becomes ready who is to go
+            ready = Job.objects.using(using).in_state(state).filter(queue=queue)
+            yield from _by_ids(ready, state, discarded)
         yield partial(_forget_queue, queue, using)
 
 
@@ -90,12 +98,19 @@ def flush(*, using: str) -> Iterator[Step]:
     Worker processes stay: they are connected, and will hear of it when they report on a job that is gone.
     """
     jobs = Job.objects.using(using)
-    for ids in _chunks(_ids(jobs.all()), CHUNK):
+    found = _ids(jobs.all())  # before the batches go: a batch that is made from now on keeps its members
+    yield partial(_forget_batches, using)  # before the jobs: what members do counts for nothing then
+    for ids in _chunks(found, CHUNK):
         yield partial(_change, jobs.filter(pk__in=ids), lambda chunk: chunk.delete()[0])
     tracked = Tracking.objects.using(using)
     for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
+
+
+def _forget_batches(using: str) -> int:
+    run(using, lambda _: Batch.objects.using(using).all().delete())
+    return 0
 
 
 def _forget_tracked(jids: Sequence[str], using: str) -> int:
@@ -105,6 +120,7 @@ def _forget_tracked(jids: Sequence[str], using: str) -> int:
 def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
+        JobLock.objects.using(using).all().delete()
         Counter.objects.using(using).all().delete()
         return 0
 
@@ -118,18 +134,18 @@ def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator
 
 def _by_ids(jobs: JobQuerySet, state: State, change: Change) -> Iterator[Step]:
     for ids in _chunks(_ids(jobs), CHUNK):
-        yield partial(_change, _still(jobs.db, ids, state), change)
+        yield partial(_change, _still(jobs.db, ids, {state}), change)
 
 
 def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
     for ids in _chunks(_ids(jobs.filter(_may_match(glob))), READ_AT_ONCE):
-        yield partial(_change_matching, _still(jobs.db, ids, state), state, glob, change)
+        yield partial(_change_matching, _still(jobs.db, ids, {state}), state, glob, change)
 
 
 def _ids(jobs: JobQuerySet) -> array[int]:
     """The ids of these jobs, lowest first: 8 bytes each in memory, and read in portions, so that a million of them
     do not keep the interpreter from other threads."""
-    in_order = jobs.order_by("pk").values_list("pk", flat=True)
+    in_order = (jobs if jobs.query.is_sliced else jobs.order_by("pk")).values_list("pk", flat=True)
     return run(jobs.db, lambda _: array("q", in_order.iterator(chunk_size=PORTION)), atomic=False)
 
 
@@ -138,14 +154,14 @@ def _chunks(found: Sequence[T], size: int) -> Iterator[list[T]]:
         yield list(found[start : start + size])
 
 
-def _still(using: str, ids: Sequence[int], state: State) -> JobQuerySet:
-    """Those of these jobs that are still in the state.
+def _still(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:
+    """Those of these jobs that are still in one of the states.
 
     It is asked for by an expression that no index fits: after a million changes the database's statistics are out of
     date, and it would look through the index of the state at each step (PostgreSQL: 218 s in place of 20 s).
     """
     known = Job.objects.using(using).filter(pk__in=ids)
-    return known.alias(state_now=Concat("state", Value(""))).filter(state_now=str(state))
+    return known.alias(state_now=Concat("state", Value(""))).filter(state_now__in=sorted(states))
 
 
 def _change(jobs: JobQuerySet, change: Change) -> int:
@@ -167,7 +183,7 @@ def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change
     rows = jobs.only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
     found = run(jobs.db, lambda _: list(rows), atomic=False)
     ids = [job.pk for job in found if glob.matches(_text(job))]
-    return _change(_still(jobs.db, ids, state), change) if ids else 0
+    return _change(_still(jobs.db, ids, {state}), change) if ids else 0
 
 
 def _text(job: Job) -> str:

@@ -1,18 +1,22 @@
-"""What a person does to jobs: requeue, kill, discard. Each by a guarded update of a set; and of jobs picked by hand.
+"""What a person does to jobs: requeue, defer, kill, discard. Each by a guarded update of a set; and of jobs by hand.
 
 A change is applied to a queryset inside the caller's transaction; `many` picks the jobs and keeps the sets small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, DateTimeField, Value, When
 from django.db.models.functions import Now
 
-from ..lifecycle import DEAD_FOR_S, Event, State, sources
-from ..models import Job, JobQuerySet
+from ..lifecycle import DEAD_FOR_S, GONE, Event, State, sources
+from ..models import Job, JobLock, JobQuerySet
+from . import locks, members
+from .dialects import dialect_of
 from .transactions import run
 
 CHUNK = 500
@@ -37,11 +41,53 @@ def discard(ids: Sequence[int], *, using: str) -> int:
     return _in_chunks(ids, discarded, using)
 
 
+def defer(times: Mapping[int, datetime], *, using: str) -> int:
+    """Have jobs that failed wait for a next try at these times, by id; at most `CHUNK`. Returns how many do.
+
+    As with `requeue`, the failure stays readable and counts.
+    """
+    whens = [When(pk=pk, then=Value(moment, DateTimeField())) for pk, moment in times.items()]
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        legal = Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER))
+        return legal.update(state=State.RETRIES, run_at=Case(*whens), wid="", finished_at=None, purge_at=None)
+
+    return run(using, verb) if times else 0
+
+
+def keep_for(pk: int, seconds: int, *, using: str) -> None:
+    """Have a job leave a row that tells its end, for so long, where it would leave none."""
+    jobs = Job.objects.using(using).filter(pk=pk, result_ttl=None)
+    run(using, lambda _: jobs.update(result_ttl=seconds), atomic=False)
+
+
+def free_locks(tokens: Sequence[int], *, using: str) -> int:
+    """Take locks from jobs that run on: their workers learn of it, and the next of each key is ready. Returns how many.
+
+    By token: a lock that another holds by now is not touched.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        held = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
+        if connection.features.has_select_for_update:
+            held = held.select_for_update()
+        found = dict(held.values_list("pk", "key"))
+        JobLock.objects.using(using).filter(pk__in=list(found)).delete()
+        locks.tell(connection, dialect_of(connection).make_next_ready(connection, sorted(found.values())))
+        return len(found)
+
+    return run(using, verb)
+
+
 def requeued(jobs: JobQuerySet) -> int:
     """The change of `requeue`: behind all that wait in their queues, and of their priority."""
-    return jobs.in_state(*sources(Event.REQUEUE)).update(
+    legal = jobs.in_state(*sources(Event.REQUEUE))
+    keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
+    requeued = legal.update(
         state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None
     )
+    locks.arrived(connections[jobs.db], keyed)
+    return requeued
 
 
 def killed(dead_for_s: int) -> Change:
@@ -49,9 +95,15 @@ def killed(dead_for_s: int) -> Change:
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
     def change(jobs: JobQuerySet) -> int:
-        return jobs.in_state(*sources(Event.KILL)).update(
-            state=State.DEAD, run_at=None, finished_at=Now(), purge_at=purge_at
+        legal = jobs.in_state(*sources(Event.KILL))
+        keys = locks.keys_of(legal)
+        free, theirs, rows = members.apart(legal)
+        killed = sum(
+            some.update(state=State.DEAD, run_at=None, finished_at=Now(), purge_at=purge_at) for some in (free, theirs)
         )
+        members.note_all(jobs.db, rows, State.DEAD)
+        locks.settle_later(connections[jobs.db], keys)
+        return killed
 
     return change
 
@@ -59,11 +111,29 @@ def killed(dead_for_s: int) -> Change:
 def discarded(jobs: JobQuerySet) -> int:
     """The change of `discard`."""
     legal = jobs.in_state(*sources(Event.DISCARD))
-    kept = legal.filter(result_ttl__isnull=False).update(
+    keys = locks.keys_of(legal)
+    free, theirs, rows = members.apart(legal)
+    dropped = _dropped(free) + _dropped(theirs)
+    members.note_all(jobs.db, rows, State.DISCARDED)
+    locks.settle_later(connections[jobs.db], keys)
+    return dropped
+
+
+def _dropped(jobs: JobQuerySet) -> int:
+    kept = jobs.filter(result_ttl__isnull=False).update(
         state=State.DISCARDED, unique_key=None, run_at=None, finished_at=Now(), purge_at=Now() + DISCARDED_FOR
     )
-    gone, _ = legal.filter(result_ttl__isnull=True).delete()
+    gone, _ = jobs.filter(result_ttl__isnull=True).delete()
     return kept + gone
+
+
+def purged(jobs: JobQuerySet) -> int:
+    """Delete jobs that ended, before their time."""
+    legal = jobs.in_state(*sources(Event.PURGE))
+    dead = members.of_batches(legal.in_state(State.DEAD))
+    gone, _ = legal.delete()
+    members.note_all(jobs.db, dead, GONE)
+    return gone
 
 
 def _in_chunks(ids: Sequence[int], change: Change, using: str) -> int:

@@ -1,4 +1,5 @@
-"""Push of jobs that ask for more than to be run: to be the only one of their kind, or to expire. Rules: W10, W27.
+"""Push of jobs that ask for more than to be run: to be the only one of their kind, to expire, to be of a batch. Rules:
+W10, W26, W27.
 
 Ordinary jobs never come here. A key is a column with a unique constraint, so that whatever makes a row go frees it,
 and two nodes that push one key at once cannot both win: the one that comes second waits for the first, and then sees.
@@ -6,8 +7,9 @@ and two nodes that push one key at once cannot both win: the one that comes seco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 from django.db import IntegrityError, transaction
@@ -18,6 +20,7 @@ from ..lifecycle import FINISHED, LIVE, State
 from ..models import Job
 from ..options import JobOptions
 from ..payloads import JobPayload
+from . import joining, locks
 from .dialects import dialect_of
 
 CHUNK = 500
@@ -28,53 +31,79 @@ _NONE = JobOptions()
 V = TypeVar("V")
 
 
-def push(connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> dict[str, FaktoryError]:
+def push(
+    connection: BaseDatabaseWrapper,
+    jobs: Sequence[JobPayload],
+    now: datetime | None,
+    *,
+    callback_of: str | None = None,
+) -> dict[str, FaktoryError]:
     """Store jobs with different jids, in one transaction, or within the caller's; returns those refused, by jid.
 
-    The first of several with one key wins. A jid that lives is left alone, whatever its key (W10).
+    The first of several with one key wins. A jid that lives is left alone, whatever its key (W10). With
+    `callback_of` they are that batch's callbacks.
     """
+    push_these = partial(_push, connection, now=now, callback_of=callback_of)
     for _ in range(MAX_ROUNDS):
         try:
             with transaction.atomic(using=connection.alias):
-                return _push(connection, jobs, now)
+                return push_these(jobs)
         except IntegrityError:  # a key or a jid was taken meanwhile: now it can be seen
             continue
     # Unless the caller's transaction is one that sees only what was there at its start.
     with transaction.atomic(using=connection.alias):
-        return _push_one_by_one(connection, jobs, now)
+        return _one_by_one(connection, jobs, push_these)
 
 
-def _push(connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> dict[str, FaktoryError]:
+def _push(
+    connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], *, now: datetime | None, callback_of: str | None
+) -> dict[str, FaktoryError]:
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     keys = sorted({job.options.unique_key for job in jobs if job.options and job.options.unique_key})
     _free_overdue(connection, keys, clock)
     stored = _stored(connection, [job.jid for job in jobs])
+    fresh = [(place, job) for place, job in enumerate(jobs) if not _stays(stored.get(job.jid))]
+    refused = joining.admit(connection, [job for _, job in fresh])
     holders = _holders(connection, keys)
     rows: list[Job] = []
-    refused: dict[str, FaktoryError] = {}
-    for place, job in enumerate(jobs):
-        old = stored.get(job.jid)
-        if old and old.state in LIVE:
+    crowd = locks.Crowd(connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key})
+    for place, job in fresh:
+        if job.jid in refused:
             continue
         row = _row(job, clock, clock + timedelta(microseconds=place))
         if row.unique_key and holders.setdefault(row.unique_key, job.jid) != job.jid:
             refused[job.jid] = NotUnique(job.jid)
             continue
+        old = stored.get(job.jid)
         row.attempt = old.attempt if old else 0  # it goes on, so that a late report of the old life stays fenced
+        row.callback_of = callback_of
+        if row.lock_key and row.state == State.ENQUEUED and not crowd.lets_in(row.lock_key, row.queue, row.weight):
+            row.state = State.BLOCKED
         rows.append(row)
+    locks.settle_later(connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED})
+    joining.joined(connection, [row.bid for row in rows if row.bid])
     _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
     return refused
 
 
-def _push_one_by_one(
-    connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
+def _stays(old: Job | None) -> bool:
+    """Whether what is stored under a jid is left alone: it lives (W10), or a batch still waits for it."""
+    if old is None:
+        return False
+    return old.state in LIVE or (old.state == State.DEAD and (old.bid or old.callback_of) is not None)
+
+
+def _one_by_one(
+    connection: BaseDatabaseWrapper,
+    jobs: Sequence[JobPayload],
+    push_these: Callable[[Sequence[JobPayload]], dict[str, FaktoryError]],
 ) -> dict[str, FaktoryError]:
     refused: dict[str, FaktoryError] = {}
     for job in jobs:
         try:
             with transaction.atomic(using=connection.alias):
-                refused |= _push(connection, [job], now)
+                refused |= push_these([job])
         except IntegrityError:
             if job.options and job.options.unique_key:
                 refused[job.jid] = NotUnique(job.jid)
@@ -94,7 +123,7 @@ def _free_overdue(connection: BaseDatabaseWrapper, keys: Sequence[str], now: dat
 
 
 def _stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:
-    jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt")
+    jobs = Job.objects.using(connection.alias).only("jid", "state", "attempt", "bid", "callback_of")
     return {job.jid: job for some in _chunks(jids) for job in jobs.filter(jid__in=some)}
 
 
@@ -134,6 +163,9 @@ def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
         unique_key=options.unique_key,
         unique_expires_at=options.lock_ends(at or now),
         unique_until_start=options.unique_until_start,
+        lock_key=options.lock_key,
+        bid=options.bid,
+        about=options.about,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
@@ -11,9 +12,22 @@ from django.db.models.functions import Now
 from ..lifecycle import State
 from ..models import Job, Queue
 from .dialects import dialect_of
+from .dialects.base import JOB
 from .transactions import run
 
+QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
 CHUNK = 500
+COUNTED = 1000
+"""Jobs of each queue that `waiting` counts, unless it is told otherwise."""
+
+
+class Waiting(NamedTuple):
+    """What waits in a queue."""
+
+    size: int
+    """Jobs; the most that were counted where there are as many or more."""
+    latency_s: float
+    """Seconds the oldest has waited; 0.0 where none waits."""
 
 
 def known_names(*, using: str) -> list[str]:
@@ -23,22 +37,37 @@ def known_names(*, using: str) -> list[str]:
 
 
 def _names_in_use(using: str) -> list[str]:
-    ready = Job.objects.using(using).in_state(State.ENQUEUED).order_by("queue").values_list("queue", flat=True)
-    names: list[str] = []
-    while (name := _first(ready.filter(queue__gt=names[-1] if names else "")[:1], using)) is not None:
-        names.append(name)
-    return names
+    found: list[str] = []
+    for state in (State.ENQUEUED, State.BLOCKED):
+        waiting = Job.objects.using(using).in_state(state).order_by("queue").values_list("queue", flat=True)
+        name = ""
+        while (name := _first(waiting.filter(queue__gt=name)[:1], using) or "") != "":
+            found.append(name)
+    return found
 
 
-def pause(queues: Sequence[str] | None, *, using: str) -> None:
-    """Give out no job of these queues, or of all that are known, from now on; a name never used becomes a queue."""
+def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
+    """Give out no job of these queues, or of all that are known, from now on; a name never used becomes a queue.
+
+    Returns those that were not paused yet.
+    """
+    paused = Queue.objects.using(using).filter(paused_at__isnull=False)
+    before: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
+    names = known_names(using=using) if queues is None else sorted(set(queues))
 
     def pause_these(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
-    _in_chunks(known_names(using=using) if queues is None else sorted(queues), pause_these, using)
+    _in_chunks(names, pause_these, using)
+    return [name for name in names if name not in before]
+
+
+def paused(*, using: str) -> set[str]:
+    """The names of those that give out no jobs."""
+    rows = Queue.objects.using(using).filter(paused_at__isnull=False).values_list("name", flat=True)
+    return run(using, lambda _: set(rows), atomic=False)
 
 
 def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
@@ -56,16 +85,82 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     def verb(connection: BaseDatabaseWrapper) -> dict[str, float]:
         with connection.cursor() as cursor:
             now = dialect_of(connection).now(cursor)
-        oldest = {queue: _oldest(queue, using) for queue in queues}
-        return {queue: max(0.0, (now - (at or now)).total_seconds()) for queue, at in oldest.items()}
+        oldest = {
+            queue: min(at or now for at in (_oldest(queue, state, using) for state in (State.ENQUEUED, State.BLOCKED)))
+            for queue in queues
+        }
+        return {queue: max(0.0, (now - at).total_seconds()) for queue, at in oldest.items()}
 
     return run(using, verb)
 
 
-def _oldest(queue: str, using: str) -> datetime | None:
+def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:
+    """How much waits in each of these queues, and for how long: a few statements, none reads a queue to its end.
+
+    For at most 100 names: they are terms of one statement.
+    """
+    if not names:
+        return {}
+
+    def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
+        sizes = dict.fromkeys(names, 0)
+        oldest: dict[str, datetime] = {}
+        with connection.cursor() as cursor:
+            now = dialect_of(connection).now(cursor)
+            for state in (State.ENQUEUED, State.BLOCKED):
+                cursor.execute(*_sizes(names, state, using, most))
+                for place, count in cursor.fetchall():
+                    sizes[names[place]] += count
+                cursor.execute(_HEADS.format(state=state, names=", ".join(["%s"] * len(names))), list(names))
+                for name, at in cursor.fetchall():
+                    moment = _moment(connection, at)
+                    oldest[name] = min(oldest.get(name, moment), moment)
+        return {
+            name: Waiting(min(size, most), max(0.0, (now - oldest.get(name, now)).total_seconds()))
+            for name, size in sizes.items()
+        }
+
+    return run(using, verb)
+
+
+# Of each queue and priority the oldest is the first in the index FETCH uses: from one priority to the next.
+_HEADS = f"""
+WITH RECURSIVE heads(queue, weight) AS (
+  SELECT known.name, (SELECT MIN(job.weight) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue = known.name)
+  FROM {QUEUE} AS known WHERE known.name IN ({{names}})
+  UNION ALL
+  SELECT heads.queue, (SELECT MIN(job.weight) FROM {JOB} AS job
+    WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight > heads.weight)
+  FROM heads WHERE heads.weight IS NOT NULL
+)
+SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
+  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight)
+FROM heads WHERE heads.weight IS NOT NULL"""
+
+
+def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[str, list[Any]]:
+    """One statement with a term for each queue; Django makes the text once, for they differ by the name only."""
+    waiting = Job.objects.using(using).in_state(state).filter(queue=names[0])
+    some = waiting.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
+    sql, params = some.query.get_compiler(using).as_sql()
+    parts = [f"SELECT {place}, COUNT(*) FROM ({sql}) AS some_{place}" for place in range(len(names))]
+    values = [name if value == names[0] else value for name in names for value in params]
+    return " UNION ALL ".join(parts), values
+
+
+def _moment(connection: BaseDatabaseWrapper, value: Any) -> datetime:
+    """As the ORM reads this database's times."""
+    column = Job._meta.get_field("enqueued_at").get_col(JOB)  # noqa: SLF001  (Django's documented name)
+    for convert in connection.ops.get_db_converters(column):
+        value = convert(value, column, connection)
+    found: datetime = value
+    return found
+
+
+def _oldest(queue: str, state: State, using: str) -> datetime | None:
     """The oldest of each priority is the first in the index FETCH uses: a look at it for each, not at every job."""
-    ready = Job.objects.using(using).in_state(State.ENQUEUED).filter(queue=queue)
-    first_of_all = ready.order_by("weight", "enqueued_at", "id").only("weight", "enqueued_at")
+    waiting = Job.objects.using(using).in_state(state).filter(queue=queue)
+    first_of_all = waiting.order_by("weight", "enqueued_at", "id").only("weight", "enqueued_at")
     oldest: datetime | None = None
     job = first_of_all.first()
     while job is not None:

@@ -26,8 +26,9 @@ def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
     def verb(_: BaseDatabaseWrapper) -> dict[str, Any]:
         queues = dict.fromkeys(Queue.objects.using(using).values_list("name", flat=True), 0)
         jobs = Job.objects.using(using)
-        ready = jobs.in_state(State.ENQUEUED).order_by().values_list("queue").annotate(Count("pk"))
-        queues.update(ready)
+        for state in (State.ENQUEUED, State.BLOCKED):
+            for queue, count in jobs.in_state(state).order_by().values_list("queue").annotate(Count("pk")):
+                queues[queue] = queues.get(queue, 0) + count
         sets = dict.fromkeys(sorted(str(state) for states in _SETS for state in states), 0)
         first, *others = (
             jobs.in_state(*states).order_by().values_list("state").annotate(Count("pk")) for states in _SETS

@@ -31,6 +31,7 @@ TRACKED_FOR = timedelta(seconds=TRACKED_FOR_S)
 TOLD = {
     State.SCHEDULED: "enqueued",
     State.ENQUEUED: "enqueued",
+    State.BLOCKED: "enqueued",
     State.WORKING: "working",
     State.RETRIES: "failed",
     State.SUCCEEDED: "success",

@@ -11,8 +11,9 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ..jsonfields import later
-from ..lifecycle import FINISHED, Event, State, sources
+from ..lifecycle import FINISHED, GONE, Event, State, sources
 from ..models import Job
+from . import locks, members
 from .dialects import dialect_of
 from .transactions import run
 
@@ -24,17 +25,18 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
     """Enqueue jobs whose time has come, at most `limit`; returns their queues, empty when none was due."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
-        rows: list[tuple[int, str]] = []
+        rows: list[tuple[int, str, str | None]] = []
         for waiting in by_time(connection, using=using):
             due = skip_locked(waiting.filter(run_at__lte=now or Now()))
-            rows += due.values_list("pk", "queue")[: limit - len(rows)]
+            rows += due.values_list("pk", "queue", "lock_key")[: limit - len(rows)]
         if rows:
             with connection.cursor() as cursor:
                 clock = now or dialect_of(connection).now(cursor)
-            Job.objects.using(using).filter(pk__in=[pk for pk, _ in rows]).in_state(*WAITING).update(
+            Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*WAITING).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
-        return {queue for _, queue in rows}
+            locks.arrived(connection, [pk for pk, _, key in rows if key])
+        return {queue for _, queue, _ in rows}
 
     return run(using, verb)
 
@@ -63,11 +65,14 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
             return 0
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
+        theirs = members.of_batches(jobs.filter(pk__in=[pk for pk, _ in rows]))
+        locks.settle_later(connection, locks.keys_of(jobs.filter(pk__in=[pk for pk, _ in rows])))
         jobs.filter(pk__in=[pk for pk, ttl in rows if ttl is None]).delete()
         for ttl in {ttl for _, ttl in rows if ttl is not None}:
             jobs.filter(pk__in=[pk for pk, kept in rows if kept == ttl]).update(
                 state=State.EXPIRED, run_at=None, unique_key=None, finished_at=clock, purge_at=later(clock, ttl)
             )
+        members.note(connection, [members.Change(job, State.EXPIRED) for job in theirs], clock)
         return len(rows)
 
     return run(using, verb)
@@ -85,7 +90,12 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
         jobs = Job.objects.using(using).in_state(*FINISHED)
         old = skip_locked(jobs.filter(purge_at__lt=now or Now()).order_by("purge_at"))
         ids = list(old.values_list("pk", flat=True)[:limit])
-        return jobs.filter(pk__in=ids).delete()[0] if ids else 0
+        if not ids:
+            return 0
+        dead = members.of_batches(Job.objects.using(using).filter(pk__in=ids).in_state(State.DEAD))
+        gone = jobs.filter(pk__in=ids).delete()[0]
+        members.note_all(using, dead, GONE)
+        return gone
 
     return run(using, verb)
 

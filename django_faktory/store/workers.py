@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, Q, QuerySet, Value, When
+from django.db.models import BigIntegerField, Case, Count, Exists, F, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Now
 
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..lifecycle import State
 from ..models import Job, WorkerProcess
 from ..payloads import Beat, WorkerIdentity
+from . import locks
 from .jobs import is_storable
 from .transactions import run
 
@@ -56,6 +57,7 @@ def beat(beats: Sequence[Beat], *, using: str) -> list[FaktoryError | str]:
     if latest:
         run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False)
     known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
+    locks.extend(known, using=using)
     states = {wid: max(state, latest[wid].current_state, key=_rank) for wid, state in known.items()}
     for state in ("quiet", "terminate"):
         moved = [wid for wid in known if states[wid] == state and known[wid] != state]
@@ -81,12 +83,27 @@ def living(seen_within_s: float) -> Q:
     return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders)
 
 
+def holding(wids: Sequence[str], *, using: str) -> dict[str, int]:
+    """How many jobs each of these has; those without are left out."""
+    held = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
+    counted = held.order_by().values_list("wid").annotate(Count("pk"))
+    return run(using, lambda _: dict(counted), atomic=False)
+
+
+def states(*, using: str, timeout_s: float) -> dict[str, int]:
+    """How many of those that live are running, quiet and terminating."""
+    found = WorkerProcess.objects.using(using).filter(living(timeout_s)).order_by().values_list("state")
+    counted = run(using, lambda _: dict(found.annotate(Count("pk"))), atomic=False)
+    return {state: counted.get(state, 0) for state in _ORDER}
+
+
 def bye(wids: Sequence[str], *, using: str) -> int:
     """Forget workers that ended well; what they still hold goes back to its old place: returns how many jobs."""
 
-    def verb(_: BaseDatabaseWrapper) -> int:
+    def verb(connection: BaseDatabaseWrapper) -> int:
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
-        returned = held.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None)
+        locks.release_all(connection, held)
+        returned = held.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
         return returned
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .asserting import EnqueuedJob, assert_enqueued, assert_enqueues, enqueued_jobs
+    from .asserting import EnqueuedJob, MadeBatch, assert_enqueued, assert_enqueues, enqueued_jobs, made_batches
     from .draining import JobFailed, Ran, drain
     from .inlining import inline
     from .live import LiveFaktory, LiveFaktoryMixin
@@ -19,16 +19,18 @@ __all__ = [
     "JobFailed",
     "LiveFaktory",
     "LiveFaktoryMixin",
+    "MadeBatch",
     "Ran",
     "assert_enqueued",
     "assert_enqueues",
     "drain",
     "enqueued_jobs",
     "inline",
+    "made_batches",
 ]
 
 _PLACES = {
-    "asserting": ("EnqueuedJob", "assert_enqueued", "assert_enqueues", "enqueued_jobs"),
+    "asserting": ("EnqueuedJob", "MadeBatch", "assert_enqueued", "assert_enqueues", "enqueued_jobs", "made_batches"),
     "draining": ("JobFailed", "Ran", "drain"),
     "inlining": ("inline",),
     "live": ("LiveFaktory", "LiveFaktoryMixin"),

@@ -1,4 +1,4 @@
-"""What waits to be run, and assertions about it: `enqueued_jobs`, `assert_enqueued`, `assert_enqueues`."""
+"""What waits to be run, assertions about it, and the batches that were made."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from datetime import datetime
 from typing import Any
 
 from .. import conf
+from ..admission import parse_job
 from ..arguments import encoded_call
 from ..compat import Task, task_backends
 from ..errors import FaktoryError
 from ..lifecycle import State
-from ..models import Job
+from ..models import Batch, Job
+from ..payloads import JobPayload, NewBatch
 from ..results import call_of
 from ..tasks import FaktoryTask
 from .backends import DummyBackend, ImmediateBackend
 
-_WAITING = (State.SCHEDULED, State.ENQUEUED, State.RETRIES)
+_WAITING = (State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.RETRIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,23 @@ class EnqueuedJob:
     priority: int = field(repr=False)
     run_at: datetime | None
     """When it is due; None: now."""
+    bid: str = field(default="", repr=False)
+    """The batch it is a member of; "": of none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBatch:
+    """A batch, whatever has become of it."""
+
+    bid: str
+    parent_bid: str
+    description: str
+    complete: EnqueuedJob | None
+    """What it enqueues when every job was executed, waiting or not."""
+    success: EnqueuedJob | None
+    """What it enqueues when every job has succeeded, waiting or not."""
+    jobs: list[EnqueuedJob]
+    """Its jobs that wait."""
 
 
 def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) -> list[EnqueuedJob]:
@@ -43,6 +62,24 @@ def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) 
         job
         for job in [*_stored(), *_in_memory()]
         if (jobtype is None or job.jobtype == jobtype) and (queue is None or job.queue == queue)
+    ]
+
+
+def made_batches() -> list[MadeBatch]:
+    """The batches that were made, the oldest first, so a parent before its children. A test backend's count too."""
+    members: dict[str, list[EnqueuedJob]] = {}
+    for job in enqueued_jobs():
+        members.setdefault(job.bid, []).append(job)
+    return [
+        MadeBatch(
+            bid=bid,
+            parent_bid=made.parent_bid,
+            description=made.description,
+            complete=_callback(made.complete),
+            success=_callback(made.success),
+            jobs=members.get(bid, []),
+        )
+        for bid, made in [*_stored_batches(), *_batches_in_memory()]
     ]
 
 
@@ -118,10 +155,8 @@ def _jobtype(task: Task[..., Any]) -> str:
 
 
 def _stored() -> Iterator[EnqueuedJob]:
-    if all(isinstance(backend, DummyBackend | ImmediateBackend) for backend in task_backends.all()):
-        return  # no job can be in the database, which a SimpleTestCase must not ask
-    if conf.get("BROKER") != "orm":
-        raise FaktoryError('jobs are looked for in this project\'s database: expected FAKTORY["BROKER"] = "orm"')
+    if not _asks_the_database():
+        return
     for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
         call = call_of(job.payload)
         yield EnqueuedJob(
@@ -132,12 +167,15 @@ def _stored() -> Iterator[EnqueuedJob]:
             queue=job.queue,
             priority=job.priority,
             run_at=job.run_at,
+            bid=job.bid or "",
         )
 
 
 def _in_memory() -> Iterator[EnqueuedJob]:
     for backend in task_backends.all():
-        for result in backend.results if isinstance(backend, DummyBackend) else ():
+        if not isinstance(backend, DummyBackend):
+            continue
+        for result in backend.results:
             yield EnqueuedJob(
                 jid=result.id,
                 jobtype=_jobtype(result.task),
@@ -146,4 +184,47 @@ def _in_memory() -> Iterator[EnqueuedJob]:
                 queue=result.task.queue_name,
                 priority=result.task.priority,
                 run_at=result.task.run_after,
+                bid=backend.bid_of(result),
             )
+
+
+def _asks_the_database() -> bool:
+    """False where no job can be there: a SimpleTestCase must not ask it."""
+    if all(isinstance(backend, DummyBackend | ImmediateBackend) for backend in task_backends.all()):
+        return False
+    if conf.get("BROKER") != "orm":
+        raise FaktoryError('jobs are looked for in this project\'s database: expected FAKTORY["BROKER"] = "orm"')
+    return True
+
+
+def _stored_batches() -> Iterator[tuple[str, NewBatch]]:
+    rows = Batch.objects.using(conf.get("DATABASE")).order_by("pk") if _asks_the_database() else ()
+    for row in rows:
+        made = NewBatch(
+            description=row.description,
+            parent_bid=row.parent_bid,
+            complete=parse_job(row.complete) if row.complete else None,
+            success=parse_job(row.success) if row.success else None,
+        )
+        yield row.bid, made
+
+
+def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
+    for backend in task_backends.all():
+        if isinstance(backend, DummyBackend | ImmediateBackend):
+            yield from ((kept.bid, kept.made) for kept in backend.batches.kept.values())
+
+
+def _callback(job: JobPayload | None) -> EnqueuedJob | None:
+    if job is None:
+        return None
+    call = call_of(job.text)
+    return EnqueuedJob(
+        jid=job.jid,
+        jobtype=job.jobtype,
+        args=call.args,
+        kwargs=call.kwargs,
+        queue=job.queue,
+        priority=job.priority,
+        run_at=job.at,
+    )

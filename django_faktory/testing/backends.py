@@ -6,7 +6,7 @@ apps still load: imports no model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,15 +16,19 @@ from typing import Any, NoReturn, cast
 import msgspec
 from django.core.checks import CheckMessage
 from django.utils import timezone
+from msgspec import structs
 
-from .. import brokers
+from .. import brokers, jsontext
 from ..backend import FaktoryBackend
+from ..batching import Kind
 from ..brokers.base import Broker, Transaction
 from ..compat import Task, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from ..errors import FaktoryError, NotUnique
+from ..lifecycle import State
 from ..payloads import Ack, Failure, JobPayload, Reservation, rfc3339
-from ..results import Attempt, call_of
-from ..tasks import FaktoryTask, P, R
+from ..results import Attempt, JobResult, call_of
+from ..tasks import FaktoryTask, P, R, lookup
+from .batches import MemoryBatches
 from .watching import Watched
 
 MOST_ATTEMPTS = 100
@@ -41,10 +45,29 @@ class _TestBackend(FaktoryBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self._locks: dict[str, tuple[str, datetime]] = {}
+        self.batches = MemoryBatches(fire=self._fire, forget=self._forget)
+
+    def batch_keeper(self) -> MemoryBatches:
+        """This backend itself, as it keeps the jobs."""
+        return self.batches
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """See FaktoryBackend; its jobs need no table."""
         return [message for message in super().check(**kwargs) if message.id != "django_faktory.E010"]
+
+    def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:
+        """Enqueue a batch's callback."""
+        raise NotImplementedError
+
+    def _forget(self, bids: Collection[str]) -> None:
+        """An exception took these batches back."""
+
+    def _admit(self, job: JobPayload) -> FaktoryError | None:
+        """Let a job join its batch and take its lock, or say why not."""
+        refusal = self.batches.refusal(job) or self._lock(job)
+        if refusal is None:
+            self.batches.joined(job)
+        return refusal
 
     def _lock(self, job: JobPayload) -> FaktoryError | None:
         """Take the lock a job asks for; NotUnique where another job has it (W27)."""
@@ -72,11 +95,18 @@ class DummyBackend(_TestBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self.results: list[TaskResult[..., Any]] = []
+        self._bids: dict[str, str] = {}
 
     def clear(self) -> None:
-        """Forget all jobs, and the locks they hold."""
+        """Forget all jobs and batches, and the locks they hold."""
         self.results.clear()
         self._locks.clear()
+        self._bids.clear()
+        self.batches.kept.clear()
+
+    def bid_of(self, result: TaskResult[..., Any]) -> str:
+        """The batch that this one of `results` is a member of; "" for none."""
+        return self._bids.get(result.id, "")
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """One of `results`. Raises TaskResultDoesNotExist."""
@@ -92,10 +122,18 @@ class DummyBackend(_TestBackend):
     def _hand_over(
         self, jobs: Sequence[JobPayload], results: Sequence[TaskResult[..., Any]]
     ) -> Sequence[FaktoryError | None]:
-        refusals = [self._lock(job) for job in jobs]
-        kept = (result for result, refusal in zip(results, refusals, strict=True) if not refusal)
-        self.results.extend(map(_copied, kept))
+        refusals = [self._admit(job) for job in jobs]
+        for job, result, refusal in zip(jobs, results, refusals, strict=True):
+            if not refusal:
+                self.results.append(_copied(result))
+                self._bids[result.id] = (job.options and job.options.bid) or ""
         return refusals
+
+    def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:  # noqa: ARG002
+        self.results.append(_result_of(job, backend=self.alias))
+
+    def _forget(self, bids: Collection[str]) -> None:
+        self.results = [result for result in self.results if self.bid_of(result) not in bids]
 
 
 class ImmediateBackend(_TestBackend):
@@ -134,7 +172,7 @@ class ImmediateBackend(_TestBackend):
         jobs: Sequence[JobPayload],
         results: Sequence[TaskResult[..., Any]],  # noqa: ARG002
     ) -> Sequence[FaktoryError | None]:
-        refusals = [self._lock(job) for job in jobs]
+        refusals = [self._admit(job) for job in jobs]
         self._taken |= {job.jid: job for job, refusal in zip(jobs, refusals, strict=True) if not refusal}
         return refusals
 
@@ -143,12 +181,21 @@ class ImmediateBackend(_TestBackend):
             job = self._taken.pop(result.id)
             try:
                 if job.at is None or job.at <= timezone.now():
-                    self._run(result, job)
+                    self.batches.ended(job, self._run(result, job))
             finally:
                 self._unlock(job)  # a dead job too: it must not stand in the next test's way
 
-    def _run(self, result: TaskResult[..., Any], job: JobPayload) -> None:
+    def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:
+        text = jsontext.members(job.text)
+        custom = jsontext.last_members(text["custom"]) if "custom" in text else {}
+        custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
+        told = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
+        self.batches.callback_ended(bid, kind, self._run(_result_of(told, backend=self.alias), told))
+
+    def _run(self, result: TaskResult[..., Any], job: JobPayload) -> State:
+        """Attempt it until it has ended; returns how."""
         attempts: list[Attempt] = []
+        verdict = ""
         if job.options and job.options.unique_until_start:
             self._unlock(job)
         while not result.is_finished and len(attempts) < MOST_ATTEMPTS:
@@ -156,13 +203,18 @@ class ImmediateBackend(_TestBackend):
             # The registry's task has its own backend's alias; this one was enqueued here.
             task = cast("FaktoryTask[..., Any]", result.task)
             execution = Watched(reservation, call_of(job.text), replace(task, backend=self.alias))
-            report = execution.perform(_no_store)
+            with self.batches.running(job):
+                report = execution.perform(_no_store)
             for name in _TOLD:
                 object.__setattr__(result, name, getattr(execution.result, name))
             if isinstance(report, Failure):
                 attempts.append(_attempt(reservation, report))
+                verdict = report.verdict
                 if not result.is_finished:
                     object.__setattr__(result, "status", TaskResultStatus.READY)
+        if result.status is TaskResultStatus.SUCCESSFUL:
+            return State.SUCCEEDED
+        return State.DISCARDED if verdict == "discard" else State.DEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +256,26 @@ def _attempt(reservation: Reservation, failure: Failure) -> Attempt:
         backtrace=list(failure.backtrace),
         started_at=rfc3339(reservation.started_at) if reservation.started_at else "",
         failed_at=rfc3339(timezone.now()),
+    )
+
+
+def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
+    """Of a callback that is enqueued just now."""
+    call = call_of(job.text)
+    task = replace(lookup(job.jobtype), backend=backend, queue_name=job.queue, priority=job.priority)
+    return JobResult(
+        task=task,
+        id=job.jid,
+        status=TaskResultStatus.READY,
+        enqueued_at=timezone.now(),
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=call.args,
+        kwargs=call.kwargs,
+        backend=backend,
+        errors=[],
+        worker_ids=[],
     )
 
 

@@ -25,7 +25,7 @@ from ..lifecycle import State
 from ..models import Job
 from ..payloads import Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..results import call_of
-from ..store import upkeep
+from ..store import batches, upkeep
 from ..worker.execute import prepare
 from .clock import Clock
 from .watching import Watched
@@ -129,6 +129,8 @@ class _Drain:
             pass
         while upkeep.expire(using=alias, now=moment):
             pass
+        while batches.expire(using=alias, now=moment):
+            pass
 
     def _queues(self) -> tuple[str, ...]:
         """Those with work, in the order of FAKTORY["QUEUES"], then by name."""
@@ -148,7 +150,7 @@ class _Drain:
             return
         watched = Watched(reservation, call_of(reservation.text), found.task)
         told: list[TrackUpdate] = []
-        watched.control.tell = lambda percent, note: told.append(
+        watched.control.tell = lambda percent, note, _: told.append(
             TrackUpdate(jid=reservation.jid, wid=WID, percent=percent, desc=note)
         )
         with _as_if_committed():

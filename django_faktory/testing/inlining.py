@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from ..batches import batch_committed
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
 from ..compat import task_enqueued
@@ -24,12 +25,14 @@ def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
     """
     ran: list[Ran] = []
     inlined = _Inline(ran, raise_errors=raise_errors)
-    task_enqueued.connect(inlined.enqueued)
+    for signal in (task_enqueued, batch_committed):
+        signal.connect(inlined.enqueued)
     try:
         yield ran
         inlined.finish()
     finally:
-        task_enqueued.disconnect(inlined.enqueued)
+        for signal in (task_enqueued, batch_committed):
+            signal.disconnect(inlined.enqueued)
 
 
 class _Inline:

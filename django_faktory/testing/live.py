@@ -103,7 +103,7 @@ class LiveFaktory:
         return ", ".join(f"{job.jobtype} {job.jid} is {job.state}" for job in self._busy()[:10])
 
     def _busy(self) -> Any:
-        return Job.objects.using(self._broker.alias).in_state(State.ENQUEUED, State.WORKING)
+        return Job.objects.using(self._broker.alias).in_state(State.ENQUEUED, State.BLOCKED, State.WORKING)
 
     def _start(self) -> None:
         autodiscover()

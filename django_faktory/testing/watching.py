@@ -6,6 +6,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 
+from .. import batches
 from ..brokers.base import Broker
 from ..payloads import Ack, Failure
 from ..worker.execute import Execution
@@ -28,6 +29,7 @@ class Watched(Execution):
 
     def perform(self, broker: Broker) -> Ack | Failure | None:
         """Run the job here and now, a coroutine too; see `Execution.run`."""
-        if self.is_async:
-            return async_to_sync(self.arun)()  # what it does with the ORM is done on this thread's connections
-        return self.run(broker)
+        with batches.in_none():  # a batch that is being filled in this thread is none of its business
+            if self.is_async:
+                return async_to_sync(self.arun)()  # what it does with the ORM is done on this thread's connections
+            return self.run(broker)

@@ -54,6 +54,10 @@ class Listener(ABC):
         """How long to wait for a hint before looking without one."""
         return poll_interval_s * SELDOM if self.hears_all else poll_interval_s
 
+    def ring(self) -> None:
+        """A hint of this process's own, from any thread. Does nothing where each commit is heard as it is."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Let go of what it holds; a wait that runs in another thread returns soon."""
@@ -64,16 +68,26 @@ class Listener(ABC):
 
 
 class PollingListener(Listener):
-    """For where hints cannot come: waits the whole time, and leaves the rest to the poll."""
+    """For where hints of others cannot come: waits the whole time, and leaves the rest to the poll."""
+
+    looks_twice = False
 
     def __init__(self) -> None:
         super().__init__()
-        self._closed = threading.Event()
+        self._woken = threading.Event()
+        self._is_closed = False
+
+    def ring(self) -> None:
+        """See Listener."""
+        self._woken.set()
 
     def close(self) -> None:
         """See Listener."""
-        self._closed.set()
+        self._is_closed = True
+        self._woken.set()
 
     def _hear(self, timeout_s: float) -> bool:
-        self._closed.wait(timeout_s)
-        return False
+        heard = self._woken.wait(timeout_s) and not self._is_closed
+        if heard:
+            self._woken.clear()
+        return heard

@@ -91,6 +91,10 @@ class PostgresListener(Listener):
         self._thread = threading.Thread(target=self._run, name="faktory-listen", daemon=True)
         self._thread.start()
 
+    def ring(self) -> None:
+        """See Listener."""
+        self._heard.set()
+
     def close(self) -> None:
         """See Listener. Waits a moment for the thread, which may be busy connecting."""
         with self._closing:

@@ -93,6 +93,7 @@ class Execution:
         self._value: Any = None
         self._is_over = True
         self.control = Stoppable()
+        self.control.wid, self.control.bid = reservation.wid, call.bid
         self.result = running(reservation, task, call, failures=self._failures)
 
     @property

@@ -101,6 +101,8 @@ class Executors:
 
     def _execute(self, execution: Execution, began_at: float) -> None:
         execution.control.tell = partial(self._progress.tell, execution.reservation)
+        execution.control.lock_token = execution.reservation.lock_token
+        execution.control.lost_locks = self._held.lost_locks
         self._watch.began(execution)
         if execution.is_async:
             self._loop.submit(execution.arun, lambda end: self._ended(execution, end, began_at))

@@ -75,6 +75,11 @@ class Fetcher:
         if self._hints is not None:
             self._hints.close()
 
+    def look_again(self) -> None:
+        """Fetch at once: something has just become ready. From any thread."""
+        if self._hints is not None:
+            self._hints.ring()
+
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
         if not self._broker.blocking and (stuck := self._held.take_stuck()):
@@ -85,7 +90,7 @@ class Fetcher:
         if not self._may_fetch():
             self._stopping.wait(0.1)
             return
-        was_idle, ended = self._held.is_empty(), self._held.ended
+        was_idle = self._held.is_empty()
         jobs = self._fetch(1 if self._broker.blocking else room)
         if jobs:
             self._looks = 0
@@ -98,8 +103,8 @@ class Fetcher:
                 hints.wait(min(STUCK_S, poll_s) if self._held.has_waiting() else poll_s)
         elif not jobs and was_idle:
             self._end_or_look_again(self._on_drained)
-        elif not jobs:  # a job that runs may make another
-            self._held.wait_for_end(ended, self._poll_interval_s)
+        elif not jobs:  # a job that runs may make another, or hold a lock that others wait for
+            hints.wait(min(DRAINED_PAUSE_S, self._poll_interval_s))
 
     def _end_or_look_again(self, on_drained: Callable[[], None]) -> None:
         # One look proves nothing: jobs whose rows somebody has just locked are passed over.

@@ -32,19 +32,14 @@ class HeldJobs:
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
         self._is_closed = False
-        self.ended = 0
-        """How many jobs have ended so far."""
+        self.lost_locks: set[int] = set()
+        """Tokens of locks that were lost while their jobs were held."""
 
     def wait_for_room(self, timeout_s: float) -> int:
         """How many jobs may be fetched: waits up to `timeout_s` for there being room, then may answer 0."""
         with self._changed:
             self._changed.wait_for(lambda: self._room() > 0, timeout_s)
             return self._room()
-
-    def wait_for_end(self, ended: int, timeout_s: float) -> None:
-        """Wait until more than `ended` jobs have ended, or for so long."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.ended > ended, timeout_s)
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until every job has ended; False when the time is over first."""
@@ -71,6 +66,13 @@ class HeldJobs:
             self._waiting.put(job)
         return True
 
+    def locked(self) -> dict[int, Reservation]:
+        """The jobs held that hold a lock, by its token."""
+        with self._changed:
+            held = {job.lock_token: job for job in self._held.values() if job.lock_token is not None}
+        self.lost_locks.intersection_update(held)  # in place: tasks look at it
+        return held
+
     def next(self) -> Reservation | None:
         """The next job to run; blocks. None: there will be no more."""
         job = self._waiting.get()
@@ -82,7 +84,6 @@ class HeldJobs:
         with self._changed:
             if self._held.pop(id(job), None) is None:
                 return False
-            self.ended += 1
             self._pace.ended(ran_s)
             if report is not None:
                 self.finished.put(report)

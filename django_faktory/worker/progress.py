@@ -8,6 +8,7 @@ import threading
 import time
 
 from ..brokers.base import Broker
+from ..control import Part
 from ..errors import FaktoryError
 from ..payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 
@@ -29,9 +30,9 @@ class Progress:
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def tell(self, job: Reservation, percent: int, note: str) -> None:
+    def tell(self, job: Reservation, percent: int, note: str, part: Part = None) -> None:
         """Keep this until it is written, or until the next word of this job."""
-        update = TrackUpdate(jid=job.jid, wid=job.wid, percent=percent, desc=cut(note, MAX_DESC_BYTES))
+        update = TrackUpdate(jid=job.jid, wid=job.wid, percent=percent, desc=cut(note, MAX_DESC_BYTES), part=part)
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="faktory-progress", daemon=True)

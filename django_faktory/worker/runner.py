@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import threading
 import time
@@ -25,6 +24,8 @@ from .executors import Executors
 from .fetching import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .held import HeldJobs
+from .keeping import LockKeeper
+from .launch import new_wid
 from .patience import Patience
 from .queue_order import QueueOrder
 from .reports import Reporter
@@ -37,7 +38,7 @@ READ_AHEAD = 50
 none read ahead, 6,000 with 25, 7,900 with 50, 7,500 with 100."""
 
 FLUSH_S = 3.0
-"""For the last reports, after the time that running jobs got."""
+"""For the last reports, after the time that running jobs have."""
 
 DRAINED = "drained"
 STUCK = "stuck"
@@ -45,11 +46,6 @@ STUCK = "stuck"
 SIGNAL_CHECK_S = 0.5
 """Longest sleep of the main thread. Python runs signal handlers between two bytecodes: one whose signal came just
 before the sleep began, or to another thread, waits for its end."""
-
-
-def new_wid() -> str:
-    """A name no other worker process has had."""
-    return secrets.token_hex(8)
 
 
 class Worker:
@@ -100,7 +96,10 @@ class Worker:
             may_fetch=self._heartbeat.is_fresh,
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
         )
-        loops = {"fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat}
+        self._keeper = LockKeeper(broker, self._held)
+        loops = {
+            "fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat, "locks": self._keeper
+        }  # fmt: skip
         self._loops = {
             name: threading.Thread(target=self._keep, args=(loop,), name=f"faktory-{name}", daemon=True)
             for name, loop in loops.items()
@@ -113,6 +112,10 @@ class Worker:
     def quiet(self) -> None:
         """Fetch no more, for good; what runs goes on. Safe as `stop` is."""
         self._orders.put(QUIET)
+
+    def look_again(self) -> None:
+        """Fetch without waiting for a hint: something has just become ready. From any thread."""
+        self._fetcher.look_again()
 
     def run(self) -> bool:
         """Work until stopped, or stuck. True when every thread has ended; False where user code still keeps one.
@@ -166,7 +169,7 @@ class Worker:
         logger.info("worker started wid=%s pid=%d", self.wid, identity.pid)
         return True
 
-    def _keep(self, loop: Fetcher | Reporter | Heartbeat) -> None:
+    def _keep(self, loop: Fetcher | Reporter | Heartbeat | LockKeeper) -> None:
         """A thread's work. A worker that lost one of its loops must not look alive: it ends."""
         try:
             loop.run()
@@ -190,13 +193,26 @@ class Worker:
         self._held.wait_empty(deadline - time.monotonic())
         self._fail_the_rest()
         has_ended = self._executors.close(time.monotonic() + 0.5)
-        self._reporter.close(time.monotonic() + FLUSH_S)
-        self._loops["report"].join(FLUSH_S + 0.5)
+        self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         self._heartbeat.stop()
+        self._keeper.stop()
+        self._loops["locks"].join(0.5)
         self._loops["beat"].join(0.5)
         self._say_goodbye()
         logger.info("worker stopped wid=%s", self.wid)
         return has_ended
+
+    def _flush(self, deadline: float) -> None:
+        """Let the reports be told: jobs that ended early leave them the rest of the time there is to stop."""
+        reporting = self._loops["report"]
+        self._reporter.close(deadline)
+        reporting.join(max(0.0, deadline - time.monotonic()) + 0.5)
+        if reporting.is_alive():
+            logger.error(
+                "jobs ended and could not be reported in time: they may run again wid=%s jobs=%d at least",
+                self.wid,
+                1 + self._held.finished.qsize(),
+            )
 
     def _fail_the_rest(self) -> None:
         for job in self._held.abandon():

@@ -21,7 +21,7 @@ def plan(settings, monkeypatch):
     def made(*, FAKTORY=None, **options):  # noqa: N803  (the setting's name)
         settings.FAKTORY = FAKTORY or {}
         nothing = dict.fromkeys(
-            ["address", "queues", "processes", "concurrency", "url", "reload", "tls_cert", "tls_key"]
+            ["address", "queues", "processes", "concurrency", "url", "gearmonkey", "reload", "tls_cert", "tls_key"]
         )
         flags = dict.fromkeys(["server_only", "worker_only", "drain"], False)
         return make_plan(nothing | flags | options)

@@ -13,6 +13,7 @@ from tests.commands import tasks
 from tests.project.tasks import add, async_add, fails_for_good, flaky, noop
 from tests.server.raw import CERTIFICATE, RawClient
 from tests.settings import KIND
+from tests.standing import stand_still
 from tests.waiting import wait_until
 
 ANY_PORT = "127.0.0.1:0"
@@ -23,7 +24,7 @@ def state_of(result):
     return Job.objects.values_list("state", flat=True).get(jid=result.id)
 
 
-def reaches(result, state, timeout_s=30):
+def reaches(result, state, timeout_s=90):
     try:
         wait_until(lambda: state_of(result) == state, timeout_s)
     except AssertionError:
@@ -135,7 +136,7 @@ class TestStopping:
         program.signal(signal.SIGTERM)
         program.said("worker stops")
         program.insist(signal.SIGTERM, "stopping at once")
-        assert program.code(10) == 0
+        assert program.code(20) == 0
         job = Job.objects.get(jid=result.id)
         assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
 
@@ -247,7 +248,7 @@ class TestOrders:
         result = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", WORKER_TIMEOUT=2)
         pid = meeting.pid()
-        os.kill(pid, signal.SIGSTOP)
+        stand_still(pid)
         try:
             program.said("workers lost")
         finally:

@@ -15,7 +15,7 @@ from tests.commands.test_runfaktory import ANY_PORT, WORKER
 from tests.settings import KIND
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def only_line(program):

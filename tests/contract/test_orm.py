@@ -6,12 +6,13 @@ from django_faktory.brokers import orm
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import Ack
+from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
 from tests.factories import payload
 
 
-class TestOrmBroker(ManagementContract, BrokerContract):
+class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
     @pytest.fixture
     def broker(self):
         return OrmBroker("default")

@@ -3,12 +3,13 @@
 import pytest
 
 from django_faktory.brokers.remote import RemoteBroker
+from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 
 
-class TestRemoteBroker(ManagementContract, BrokerContract):
+class TestRemoteBroker(BatchContract, ManagementContract, BrokerContract):
     blocking = True
 
     @pytest.fixture

@@ -26,7 +26,9 @@ def key(**fields):
     return parsed({"unique_for": 1}, **fields).options.unique_key
 
 
-@pytest.mark.parametrize("custom", ["null", "{}", '{"bid":"b-1"}', '{"unique_for":null}', '{"unique_until":"x"}'])
+@pytest.mark.parametrize(
+    "custom", ["null", "{}", '{"_bid":"b-1"}', '{"bid":""}', '{"unique_for":null}', '{"unique_until":"x"}']
+)
 def test_an_ordinary_job_has_no_options(custom):
     assert parsed(custom).options is None
 

@@ -26,18 +26,24 @@ from django_faktory.lifecycle import (
 pytestmark = pytest.mark.core
 
 FAILED = {State.RETRIES, State.DEAD, State.DISCARDED, GONE}
-BORN = {State.SCHEDULED, State.ENQUEUED}
+BORN = {State.SCHEDULED, State.ENQUEUED, State.BLOCKED}
+READY = {State.ENQUEUED, State.BLOCKED}
 DROPPED = {State.DISCARDED, GONE}
 LATE = {State.EXPIRED, GONE}
 
 # Written out a second time, by hand: a change of the table must be meant twice.
 LEGAL = {
     (GONE, "push"): BORN,
-    ("scheduled", "due"): {"enqueued"},
-    ("scheduled", "requeue"): {"enqueued"},
+    ("scheduled", "due"): READY,
+    ("scheduled", "requeue"): READY,
     ("scheduled", "kill"): {"dead"},
     ("scheduled", "discard"): DROPPED,
     ("scheduled", "expire"): LATE,
+    ("enqueued", "park"): {"blocked"},
+    ("blocked", "ready"): {"enqueued"},
+    ("blocked", "kill"): {"dead"},
+    ("blocked", "discard"): DROPPED,
+    ("blocked", "expire"): LATE,
     ("enqueued", "fetch"): {"working"},
     ("enqueued", "kill"): {"dead"},
     ("enqueued", "discard"): DROPPED,
@@ -46,14 +52,16 @@ LEGAL = {
     ("working", "fail"): FAILED,
     ("working", "reap"): FAILED,
     ("working", "lose"): {"enqueued", "dead"},
-    ("working", "release"): {"enqueued"},
-    ("retries", "due"): {"enqueued"},
-    ("retries", "requeue"): {"enqueued"},
+    ("working", "release"): READY,
+    ("retries", "due"): READY,
+    ("retries", "requeue"): READY,
+    ("retries", "defer"): {"retries"},
     ("retries", "kill"): {"dead"},
     ("retries", "discard"): DROPPED,
     ("retries", "expire"): LATE,
     ("dead", "push"): BORN,
-    ("dead", "requeue"): {"enqueued"},
+    ("dead", "requeue"): READY,
+    ("dead", "defer"): {"retries"},
     ("dead", "kill"): {"dead"},
     ("dead", "discard"): DROPPED,
     ("dead", "purge"): {GONE},
@@ -80,7 +88,7 @@ def test_every_pair_of_state_and_event(state, event):
 
 def test_states_are_spelled_as_the_protocol_does():
     assert [str(state) for state in State] == [
-        "scheduled", "enqueued", "working", "retries", "dead", "succeeded", "discarded", "expired",
+        "scheduled", "enqueued", "blocked", "working", "retries", "dead", "succeeded", "discarded", "expired",
     ]  # fmt: skip
 
 

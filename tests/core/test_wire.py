@@ -7,8 +7,8 @@ import pytest
 from django_faktory.admission import parse_job
 from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
 from django_faktory.mutations import Mutation
-from django_faktory.payloads import Beat, TrackUpdate, WorkerIdentity, parse_instant
-from django_faktory.protocol import commands, management, resp, tracking
+from django_faktory.payloads import Beat, NewBatch, TrackUpdate, WorkerIdentity, parse_instant
+from django_faktory.protocol import batches, commands, management, resp, tracking
 from django_faktory.protocol.connection import ClientConnection, ServerConnection
 from django_faktory.protocol.resp import Bulk, Error, Simple
 from tests.core.splits import every_split
@@ -59,6 +59,13 @@ SENT = [
         ),
     ),
     (b"TRACK GET 12345678", tracking.TrackGet("12345678")),
+    (
+        f'BATCH NEW {{"description":"d","parent_bid":"b-1","complete":{JOB},"success":{JOB}}}'.encode(),
+        batches.BatchNew(NewBatch(description="d", parent_bid="b-1", complete=parse_job(JOB), success=parse_job(JOB))),
+    ),
+    (b"BATCH OPEN b-1", batches.BatchOpen("b-1")),
+    (b"BATCH COMMIT b-1", batches.BatchCommit("b-1")),
+    (b"BATCH STATUS b-1", batches.BatchAsk("b-1")),
 ]
 
 ANSWERED = [

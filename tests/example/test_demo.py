@@ -1,6 +1,7 @@
 """`make demo`, as a user sees it: real processes, on the database at hand."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -69,6 +70,7 @@ def demo(tmp_path):
 def test_the_demo_ends_by_itself_with_every_job_as_expected(demo):
     told, _ = demo("--once").communicate(timeout=150)
     assert "7 of 7 jobs ended as expected" in told
+    assert re.search(r"7 of 7 batches ended as expected, delivery \d+ left", told)
     assert "/admin/   login: admin   password: " in told
 
 

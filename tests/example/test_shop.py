@@ -7,14 +7,15 @@ from urllib.error import HTTPError
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import mail
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from django_faktory import Discard
-from django_faktory.models import Job
+from django_faktory.models import Batch, Job
+from django_faktory.testing import drain
 from example_project.shop import tasks
-from example_project.shop.models import DailyReport, Invoice, Order, WebhookCall
-from example_project.shop.orders import place_order
+from example_project.shop.models import DailyReport, Delivery, Invoice, Order, Parcel, WebhookCall
+from example_project.shop.orders import deliver, place_order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("example_project.urls")]
 
@@ -125,3 +126,45 @@ def test_the_page_shows_orders_and_the_report(client, order):
 def test_a_review_is_asked_for(order):
     tasks.ask_for_review.func(order)
     assert "Analytical Engine" in mail.outbox[0].body
+
+
+def test_a_delivery_is_three_batches_deep_and_its_steps_come_in_order(client):
+    orders = [Order.objects.create(**ENGINE) for _ in range(3)]
+    delivery = deliver(orders)
+    assert list(Batch.objects.order_by("pk").values_list("depth", flat=True)) == [0, 1, 2, 1, 2, 1, 2]
+    ran = [one.jobtype.rpartition(".")[2] for one in drain(raise_errors=True)]
+    assert sorted(ran[:9]) == ["check_stock"] * 3 + ["pick"] * 3 + ["write_label"] * 3
+    callbacks = ran[9:]
+    assert sorted(callbacks) == ["close_parcel"] * 3 + ["send_off"] + ["weigh"] * 3
+    assert callbacks[0] == "weigh"
+    assert callbacks[-1] == "send_off"
+    delivery.refresh_from_db()
+    assert delivery.left_at
+    assert list(Parcel.objects.values_list("grams", flat=True)) == [100 + 900 * 17] * 3
+    assert set(Batch.objects.values_list("success_st", flat=True)) == {"2"}
+    assert "delivery" in client.get("/").content.decode()
+
+
+def test_a_delivery_that_cannot_be_leaves_no_row_batch_or_job(order):
+    deliver([order])
+    counts = [model.objects.count() for model in (Delivery, Parcel, Batch, Job)]
+    with pytest.raises(IntegrityError):
+        deliver([Order.objects.create(**ENGINE), order])
+    assert [model.objects.count() for model in (Delivery, Parcel, Batch, Job)] == counts
+
+
+def test_the_shop_delivers_every_order_once(client, order):
+    for _ in range(2):
+        page = client.post("/deliveries/", follow=True).content.decode()
+    assert "its parcels are being packed" in page
+    assert Parcel.objects.get().order == order
+    drain()
+    assert "left at" in client.get("/").content.decode()
+
+
+def test_the_shop_says_where_a_delivery_cannot_leave(client, order):
+    deliver([order])
+    Batch.objects.update(is_broken=True)
+    assert "a job was given up, it cannot leave" in client.get("/").content.decode()
+    Batch.objects.all().delete()
+    assert "its parcels are being packed" in client.get("/").content.decode()

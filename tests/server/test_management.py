@@ -198,7 +198,7 @@ def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
 def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_client):
     """W28: what is done is done, and the client is told to ask again for the rest."""
     JobFactory.create_batch(2)
-    Job.objects.bulk_create(JobFactory.build(dead=True) for _ in range(many.CHUNK * 2))
+    Job.objects.bulk_create(JobFactory.many(many.CHUNK * 2, dead=True))
 
     def stop_after_the_first_step(alias, queues):
         server.stop()

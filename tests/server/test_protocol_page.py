@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="
 
 ANSWERS = [
     ("nonsense", "-ERR unknown command "),
-    ("BATCH NEW {}", "-ERR unknown command BATCH"),
+    ("BATCH STATUS b-none", "-ERR no such batch b-"),
     ("PUSH {", "-ERR invalid JSON: "),
     ("PUSH {}", "-ERR jobs must have a reasonable jid parameter: "),
     ("PUSHB {", "-ERR invalid JSON: "),

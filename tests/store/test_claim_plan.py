@@ -7,6 +7,7 @@ from django.db import connection
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql import CLAIM
+from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from tests.factories import JobFactory
 
 pytestmark = [
@@ -21,18 +22,40 @@ def scans(plan):
     return found + [scan for part in plan.get("Plans", ()) for scan in scans(part)]
 
 
-def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
-    Job.objects.bulk_create(JobFactory.build_batch(3000, queue="other"), batch_size=1000)
+def plan(statement, values):
+    """Of a prepared statement whose values are not looked at, as it is after some runs."""
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
         cursor.execute("SET plan_cache_mode = force_generic_plan")
-        cursor.execute(f"PREPARE looked_at ({', '.join(CLAIM.types)}) AS {CLAIM.sql}")
-        cursor.execute("EXPLAIN (FORMAT JSON) EXECUTE looked_at ('{default}', '{1}', 'w', 1, NULL)")
+        cursor.execute(f"PREPARE looked_at ({', '.join(statement.types)}) AS {statement.sql}")
+        cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE looked_at ({values})")
         told = cursor.fetchone()[0]
         cursor.execute("DEALLOCATE looked_at; RESET plan_cache_mode")
-    plan = json.loads(told)[0]["Plan"] if isinstance(told, str) else told[0]["Plan"]
-    assert set(scans(plan)) == {
+    return (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
+
+
+def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
+    Job.objects.bulk_create(JobFactory.many(3000, queue="other"), batch_size=1000)
+    assert set(scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL"))) == {
         ("ModifyTable", None),
         ("Index Scan", "faktory_ready"),
         ("Index Scan", "django_faktory_job_pkey"),
     }
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (TAKE, "'[]', 35, NULL"),
+        (END_LOCKED, "NULL, '[]', 0"),
+        (NEXT_OF_FREED, "TRUE"),
+        (NEXT, "'{hot}'"),
+        (READY, "'{hot}'"),
+    ],
+    ids=["take", "end", "next of freed", "next", "ready"],
+)
+@pytest.mark.parametrize("state", ["blocked", "enqueued"])
+def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, state):
+    Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}

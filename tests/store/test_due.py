@@ -19,7 +19,7 @@ USING = "default"
 
 
 def waiting(count, run_at, state="scheduled"):
-    return Job.objects.bulk_create(JobFactory.build(**{state: True}, run_at=run_at) for _ in range(count))
+    return Job.objects.bulk_create(JobFactory.many(count, **{state: True}, run_at=run_at))
 
 
 def test_the_next_due_time_is_that_of_the_soonest_of_both_states():

@@ -32,7 +32,7 @@ def plans(call):
 @pytest.fixture
 def backlog():
     """Enough for the planner to see that reading all of it is dear."""
-    Job.objects.bulk_create(JobFactory.build_batch(3000), batch_size=1000)
+    Job.objects.bulk_create(JobFactory.many(3000), batch_size=1000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
 
@@ -50,7 +50,8 @@ def test_each_set_is_counted():
 def test_counting_the_sets_does_not_read_what_waits(backlog):
     told = plans(lambda: stats.snapshot(using=USING))
     assert told.count("Seq Scan on django_faktory_job ") <= 1  # of the queues: all that is there waits
-    assert all(index in told for index in ("faktory_due", "faktory_reserved", "faktory_purge"))
+    assert all(index in told for index in ("faktory_due", "faktory_reserved"))
+    assert "faktory_purge" in told or "faktory_failed" in told  # either leads to the dead
 
 
 def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
@@ -60,9 +61,9 @@ def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
     assert set(Job.objects.values_list("jid", flat=True)) == {row.jid for row in rows[:3]}
 
 
-def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_queries):
+def test_a_purge_is_three_statements_in_one_transaction(django_assert_max_num_queries):
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
-    with django_assert_max_num_queries(4):
+    with django_assert_max_num_queries(5):
         assert upkeep.purge(using=USING, now=T0) == 20
 
 

@@ -100,6 +100,12 @@ def test_each_request_gets_what_the_model_says(plan):
     real.fetch([(tuple(NAMES), "last", 100)])
 
 
+def test_a_job_goes_to_whose_first_queue_it_is_in_where_another_would_take_it_last():
+    real = Real()
+    real.push([("a", 1), ("b", 1)])
+    real.fetch([(("c", "b", "a"), "w", 1), (("a",), "w", 1)])
+
+
 def test_the_model_would_notice_a_wrong_order():
     real = Real()
     real.push([("a", 5), ("a", 9)])

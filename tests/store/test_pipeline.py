@@ -53,6 +53,12 @@ def rows_of(statement, *values):
     return rows
 
 
+def assert_next_connection_echoes(echo):
+    connection.close()
+    make_ready(echo)
+    assert rows_of(echo, "again") == [("again",)]
+
+
 @pytest.mark.parametrize(
     ("type_", "values"),
     [
@@ -156,9 +162,7 @@ def test_a_connection_that_breaks_is_an_operational_error_and_the_next_one_works
         rows_of(end_self, True)
     assert sent == [["end"]]
     assert not connection.is_usable()
-    connection.close()
-    make_ready(echo)
-    assert rows_of(echo, "again") == [("again",)]
+    assert_next_connection_echoes(echo)
 
 
 def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch):
@@ -174,9 +178,7 @@ def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch)
     monkeypatch.undo()
     with pytest.raises((OperationalError, InterfaceError)):
         rows_of(echo, "theirs")
-    connection.close()
-    make_ready(echo)
-    assert rows_of(echo, "theirs") == [("theirs",)]
+    assert_next_connection_echoes(echo)
 
 
 def test_who_listens_in_sees_every_statement(sent):

@@ -8,7 +8,7 @@ from django_faktory.admission import parse_job
 from django_faktory.lifecycle import GONE, TRANSITIONS, Event, State
 from django_faktory.models import Job
 from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
-from django_faktory.store import failures, jobs, operations, upkeep
+from django_faktory.store import failures, jobs, locks, operations, upkeep
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -37,8 +37,23 @@ def expire(job):
     upkeep.expire(using=USING, now=LATER)
 
 
+def park(job):
+    """Another job of its key is taken, and holds it."""
+    Job.objects.filter(pk=job.pk).update(lock_key="key")
+    sibling = JobFactory(queue="elsewhere", lock_key="key")
+    assert jobs.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
+    Job.objects.filter(pk=sibling.pk).delete()
+
+
+def ready(job):
+    Job.objects.filter(pk=job.pk).update(lock_key="key")
+    locks.settle(["key"], using=USING)
+
+
 HAPPEN = {
     Event.PUSH: push,
+    Event.PARK: park,
+    Event.READY: ready,
     Event.DUE: lambda job: upkeep.enqueue_due(using=USING, now=LATER),
     Event.FETCH: fetch,
     Event.ACK: lambda job: jobs.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
@@ -47,6 +62,7 @@ HAPPEN = {
     Event.LOSE: lambda job: failures.lose([job.wid or "w1"], using=USING),
     Event.RELEASE: release,
     Event.REQUEUE: lambda job: operations.requeue([job.pk], using=USING),
+    Event.DEFER: lambda job: operations.defer({job.pk: LATER}, using=USING),
     Event.KILL: lambda job: operations.kill([job.pk], using=USING),
     Event.DISCARD: lambda job: operations.discard([job.pk], using=USING),
     Event.EXPIRE: expire,

@@ -24,7 +24,7 @@ def parameters():
 
 
 def leave_dead_rows(count):
-    Job.objects.bulk_create(JobFactory.build_batch(count))
+    Job.objects.bulk_create(JobFactory.many(count))
     Job.objects.all().delete()
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:

@@ -55,7 +55,7 @@ def test_from_django_tasks_import_task_does_the_same():
     assert (type(made), made.jobtype, made.max_attempts) == (FaktoryTask, "through django", 7)
 
 
-@pytest.mark.parametrize("option", ["lock", "x"])
+@pytest.mark.parametrize("option", ["locked", "x"])
 def test_an_option_that_does_nothing_is_refused_by_name(option):
     with pytest.raises(TypeError, match=f"unexpected option '{option}'; known: .*max_attempts"):
         task(**{option: 1})(plain)

@@ -10,7 +10,9 @@ import sys
 import threading
 
 from django_faktory.worker import supervisor
-from django_faktory.worker.supervisor import CANNOT_START, Role, Supervisor
+from django_faktory.worker.forking import Forking
+from django_faktory.worker.launch import CANNOT_START, Role
+from django_faktory.worker.supervisor import Child, Supervisor
 
 
 def tell(*words):
@@ -112,7 +114,8 @@ def main(scene):
     roles = setting.pop("roles")
     ends = setting.pop("ends")
     handler = signal.getsignal(signal.SIGTERM)
-    code = Supervisor([Role(name=name, main=live, ends=name in ends) for name, live in roles.items()], **setting).run()
+    ways = Forking([Role(name=name, main=live) for name, live in roles.items()], setting.pop("farewell"))
+    code = Supervisor([Child(name=name, ends=name in ends) for name in roles], ways, **setting).run()
     tell("ended", code, signal.getsignal(signal.SIGTERM) is handler)
     return code
 

@@ -105,15 +105,6 @@ def test_waiting_jobs_are_stuck_only_when_no_thread_takes_one(held, monkeypatch)
     assert held.take_stuck() == []
 
 
-def test_waiting_for_the_end_of_a_job_sees_one_that_ended_before(held):
-    before = held.ended
-    run_one(held)
-    waiting = threading.Thread(target=held.wait_for_end, args=[before, 30])
-    waiting.start()
-    waiting.join(5)
-    assert not waiting.is_alive()
-
-
 def test_empty_is_waited_for(held):
     assert held.wait_empty(0) is True
     job = reserved()

@@ -42,10 +42,10 @@ def test_a_worker_that_found_nothing_waits_for_a_hint_longer_where_none_gets_los
     assert listener.waits == [wait_s]
 
 
-def test_a_beat_is_two_statements(django_assert_num_queries):
+def test_a_beat_is_three_statements_one_of_them_for_locks(django_assert_num_queries):
     broker = get_broker()
     broker.hello(WorkerIdentity(wid="wid-idle"))
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(3):
         assert broker.beat([Beat(wid="wid-idle", rss_kb=7)]) == [""]
     assert WorkerProcess.objects.get().rss_kb == 7
 

@@ -13,6 +13,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import AuthenticationFailed, CommandRefused
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
+from django_faktory.worker import runner
 from django_faktory.worker.runner import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
@@ -318,6 +319,54 @@ class TestDraining:
         running = work(PassesOver("default"), drain=True)
         assert running.ended()
         assert Job.objects.get().state == "succeeded"
+
+
+class SlowToTake(OrmBroker):
+    """Takes a report a while after it came, or as soon as its sender says goodbye."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.has_gone = threading.Event()
+        self.came_after = []
+
+    def ack(self, acks):
+        if self.has_gone.wait(1.0):
+            self.came_after += [ack.jid for ack in acks]
+        return super().ack(acks)
+
+    def bye(self, wids):
+        self.has_gone.set()
+        super().bye(wids)
+
+
+class TestReports:
+    @pytest.fixture(autouse=True)
+    def _hurry(self, monkeypatch):
+        monkeypatch.setattr(runner, "FLUSH_S", 0.01)
+
+    @pytest.mark.parametrize("drain", [True, False], ids=["drained", "stopped"])
+    def test_of_ended_jobs_have_all_the_time_there_is_to_stop(self, work, drain):
+        broker = SlowToTake()
+        passes.enqueue("gate")
+        running = work(broker, drain=drain)
+        begun("gate")
+        gates["gate"].opened.set()
+        if not drain:
+            running.stop()
+        assert running.ended()
+        assert broker.came_after == []
+        assert Job.objects.get().state == "succeeded"
+
+    def test_that_come_too_late_are_told_of(self, work, caplog):
+        broker = SlowToTake()
+        passes.enqueue("gate")
+        running = work(broker, shutdown_timeout=0.0)
+        begun("gate")
+        gates["gate"].opened.set()
+        wait_until(running.worker._held.is_empty)
+        running.stop()
+        assert running.ended()
+        assert "jobs ended and could not be reported in time" in caplog.text
 
 
 class TestOutages:

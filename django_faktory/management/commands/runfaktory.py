@@ -17,9 +17,10 @@ from django.db.migrations.executor import MigrationExecutor
 
 from ... import conf, tasks
 from ...task_checks import broken_modules
-from ...worker.supervisor import CANNOT_START
+from ...worker.launch import CANNOT_START
+from .. import orders
 from ..plan import make_plan
-from ..processes import supervise
+from ..processes import play, supervise
 from ..reloading import parent_to_stop_without, run_with_reloader
 
 
@@ -28,6 +29,7 @@ class Command(BaseCommand):
 
     help = "Runs the Faktory server, workers and maintenance of this project."
     requires_system_checks = ()
+    _is_program = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         """The options, as `docs/reference/commands.md` has them."""
@@ -50,6 +52,13 @@ class Command(BaseCommand):
             "--tls-cert", metavar="FILE", help="The server's certificate (PEM); it then speaks TLS only."
         )
         parser.add_argument("--tls-key", metavar="FILE", help="Its private key; default: in the certificate's file.")
+        parser.add_argument(
+            "--gearmonkey",
+            metavar="URL",
+            nargs="?",
+            const="",
+            help="Serve GearMonkey clients of this Redis too; default: FAKTORY['GEARMONKEY_URL'].",
+        )
         parser.add_argument("--drain", action="store_true", help="Work until nothing is ready, then exit.")
         parser.add_argument(
             "--reload",
@@ -57,8 +66,17 @@ class Command(BaseCommand):
             help="Restart when code changes; default: while DEBUG is on.",
         )
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        """From a command line: nobody waits for this process to return from here."""
+        self._is_program = True
+        super().run_from_argv(argv)
+
     def handle(self, **options: Any) -> None:
         """Check everything that can be wrong, say what will run, and run it."""
+        if told := orders.read_own():  # this same command began, for one of its processes: all has been checked
+            _log_somewhere()
+            tasks.autodiscover()
+            play(told)
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
         _log_somewhere()
@@ -74,7 +92,7 @@ class Command(BaseCommand):
                 self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
         self.stdout.write(f"runfaktory: {plan}")
-        code = supervise(plan, parent=parent_to_stop_without())
+        code = supervise(plan, parent=parent_to_stop_without(), may_become_slim=self._is_program)
         if code:
             sys.exit(code)
 

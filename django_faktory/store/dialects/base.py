@@ -6,8 +6,8 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -15,15 +15,21 @@ from django.db.backends.utils import CursorWrapper
 
 from ...lifecycle import FINISHED, State
 from ...payloads import Ack, JobPayload, Reservation
+from .keys import JOB as JOB  # noqa: PLC0414
+from .keys import next_ready
 
-JOB = "django_faktory_job"
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
-FINISHED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED))
+LOCK = "django_faktory_joblock"
+_ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
-COLUMNS = 13
-"""What is written of a new job; the rest are defaults."""
+
+def replaceable(row: str = "") -> str:
+    """SQL: whether a push may take over this row. Not a dead one that a batch still waits for."""
+    state, bid, callback_of = (f"{row}{column}" for column in ("state", "bid", "callback_of"))
+    return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
+
 
 SLOTS = 16
 
@@ -59,8 +65,27 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     late: int = 0
 
 
-Ended = dict[str, tuple[str, int]]
-"""jid → the wid and attempt that held it, of the jobs that were ended."""
+class Held(NamedTuple):
+    """A job that was ended: who held it, and what there is to tell of it."""
+
+    wid: str
+    attempt: int
+    queue: str = ""
+    jobtype: str = ""
+    ran_s: float = 0.0
+
+
+Ended = dict[str, Held]
+"""By jid."""
+
+
+class Ending(NamedTuple):
+    """What `end` did, and whom it left alone: jobs of batches and holders of locks, which `store.members` ends."""
+
+    ended: Ended
+    left: set[str]
+    readied: Collection[str] = ()
+    """Queues in which jobs became ready that had waited for a lock."""
 
 
 class Dialect(ABC):
@@ -98,10 +123,11 @@ class Dialect(ABC):
         that are quiet or terminating."""
 
     @abstractmethod
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
         """End well what these acks hold; return the jids it was done to, and who held them. Counts the rest as late.
 
-        Several acks may name one jid: that of the holder is the one that counts.
+        Several acks may name one jid: that of the holder is the one that counts. Jobs of batches and
+        holders of locks are not touched, but named, and one ack of each is not counted.
         """
 
     def exchange(
@@ -111,9 +137,9 @@ class Dialect(ABC):
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
-    ) -> tuple[Ended, list[Reservation]]:
+    ) -> tuple[Ending, list[Reservation]]:
         """`end`, `insert` and `claim`, those of them that there is something for."""
-        ended = self.end(connection, acks, now) if acks else {}
+        ended = self.end(connection, acks, now) if acks else Ending({}, set())
         if jobs:
             self.insert(connection, jobs, now)
         return ended, self.claim(connection, plan, now) if plan.slots else []
@@ -122,209 +148,31 @@ class Dialect(ABC):
         """Whether `exchange` is a transaction by itself, so that none need be opened around it."""
         return False
 
+    takes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None = None
+    """Takes locks in one statement, where it can: of those who got theirs the token, by jid; the others are parked."""
+
+    def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        """Id, key, queue and weight of the ready jobs of these keys."""
+        cursor.execute(
+            f"SELECT id, lock_key, queue, weight FROM {JOB} WHERE lock_key IN ({marks(keys)}) AND state = 'enqueued'",
+            [*keys],
+        )
+        found: Sequence[tuple[Any, ...]] = cursor.fetchall()
+        return found
+
+    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+        """Of the jobs blocked by each of these keys make the first of each queue and priority ready, unless one is;
+        returns the queues of those that became so."""
+        with connection.cursor() as cursor:
+            return {queue for key in keys for queue in next_ready(cursor, key)}
+
+    @abstractmethod
+    def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
+        """End locked jobs well: (id, its ack, its result_ttl), whose rows stay."""
+
     @abstractmethod
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """Add to the counters of that day."""
-
-
-class PortableDialect(Dialect):
-    """The way of SQLite and MariaDB: lock and read rows, decide here, write the set."""
-
-    lock = ""
-    upsert_tail = ""
-    count_tail = ""
-
-    _columns = (
-        "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at,"
-        " created_at"
-    )
-    _replaced = (
-        "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
-        "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
-        "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-        "unique_until_start", "state",
-    )  # fmt: skip
-
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
-        """See Dialect."""
-        with connection.cursor() as cursor:
-            clock = now or self.now(cursor)
-            adapt = connection.ops.adapt_datetimefield_value
-            adapted = adapt(clock)
-            rows = [self._row(adapt, job, clock, adapted) for job in jobs]
-            self._write(cursor, rows)
-
-    def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert the rows; MariaDB's driver makes one statement of it."""
-        cursor.executemany(self._insert(1), rows)
-
-    def _insert(self, count: int) -> str:
-        row = f"({marks(range(COLUMNS))})"
-        return f"INSERT INTO {JOB} ({self._columns}) VALUES {', '.join([row] * count)} {self.upsert_tail}"
-
-    def _row(
-        self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime, adapted: Any
-    ) -> tuple[Any, ...]:
-        waits = job.at is not None and job.at > now
-        return (
-            job.jid, job.jobtype, job.queue, State.SCHEDULED if waits else State.ENQUEUED, -job.priority, job.text,
-            job.retry, job.reserve_for, job.backtrace, job.result_ttl,
-            adapt(job.at) if waits else None, None if waits else adapted, adapted,
-        )  # fmt: skip
-
-    def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
-        """See Dialect."""
-        with connection.cursor() as cursor:
-            paused, muted = withheld(connection, {slot.wid for slot in plan.slots if slot.wid})
-            clock = now or self.now(cursor)
-            adapted = connection.ops.adapt_datetimefield_value(clock)
-            found: list[Reservation] = []
-            taken: list[tuple[Any, ...]] = []
-            for slot in plan.slots:
-                room = min(slot.count, plan.limit - len(found))
-                if room > 0 and slot.queue not in paused and slot.wid not in muted:
-                    rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken], adapted)
-                    taken += rows
-                    found += [self._reserved(row, slot.wid, clock) for row in rows]
-            for wid in {reservation.wid for reservation in found}:
-                ids = [row[0] for row, held in zip(taken, found, strict=True) if held.wid == wid]
-                self._mark_working(connection, cursor, ids, wid, clock)
-        return found
-
-    def _lock_first(
-        self, cursor: CursorWrapper, queue: str, room: int, taken: list[int], clock: Any
-    ) -> list[tuple[Any, ...]]:
-        # Rows this transaction has locked are not skipped by its own SKIP LOCKED: leave them out by hand.
-        but = f" AND id NOT IN ({marks(taken)})" if taken else ""
-        cursor.execute(
-            "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
-            f" result_ttl FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
-            f" AND (expires_at IS NULL OR expires_at > %s){but}"
-            f" ORDER BY weight, enqueued_at, id LIMIT %s{self.lock}",
-            [queue, clock, *taken, room],
-        )
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
-
-    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime) -> Reservation:
-        _, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl = row
-        return Reservation(
-            jid=jid,
-            queue=queue,
-            text=payload,
-            wid=wid,
-            attempt=attempt + 1,
-            created_at=utc(created_at),
-            enqueued_at=utc(enqueued_at),
-            started_at=now,
-            failure=failure,
-            history=history,
-            reserve_for=reserve_for,
-            result_ttl=result_ttl,
-        )
-
-    def _mark_working(
-        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, ids: list[int], wid: str, now: datetime
-    ) -> None:
-        adapt = connection.ops.adapt_datetimefield_value
-        cursor.execute(
-            f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
-            " unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END,"
-            f" reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
-            [wid, adapt(now), adapt(now), *ids],
-        )
-
-    def waiting(
-        self,
-        connection: BaseDatabaseWrapper,
-        queues: Sequence[str],
-        most: int,
-        wids: Collection[str],
-        now: datetime | None,
-    ) -> tuple[dict[str, int], set[str]]:
-        """See Dialect."""
-        paused, muted = withheld(connection, wids)
-        running = [queue for queue in queues if queue not in paused]
-        if not running:
-            return {}, muted
-        with connection.cursor() as cursor:
-            clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
-            cursor.execute(
-                " UNION ALL ".join([self._waiting] * len(running)),
-                [value for queue in running for value in (queue, queue, clock, most)],
-            )
-            return dict(cursor.fetchall()), muted
-
-    _waiting = (
-        f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
-        " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
-    )
-
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
-        """See Dialect."""
-        jids = {ack.jid for ack in acks}
-        with connection.cursor() as cursor:
-            clock = now or self.now(cursor)
-            cursor.execute(
-                f"SELECT id, jid, wid, attempt, result_ttl FROM {JOB} WHERE state = 'working'"
-                f" AND jid IN ({marks(jids)}){self.plain_lock}",
-                [*jids],
-            )
-            rows = {jid: (row_id, wid, attempt, ttl) for row_id, jid, wid, attempt, ttl in cursor.fetchall()}
-            held: dict[str, tuple[int, Ack, int | None]] = {}
-            for ack in acks:
-                row_id, wid, attempt, ttl = rows.get(ack.jid, (0, "", 0, None))
-                if row_id and ack.jid not in held and holds(ack.wid, ack.attempt, wid, attempt):
-                    held[ack.jid] = row_id, ack, ttl
-            self._delete(cursor, [row_id for row_id, _, ttl in held.values() if ttl is None])
-            self._keep(
-                connection, cursor, [(row_id, ack, ttl) for row_id, ack, ttl in held.values() if ttl is not None], clock
-            )
-            self.count(cursor, clock, Tally(processed=len(held), late=len(acks) - len(held)))
-        return {jid: rows[jid][1:3] for jid in held}
-
-    def _delete(self, cursor: CursorWrapper, ids: list[int]) -> None:
-        if ids:
-            cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
-
-    def _keep(
-        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, held: list[tuple[int, Ack, int]], now: datetime
-    ) -> None:
-        if not held:
-            return
-        adapt = connection.ops.adapt_datetimefield_value
-        cases = " ".join(["WHEN %s THEN %s"] * len(held))
-        pairs = [value for row_id, ack, _ in held for value in (row_id, ack.result)]
-        cursor.execute(
-            f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
-            f" reserved_until = NULL, unique_key = NULL, purge_at = {self.after('%s', 'result_ttl')}"
-            f" WHERE id IN ({marks(held)})",
-            [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
-        )
-
-    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
-        """See Dialect."""
-        if tally != Tally():
-            cursor.execute(
-                f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)"
-                f" {self.count_tail}",
-                [day.date(), counter_slot(), tally.processed, tally.failed, tally.late],
-            )
-
-    plain_lock = ""
-
-    @abstractmethod
-    def after(self, moment: str, seconds: str) -> str:
-        """SQL: the moment that many seconds after `moment`."""
-
-
-def withheld(connection: BaseDatabaseWrapper, wids: Collection[str]) -> tuple[set[str], set[str]]:
-    """The queues that are paused, and those of `wids` that are quiet or terminating: neither gets a job."""
-    muted = f" UNION ALL SELECT 'worker', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT 'queue', name FROM {QUEUE} WHERE paused_at IS NOT NULL{muted if wids else ''}", [*wids])
-        rows = cursor.fetchall()
-    return {name for kind, name in rows if kind == "queue"}, {name for kind, name in rows if kind == "worker"}
 
 
 def marks(values: Collection[Any]) -> str:
@@ -336,8 +184,3 @@ def holds(claimed_wid: str, claimed_attempt: int | None, wid: str, attempt: int)
     """Whether a report comes from who holds the job: the same wid, or one has none; and attempt (W16)."""
     same_worker = not claimed_wid or not wid or claimed_wid == wid
     return same_worker and claimed_attempt in (None, attempt)
-
-
-def utc(naive: datetime) -> datetime:
-    """Mark a stored time for what it is: both drivers give it without its zone."""
-    return naive.replace(tzinfo=UTC)

@@ -6,7 +6,8 @@ from datetime import datetime
 
 from django.db.backends.utils import CursorWrapper
 
-from .base import FINISHED_SQL, PortableDialect, utc
+from .base import replaceable
+from .portable import PortableDialect, utc
 
 
 class MariadbDialect(PortableDialect):
@@ -15,7 +16,7 @@ class MariadbDialect(PortableDialect):
     lock = " FOR UPDATE SKIP LOCKED"
     plain_lock = " FOR UPDATE"
     upsert_tail = "ON DUPLICATE KEY UPDATE " + ", ".join(
-        f"{column} = IF(state IN ({FINISHED_SQL}), VALUES({column}), {column})"
+        f"{column} = IF({replaceable()}, VALUES({column}), {column})"
         for column in PortableDialect._replaced  # noqa: SLF001
     )
     count_tail = (

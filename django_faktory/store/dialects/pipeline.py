@@ -64,13 +64,11 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
     with connection.wrap_database_errors:
         packed = [(name.encode(), [_packed(value) for value in values]) for name, values in calls]
         raw = connection.connection
-        is_complete = False
         try:
             found = _exchange(raw, packed)
-            is_complete = True
-        finally:
-            if not is_complete:  # replies may still be on their way, which nobody must take for his own
-                raw.pgconn.finish()
+        except BaseException:  # replies may still be on their way, which nobody must take for his own
+            raw.pgconn.finish()
+            raise
         error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
         if error is not None:
             raise _driver().errors.error_from_result(error)

@@ -5,6 +5,7 @@ A set travels as one JSON parameter, so that the statement's text does not grow 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,15 +15,30 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
-from .base import COUNTER, FINISHED_SQL, JOB, QUEUE, WORKER, Dialect, Ended, Plan, Slot, Tally, counter_slot
+from .base import (
+    COUNTER,
+    JOB,
+    LOCK,
+    QUEUE,
+    WORKER,
+    Dialect,
+    Ending,
+    Held,
+    Plan,
+    Slot,
+    Tally,
+    counter_slot,
+    replaceable,
+)  # fmt: skip
 from .pipeline import Rows
+from .postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from .prepared import Statement, execute, joins
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
     "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
     "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-    "unique_until_start",
+    "unique_until_start", "lock_key", "lock_token", "bid", "callback_of", "has_run", "counts_failed", "about",
 )  # fmt: skip
 
 _INTO = f"""
@@ -35,7 +51,7 @@ SELECT j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'en
 
 _UPSERT = f"""
 ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
-WHERE old.state IN ({FINISHED_SQL})
+WHERE {replaceable("old.")}
 """
 
 
@@ -68,7 +84,7 @@ ORDER BY j.place{_UPSERT}""",
 
 _RETURNED = (
     "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
-    " j.reserve_for, j.result_ttl"
+    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key"
 )
 
 _READY = f"""
@@ -82,7 +98,7 @@ _READY = f"""
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => reserve_for),
-  unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END
 FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
@@ -124,31 +140,47 @@ END = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result,
+    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL AS is_apart,
+    j.queue, j.jobtype, j.started_at
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, queue, jobtype, started_at
+    FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
 gone AS (
   DELETE FROM {JOB} AS j USING held
-  WHERE j.id = held.id AND held.result_ttl IS NULL
+  WHERE j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_apart
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
-  RETURNING j.jid, j.wid, j.attempt),
+  RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock
-  WHERE j.id = held.id AND held.result_ttl IS NOT NULL
+  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
-  RETURNING j.jid, j.wid, j.attempt),
+  RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
 ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
+batched AS (SELECT jid, wid, attempt FROM held WHERE is_apart),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0, $4 - (SELECT COUNT(*) FROM ended)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0,
+    $4 - (SELECT COUNT(*) FROM ended) - (SELECT COUNT(*) FROM batched)
   FROM clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
-SELECT jid, wid, attempt FROM ended""",
+SELECT jid, wid, attempt, queue, jobtype, now, started_at, FALSE FROM ended, clock
+UNION ALL SELECT jid, wid, attempt, '', '', NULL, NULL, TRUE FROM batched""",
+)
+
+KEEP = Statement(
+    "keep",
+    ["bigint[]", "text[]", "timestamptz"],
+    f"""
+UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
+  unique_key = NULL, lock_token = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
+    gives_rows=False,
 )
 
 COUNT = f"""
@@ -157,6 +189,9 @@ ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.process
   failed = c.failed + excluded.failed, late = c.late + excluded.late"""
 
 _json = msgspec.json.Encoder()
+
+LOCKS_IN_USE_S = 10.0
+"""How long after a job with a lock was seen here the statements for such jobs go along with each turn."""
 
 
 class PostgresqlDialect(Dialect):
@@ -188,15 +223,16 @@ class PostgresqlDialect(Dialect):
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
-    ) -> tuple[Ended, list[Reservation]]:
+    ) -> tuple[Ending, list[Reservation]]:
         """See Dialect."""
-        calls = [_end(acks, now)] if acks else []
+        calls = self._ends(connection, acks, now) if acks else []
+        ends = len(calls)
         calls += [_push(jobs, now)] if jobs else []
         claims_from = len(calls)
         calls += _claims(CLAIM, plan, now)
         with connection.cursor() as cursor:
             found = execute(cursor, calls)
-        return _ended(found[0]) if acks else {}, _reservations(found[claims_from:])
+        return self._ending(found[:ends] if acks else [[]]), _reservations(found[claims_from:])
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""
@@ -215,11 +251,68 @@ class PostgresqlDialect(Dialect):
             [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids), now])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
+    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
         """See Dialect."""
+        calls = self._ends(connection, acks, now)
         with connection.cursor() as cursor:
-            [rows] = execute(cursor, [_end(acks, now)])
-        return _ended(rows)
+            return self._ending(execute(cursor, calls))
+
+    _locked_at = float("-inf")
+
+    def _ends(
+        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None
+    ) -> list[tuple[Statement, list[Any]]]:
+        """The end of jobs; where locks are in use here just now, the end of their holders goes along."""
+        if time.monotonic() - self._locked_at > LOCKS_IN_USE_S or not joins(connection):
+            return [_end(acks, now)]
+        [_, values] = call = _end(acks, now)
+        return [call, (END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
+
+    def _ending(self, found: Sequence[Rows]) -> Ending:
+        """What the statements of `_ends` say."""
+        first, *more = found
+        ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
+        left = {row[0] for row in first if row[-1]}
+        readied: set[str] = set()
+        if left:
+            self._locked_at = time.monotonic()
+        if more:
+            ended |= {jid: _held(row) for jid, *row in more[0]}
+            left -= ended.keys()
+            readied = {queue for (queue,) in more[1]}
+        return Ending(ended, left, readied)
+
+    def takes(
+        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
+    ) -> dict[str, int]:
+        """See Dialect."""
+        self._locked_at = time.monotonic()
+        told = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
+        with connection.cursor() as cursor:
+            [rows] = execute(cursor, [(TAKE, [str(_json.encode(told), "utf-8"), lease_s, now])])
+            unused = [token for _, token, is_won in rows if not is_won]  # taken from their worker meanwhile
+            if unused:
+                cursor.execute(f"DELETE FROM {LOCK} WHERE id = ANY (%s)", [unused])
+        return {jid: token for jid, token, is_won in rows if is_won}
+
+    def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
+        """See Dialect."""
+        [rows] = execute(cursor, [(READY, [list(keys)])])
+        return rows
+
+    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+        """See Dialect."""
+        if not keys:
+            return set()
+        with connection.cursor() as cursor:
+            [rows] = execute(cursor, [(NEXT, [list(keys)])])
+        return {queue for (queue,) in rows}
+
+    def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
+        """See Dialect."""
+        if held:
+            ids, results = [row_id for row_id, _, _ in held], [ack.result for _, ack, _ in held]
+            execute(cursor, [(KEEP, [ids, results, now])])
 
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """See Dialect."""
@@ -241,8 +334,9 @@ def _end(acks: Sequence[Ack], now: datetime | None) -> tuple[Statement, list[Any
     return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
 
 
-def _ended(rows: Rows) -> Ended:
-    return {jid: (wid, attempt) for jid, wid, attempt in rows}
+def _held(row: Sequence[Any]) -> Held:
+    wid, attempt, queue, jobtype, now, started_at = row
+    return Held(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
 
 
 def _claims(claim: Statement, plan: Plan, now: datetime | None) -> list[tuple[Statement, list[Any]]]:
@@ -267,10 +361,11 @@ def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _reserved(row: tuple[Any, ...]) -> Reservation:
     (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
-     result_ttl) = row  # fmt: skip
+     result_ttl, jobtype, lock_key) = row  # fmt: skip
     return Reservation(
         jid=jid,
         queue=queue,
+        jobtype=jobtype,
         text=text,
         wid=wid,
         attempt=attempt,
@@ -281,6 +376,7 @@ def _reserved(row: tuple[Any, ...]) -> Reservation:
         history=history,
         reserve_for=reserve_for,
         result_ttl=result_ttl,
+        lock_key=lock_key,
     )
 
 

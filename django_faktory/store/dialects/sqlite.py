@@ -9,7 +9,8 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from .base import COLUMNS, FINISHED_SQL, JOB, PortableDialect
+from .base import JOB, replaceable
+from .portable import COLUMNS, PortableDialect
 
 ROWS = 999 // COLUMNS
 """Rows of one INSERT: versions before 3.32 take no more than 999 parameters, and more rows gain nothing."""
@@ -21,7 +22,7 @@ class SqliteDialect(PortableDialect):
     upsert_tail = (
         "ON CONFLICT (jid) DO UPDATE SET "
         + ", ".join(f"{column} = excluded.{column}" for column in PortableDialect._replaced)  # noqa: SLF001
-        + f" WHERE {JOB}.state IN ({FINISHED_SQL})"
+        + f" WHERE {replaceable(f'{JOB}.')}"
     )
     count_tail = (
         "ON CONFLICT (day, slot) DO UPDATE SET processed = processed + excluded.processed,"

@@ -1,0 +1,272 @@
+"""What the API says of rows: the shapes of `shapes`, with each member described for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rest_framework import serializers
+
+from .. import shapes
+from ..cron import Outcome
+from ..cron_models import CronEntry
+from ..lifecycle import State
+from ..models import WorkerProcess
+
+if TYPE_CHECKING:
+    Base = serializers.Serializer[Any]
+else:
+    Base = serializers.Serializer
+
+
+def _text(help_text: str, *, null: bool = False) -> serializers.CharField:
+    return serializers.CharField(help_text=help_text, allow_null=null, read_only=True)
+
+
+def _number(help_text: str) -> serializers.IntegerField:
+    return serializers.IntegerField(help_text=help_text, read_only=True)
+
+
+def _time(help_text: str, *, null: bool = True) -> serializers.DateTimeField:
+    return serializers.DateTimeField(help_text=help_text, allow_null=null, read_only=True)
+
+
+def _flag(help_text: str) -> serializers.BooleanField:
+    return serializers.BooleanField(help_text=help_text, read_only=True)
+
+
+def _json(help_text: str, *, null: bool = False) -> serializers.JSONField:
+    return serializers.JSONField(help_text=help_text, allow_null=null, read_only=True)
+
+
+class Shaped(Base):
+    """A row as `shape` has it."""
+
+    shape: ClassVar[Callable[..., dict[str, Any]]]
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        """The same as on the command line."""
+        return type(self).shape(instance)
+
+
+class JobInList(Shaped):
+    """A job, without its arguments and failures."""
+
+    shape = staticmethod(shapes.job_of)
+
+    jid = _text("Its id.")
+    jobtype = _text("The name of what to run: a task's, or any worker's.")
+    queue = _text("The queue it waits in.")
+    state = serializers.ChoiceField([str(state) for state in State], read_only=True, help_text="Where it is.")
+    priority = _number("Django's priority, -100 to 100, larger first.")
+    attempt = _number("How often it was handed to a worker.")
+    failures = _number("How often it failed.")
+    errtype = _text("Type of the latest failure.", null=True)
+    about = _text("The object it is about, as `app.model/pk`.", null=True)
+    batch = _text("The batch it is a member of.", null=True)
+    worker = _text("Who holds it, or held it last.", null=True)
+    created_at = _time("When it was pushed.", null=False)
+    run_at = _time("When a scheduled or retrying job becomes due.")
+    enqueued_at = _time("Since when workers may take it; its place in its queue.")
+    started_at = _time("When a worker took it.")
+    finished_at = _time("When it ended.")
+
+
+class FailedAttempt(Base):
+    """A failed attempt at a job."""
+
+    worker = _text("Who had it.")
+    errtype = _text("Type of the error.")
+    message = _text("What the error said.")
+    started_at = _time("When it began.")
+    failed_at = _time("When it failed.")
+    backtrace = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="Lines of the traceback."
+    )
+
+
+class WholeJob(JobInList):
+    """A job with all that is known of it."""
+
+    shape = staticmethod(shapes.whole_job_of)
+
+    job = _json("The job as its client sent it: args, custom and all.")
+    attempts = FailedAttempt(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
+    result = _json("What the task returned, where that is kept.", null=True)
+
+
+class Enqueued(Base):
+    """A job that was made."""
+
+    jid = _text("The job's id.")
+
+
+class Done(Base):
+    """What an act did."""
+
+    changed = _number("How many were changed.")
+    state = _text("The job's state now; null: its row is gone.", null=True)
+
+
+class BulkDone(Base):
+    """What a bounded part of an act on many jobs did."""
+
+    query = _text("The query, in its one spelling.")
+    found = _number("Jobs of this part that were found; with `dry_run` all there are, counted up to 10000.")
+    changed = _number("Those of them that were changed; the others had left their state.")
+    next = _text("Send it as `after`, with the same query, for the next part; null: this was the last.", null=True)
+
+
+class QueueShape(Base):
+    """A queue."""
+
+    name = _text("Its name.")
+    size = _number("Jobs that wait in it; counted up to 10000, and 20000 in all for a page.")
+    is_more = _flag("Whether there may be more than `size`.")
+    latency_s = serializers.FloatField(read_only=True, help_text="Seconds its oldest job has waited.")
+    is_paused = _flag("Whether it gives out no jobs.")
+    paused_at = _time("Since when.")
+
+
+class Cleared(Base):
+    """How far a queue is cleared."""
+
+    is_done = _flag("False: there is more than one request does; send it again.")
+
+
+class Worker(Base):
+    """A worker process, in whatever language."""
+
+    wid = _text("Its id.")
+    hostname = _text("The machine it runs on.")
+    pid = _number("Its process id there.")
+    labels = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="What it calls itself.")
+    state = serializers.ChoiceField(WorkerProcess.State.values, read_only=True, help_text="One way only.")
+    rss_kb = _number("Its memory, in KB; 0 where it does not tell.")
+    jobs = _number("Jobs it has.")
+    started_at = _time("When it said HELLO.", null=False)
+    beat_at = _time("Its latest sign of life.")
+
+
+class Told(Base):
+    """What workers were told."""
+
+    changed = _number("How many of them had not been told; each hears it at its next BEAT.")
+
+
+class BatchShape(Shaped):
+    """A batch."""
+
+    shape = staticmethod(shapes.batch_of)
+
+    bid = _text("Its id.")
+    description = _text("What its maker calls it.")
+    parent = _text("The batch it is a child of.", null=True)  # type: ignore[assignment]  # Field has one too
+    total = _number("Its members.")
+    pending = _number("Members that are not settled.")
+    failed = _number("Members whose last run failed.")
+    complete = _text("How far the callback is that comes when all were executed: `not yet`, `enqueued` or `done`.")
+    success = _text("The same of the one that comes when all succeeded.")
+    is_broken = _flag("Whether success cannot come any more.")
+    created_at = _time("When it was made.", null=False)
+
+
+class BatchInTree(BatchShape):
+    """A batch, and how deep it is."""
+
+    depth = _number("Its ancestors: 0 is the root.")
+
+    @staticmethod
+    def shape(batch: Any) -> dict[str, Any]:
+        """With its depth."""
+        return {**shapes.batch_of(batch), "depth": batch.depth}
+
+
+class Tree(Base):
+    """A batch's whole tree, depth first."""
+
+    batches = BatchInTree(many=True, read_only=True, help_text="From the root on; each comes after its parent.")
+    is_more = _flag("Whether the tree is larger than what is shown.")
+
+
+class CronRunShape(Shaped):
+    """What became of one tick."""
+
+    shape = staticmethod(shapes.cron_run_of)
+
+    tick = _time("The time it was due; null: somebody ran it by hand.")
+    at = _time("When it was taken.", null=False)
+    outcome = serializers.ChoiceField([str(one) for one in Outcome], read_only=True, help_text="What became of it.")
+    jid = _text("Its job.", null=True)
+    note = _text("Why there is none.", null=True)
+
+
+class CronInList(Base):
+    """A cron entry."""
+
+    name = _text("Its name.")
+    schedule = _text("Five fields, or six with the second first; or @daily, …")
+    zone = _text("The time zone the schedule is read in.")
+    jobtype = _text("What it enqueues.")
+    queue = _text("Where; null: the task's own queue.", null=True)
+    origin = serializers.ChoiceField(CronEntry.Origin.values, read_only=True, help_text="Where it is defined.")
+    state = serializers.ChoiceField(
+        ["active", "paused", "removed", "never"], read_only=True, help_text="Whether it is due some time."
+    )
+    problem = _text("Why it cannot be due.", null=True)
+    next_at = _time("The next tick.")
+    latest = CronRunShape(allow_null=True, read_only=True, help_text="Its latest run.")
+
+
+class WholeCron(CronInList):
+    """A cron entry with what it calls, its policies, and its past."""
+
+    args = _json("The arguments, a list.")
+    kwargs = _json("The keyword arguments, an object.")
+    job = _json("What a job of another language's worker asks for: retry, reserve_for, …")
+    missed = _text("What becomes of ticks that no node took within a minute: skip, once or all.")
+    window = _number('Seconds back that "once" and "all" look.')
+    overlap = _text("While an earlier job of it waits or runs: allow another, or skip it.")
+    next_times = serializers.ListField(
+        child=serializers.DateTimeField(),
+        read_only=True,
+        help_text="The next five; of a paused one those it would have.",
+    )
+    runs = CronRunShape(many=True, read_only=True, help_text="The latest runs, the newest first; at most 50.")
+
+
+class Lock(Shaped):
+    """A key that a running job holds against others."""
+
+    shape = staticmethod(shapes.lock_of)
+
+    token = _number("Later locks of the same key have higher ones.")
+    key = _text("Of the jobs with one key one runs at a time.")
+    jid = _text("The job that has it.")
+    attempt = _number("Which attempt of it.")
+    worker = _text("Who runs that.", null=True)
+    acquired_at = _time("Since when.", null=False)
+    expires_at = _time("When it is over unless it is extended.", null=False)
+
+
+class Released(Base):
+    """What came of a release."""
+
+    changed = _number("1, or 0 where the lock was gone.")
+
+
+class Statistics(Base):
+    """The numbers of all."""
+
+    processed = _number("Jobs that ended since the beginning, well or not.")
+    failed = _number("Failures since the beginning.")
+    late = _number("Reports that came too late to change anything.")
+    enqueued = _number("Jobs that wait in queues.")
+    sets = serializers.DictField(child=serializers.IntegerField(), read_only=True, help_text="Jobs by state.")
+    queues = _number("Queues somebody used.")
+    workers = serializers.DictField(
+        child=serializers.IntegerField(), read_only=True, help_text="Those alive, by state."
+    )
+    batches = serializers.DictField(
+        child=serializers.IntegerField(), read_only=True, help_text="Batches that are not over: open, committed."
+    )

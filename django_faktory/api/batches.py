@@ -1,0 +1,101 @@
+"""Batches with their trees and members; what failed of one is retried together."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db.models import Q
+from drf_spectacular.utils import extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import acts, permissions
+from ..acts import Verb
+from ..lifecycle import State
+from ..models import Batch, Job
+from ..shapes import SHORT
+from ..store import trees
+from . import answers, inputs
+from .base import Resource, alias
+from .described import described
+from .filters import BatchFilter
+from .journal import note
+from .paging import NewestFirst
+
+
+@extend_schema_view(
+    list=described(summary="List batches, the newest first"),
+    retrieve=described(summary="Show a batch"),
+)
+class Batches(ListModelMixin, RetrieveModelMixin, Resource):
+    """Jobs that belong together, and what comes after them."""
+
+    queryset = Batch.objects.none()
+    serializer_class = answers.BatchShape
+    pagination_class = NewestFirst
+    filterset_class = BatchFilter
+    lookup_field = "bid"
+    needs: ClassVar = {
+        "list": "view_batch",
+        "retrieve": "view_batch",
+        "members": "view_job",
+        "children": "view_batch",
+        "tree": "view_batch",
+        "retry": permissions.RETRY_BATCH,
+    }
+
+    def get_queryset(self) -> Any:
+        """All that are kept."""
+        return Batch.objects.using(alias()).defer("complete", "success")
+
+    @described(
+        summary="List the members of a batch",
+        description="Those whose rows are there; who succeeded without a result to keep has none.",
+        responses=answers.JobInList(many=True),
+        filters=False,
+    )
+    @action(detail=True, serializer_class=answers.JobInList, filterset_class=None)
+    def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """The newest first. Shown to who may view jobs."""
+        jobs = Job.objects.using(alias()).batch(self.get_object().bid).only(*SHORT)
+        return self._page(jobs)
+
+    @described(summary="List the children of a batch", responses=answers.BatchShape(many=True), filters=False)
+    @action(detail=True, filterset_class=None)
+    def children(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """The newest first; theirs are not among them."""
+        return self._page(self.get_queryset().filter(parent_bid=self.get_object().bid))
+
+    @described(
+        summary="Show the tree of a batch",
+        description=f"From its root on, about {trees.MOST} batches of it; the way to this one always.",
+        responses=answers.Tree,
+    )
+    @action(detail=True, filterset_class=None, pagination_class=None)
+    def tree(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """Depth first."""
+        found = trees.tree_of(self.get_object())
+        shown = [answers.BatchInTree.shape(batch) for batch in found]
+        return Response({"batches": shown, "is_more": len(found) >= trees.MOST})
+
+    @described(
+        summary="Retry what failed of a batch",
+        description=f"Members and callbacks that are dead or wait for a retry; at most {inputs.MOST_AT_ONCE} at once.",
+        request=inputs.Reason,
+        responses={200: answers.Told},
+    )
+    @action(detail=True, methods=["post"])
+    def retry(self, request: Request, **_: Any) -> Response:
+        """They run now; again, while `changed` is not 0."""
+        told, batch = self.said(inputs.Reason), self.get_object()
+        jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
+        failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MOST_AT_ONCE]
+        changed = acts.carry_out(Verb.RETRY, failed)
+        note(request, batch, f"Retried what failed, {changed} jobs", reason=told["reason"])
+        return Response({"changed": changed})
+
+    def _page(self, rows: Any) -> Response:
+        page = self.paginate_queryset(rows)
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)

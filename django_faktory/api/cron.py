@@ -1,0 +1,223 @@
+"""Cron entries: when they are due and what became of them; pause, resume, run now; and those of the admin written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, ClassVar
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema_view
+from rest_framework import status
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import crontab, jsontext, permissions, tasks
+from ..cron import Schedule, check_policies
+from ..cron_models import CronEntry, CronRun
+from ..errors import InvalidCron, InvalidPayload
+from ..payloads import rfc3339
+from ..shapes import cron_entry_of, cron_run_of
+from ..store import crontab as rows
+from ..store import ticks
+from . import answers, inputs
+from .base import Resource, alias
+from .described import F, described
+from .filters import CronFilter
+from .journal import ADDED, DELETED, note
+from .paging import ByName
+from .problems import WrongState
+
+NEXT_TIMES = 5
+RUNS_SHOWN = 50
+_DEFAULTS: dict[str, Any] = {
+    "queue": "", "args": [], "kwargs": {}, "job": {}, "missed": "once", "window": 86_400, "overlap": "allow",
+}  # fmt: skip
+
+
+def _acts(summary: str, description: str, answer: Any = answers.WholeCron) -> Callable[[F], F]:
+    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answer})
+
+
+@extend_schema_view(
+    list=described(summary="List cron entries by name"),
+    retrieve=described(summary="Show a cron entry", responses=answers.WholeCron),
+)
+class CronEntries(Resource):
+    """Jobs that come again."""
+
+    queryset = CronEntry.objects.none()
+    serializer_class = answers.CronInList
+    pagination_class = ByName
+    filterset_class = CronFilter
+    lookup_field = "name"
+    lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may have slashes
+    needs: ClassVar = {
+        "list": "view_cronentry",
+        "retrieve": "view_cronentry",
+        "create": "add_cronentry",
+        "partial_update": "change_cronentry",
+        "destroy": "delete_cronentry",
+        "pause": permissions.PAUSE_CRON,
+        "resume": permissions.RESUME_CRON,
+        "run": permissions.RUN_CRON,
+    }
+
+    def get_queryset(self) -> Any:
+        """Also those that code defines no more."""
+        return CronEntry.objects.using(alias())
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """Each with its latest run."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
+        latest = ticks.latest([entry.pk for entry in page], using=alias())
+        return self.get_paginated_response([cron_entry_of(entry, latest.get(entry.pk)) for entry in page])
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """With its next times and its past."""
+        return Response(_whole(self.get_object()))
+
+    @described(
+        summary="Write a cron entry",
+        description="Judged as those of code are, so that no node meets one it cannot take.",
+        request=inputs.NewCron,
+        responses={201: answers.WholeCron},
+    )
+    def create(self, request: Request) -> Response:
+        """One of the admin's own."""
+        told = self.said(inputs.NewCron)
+        reason = told.pop("reason")
+        using = alias()
+        entry = CronEntry(**_definition({**_DEFAULTS, "zone": settings.TIME_ZONE, **told})._asdict())
+        if CronEntry.objects.using(using).filter(name=entry.name).exists():
+            raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
+        try:
+            with transaction.atomic(using=using):
+                rows.save(entry, using=using)
+        except IntegrityError as error:
+            raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already") from error
+        note(request, entry, "Written", flag=ADDED, reason=reason)
+        return Response(_whole(self._again(entry)), status=status.HTTP_201_CREATED)
+
+    @described(
+        summary="Edit a cron entry of the admin",
+        description="What is left out stays. What code defines is changed in code.",
+        request=inputs.CronChanges,
+        responses={200: answers.WholeCron},
+    )
+    def partial_update(self, request: Request, **_: Any) -> Response:
+        """A new schedule or zone counts from now on."""
+        checked = inputs.CronChanges(data=request.data, partial=True)
+        checked.is_valid(raise_exception=True)
+        told = dict(checked.validated_data)
+        reason, entry = told.pop("reason", ""), self.get_object()
+        if entry.origin == CronEntry.Origin.CODE:
+            raise WrongState(f"{entry.name}: is defined in code; change it there")
+        if not told:
+            raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
+        for field, value in _definition({**_said_by(entry), **told})._asdict().items():
+            setattr(entry, field, value)
+        rows.save(entry, using=alias())
+        note(request, entry, f"Edited {', '.join(sorted(told))}", reason=reason)
+        return Response(_whole(self._again(entry)))
+
+    @described(
+        summary="Delete a cron entry",
+        description="One of the admin, or one that code defines no more.",
+        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Why: it is kept in the log.")],
+        responses={204: None},
+    )
+    def destroy(self, request: Request, **_: Any) -> Response:
+        """What code still defines would come back."""
+        why = self.said(inputs.Reason, of=request.query_params)
+        entry = self.get_object()
+        if entry.origin == CronEntry.Origin.CODE and entry.removed_at is None:
+            raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
+        note(request, entry, "Deleted", flag=DELETED, reason=why["reason"])
+        entry.delete(using=alias())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @_acts("Pause a cron entry", "No tick is due until it is resumed.")
+    @action(detail=True, methods=["post"])
+    def pause(self, request: Request, **_: Any) -> Response:
+        """A second time changes nothing."""
+        return self._act(request, rows.pause, "Paused")
+
+    @_acts("Resume a cron entry", "Ticks are due again; those of the pause are not.")
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, **_: Any) -> Response:
+        """A second time changes nothing."""
+        return self._act(request, rows.resume, "Resumed")
+
+    @_acts("Run a cron entry now", "A job at once, whatever pause and overlap say.", answers.Enqueued)
+    @action(detail=True, methods=["post"])
+    def run(self, request: Request, **_: Any) -> Response:
+        """Its schedule goes on as before."""
+        told, entry = self.said(inputs.Reason), self.get_object()
+        if entry.removed_at is not None:
+            raise WrongState(f"{entry.name}: is defined in code no more")
+        jid = crontab.run_now(entry, using=alias()).jid
+        note(request, entry, "Run by hand", reason=told["reason"])
+        return Response({"jid": jid})
+
+    def _act(self, request: Request, act: Any, done: str) -> Response:
+        told, entry = self.said(inputs.Reason), self.get_object()
+        act([entry.pk], using=alias())
+        note(request, entry, done, reason=told["reason"])
+        return Response(_whole(self._again(entry)))
+
+    def _again(self, entry: CronEntry) -> CronEntry:
+        found: CronEntry = self.get_queryset().get(pk=entry.pk)
+        return found
+
+
+def _definition(told: dict[str, Any]) -> rows.Definition:
+    """Checked as the admin's form checks. Raises InvalidCron."""
+    tasks.autodiscover()  # a web process need not have met its tasks
+    Schedule.of(told["schedule"], told["zone"])
+    policies = {key: told[key] for key in ("missed", "window", "overlap")}
+    check_policies(*policies.values())
+    fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
+    return crontab.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
+
+
+def _said_by(entry: CronEntry) -> dict[str, Any]:
+    """What an entry says, in the API's words."""
+    plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
+    texts = {field: _read(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
+
+
+def _whole(entry: CronEntry) -> dict[str, Any]:
+    using = alias()
+    runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    said = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+    for run in runs:
+        run.outcome = said.get(run.jid, run.outcome)
+    told = _said_by(entry)
+    return {
+        **cron_entry_of(entry, runs[0] if runs else None),
+        **{field: told[field] for field in ("args", "kwargs", "job", "missed", "window", "overlap")},
+        "next_times": _next_times(entry),
+        "runs": [cron_run_of(run) for run in runs],
+    }
+
+
+def _next_times(entry: CronEntry) -> list[str]:
+    try:
+        ahead = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+    except InvalidCron:
+        return []
+    return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]
+
+
+def _read(field: str, text: str) -> Any:
+    try:
+        return jsontext.decode(text)
+    except InvalidPayload as error:
+        raise InvalidCron(field, str(error)) from error

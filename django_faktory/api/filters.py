@@ -1,0 +1,173 @@
+"""Filters of the lists. Those of jobs are words of the query language, and mean what they mean there."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import django_filters
+from django import forms
+from django.db.models import Q, QuerySet
+from django_filters.rest_framework import FilterSet
+from msgspec.structs import asdict, replace
+
+from ..errors import InvalidQuery
+from ..models import Batch, CronEntry, Job, JobLock, Queue, WorkerProcess
+from ..queries import MAX_TEXT, Query, parse_query
+
+_FIELDS = {
+    "state": "states",
+    "queue": "queues",
+    "task": "tasks",
+    "error": "errors",
+    "about": "about",
+    "batch": "batches",
+    "older": "older_s",
+    "newer": "newer_s",
+}
+"""Parameters, and what of a Query each may say."""
+
+
+def _word(help_text: str) -> django_filters.CharFilter:
+    return django_filters.CharFilter(help_text=help_text, max_length=MAX_TEXT, method="word")
+
+
+class JobFilter(FilterSet):
+    """A query, or its words one by one; all of it must be true."""
+
+    query = _word("A query, such as `dead queue:mail error:Timeout older:2d`.")
+    state = _word("In this state, or in any of several: `dead,retries`.")
+    queue = _word("Of this queue; `mail.*` is a beginning, commas stand between several.")
+    task = _word("Of this task, by jobtype; written as queues are.")
+    error = _word("Whose latest failure was of this type: its path, its last part, or a beginning with a star.")
+    about = _word("About this object, `app.model/pk`.")
+    batch = _word("Members of this batch.")
+    older = _word("Pushed longer ago than that: `90s`, `15m`, `2h`, `7d`, `2w`.")
+    newer = _word("Pushed since.")
+
+    class Meta:
+        model = Job
+        fields: ClassVar[list[str]] = []
+
+    def word(self, rows: QuerySet[Job], _: str, __: str) -> QuerySet[Job]:
+        """Nothing by itself: `filter_queryset` reads all words together."""
+        return rows
+
+    def filter_queryset(self, queryset: Any) -> Any:
+        """The jobs that all of it means. Raises InvalidQuery, with the parameter's name."""
+        return queryset.shown(asked_for(self.form.cleaned_data))
+
+
+def asked_for(told: dict[str, Any]) -> Query:
+    """One query of all parameters. Raises InvalidQuery."""
+    query = _parsed("query", told.get("query") or "")
+    for parameter, field in _FIELDS.items():
+        if not told.get(parameter):
+            continue
+        one = _parsed(parameter, told[parameter])
+        if getattr(query, field) not in ((), None):
+            raise _wrong(parameter, f"{parameter}: said in query too; say it once")
+        query = replace(query, **{field: getattr(one, field)})
+    return query
+
+
+def _parsed(parameter: str, text: str) -> Query:
+    prefix = "" if parameter == "query" else f"{parameter}:"
+    try:
+        found = parse_query(prefix + text)
+    except InvalidQuery as error:
+        at = None if error.at is None else max(0, error.at - len(prefix))
+        raise _wrong(parameter, str(error), at) from error
+    if prefix and asdict(found) != asdict(Query(**{_FIELDS[parameter]: getattr(found, _FIELDS[parameter])})):
+        raise _wrong(parameter, f"{parameter}: expected values with commas between them; other words go into query")
+    return found
+
+
+def _wrong(parameter: str, message: str, at: int | None = None) -> InvalidQuery:
+    error = InvalidQuery(message)
+    error.at, error.field = at, parameter
+    return error
+
+
+class _Text(django_filters.CharFilter):
+    """A value that no database chokes on."""
+
+    class field_class(forms.CharField):  # noqa: N801  (django-filter's name for it)
+        def clean(self, value: Any) -> Any:
+            """Printable, or refused."""
+            found = super().clean(value)
+            if not found.isprintable():
+                raise forms.ValidationError("expected printable characters")
+            return found
+
+
+class QueueFilter(FilterSet):
+    """Of queues."""
+
+    name = _Text(field_name="name", max_length=255, lookup_expr="startswith", help_text="Whose name begins so.")
+    is_paused = django_filters.BooleanFilter(
+        field_name="paused_at", lookup_expr="isnull", exclude=True, help_text="Paused, or not."
+    )
+
+    class Meta:
+        model = Queue
+        fields: ClassVar[list[str]] = []
+
+
+class WorkerFilter(FilterSet):
+    """Of worker processes."""
+
+    state = django_filters.ChoiceFilter(choices=WorkerProcess.State.choices, help_text="In this state.")
+    hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
+
+    class Meta:
+        model = WorkerProcess
+        fields: ClassVar[list[str]] = []
+
+
+_STAGES = {
+    "open": Q(committed_at=None, finished_at=None, expired_at=None),
+    "running": Q(committed_at__isnull=False, finished_at=None),
+    "failing": Q(failed__gt=0, finished_at=None),
+    "over": Q(finished_at__isnull=False),
+}
+
+
+class BatchFilter(FilterSet):
+    """Of batches, by what an index leads to."""
+
+    stage = django_filters.ChoiceFilter(
+        choices=[(name, name) for name in _STAGES],
+        method="by_stage",
+        help_text="How far it is: not committed, running, running with failed members, over.",
+    )
+    parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
+
+    class Meta:
+        model = Batch
+        fields: ClassVar[list[str]] = []
+
+    def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
+        """Of the chosen stage."""
+        return rows.filter(_STAGES[stage])
+
+
+class CronFilter(FilterSet):
+    """Of cron entries."""
+
+    origin = django_filters.ChoiceFilter(choices=CronEntry.Origin.choices, help_text="Defined there.")
+    jobtype = _Text(field_name="jobtype", max_length=255, help_text="That enqueue this.")
+
+    class Meta:
+        model = CronEntry
+        fields: ClassVar[list[str]] = []
+
+
+class LockFilter(FilterSet):
+    """Of locks."""
+
+    key = _Text(field_name="key", max_length=255, help_text="With exactly this key.")
+    worker = _Text(field_name="wid", max_length=255, help_text="Held by jobs of this worker process.")
+
+    class Meta:
+        model = JobLock
+        fields: ClassVar[list[str]] = []

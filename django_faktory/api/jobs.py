@@ -1,0 +1,264 @@
+"""Jobs: to look at, to enqueue, to edit; and what is done to one of them, or to many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.db.models import Max
+from drf_spectacular.utils import extend_schema_view
+from rest_framework import status
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import acts, permissions, tasks
+from ..acts import Verb
+from ..editing import Changes, check_call, edit
+from ..models import Job, JobQuerySet
+from ..queries import parse_query
+from ..shapes import SHORT, whole_job_of
+from . import answers, inputs
+from .base import Resource, alias, broker
+from .described import F, described
+from .filters import JobFilter
+from .journal import ADDED, DELETED, note
+from .paging import NewestFirst
+from .problems import WrongState
+
+COUNTED = 10_000
+DONE = {
+    Verb.RETRY: "Retried",
+    Verb.REQUEUE: "Requeued",
+    Verb.KILL: "Killed",
+    Verb.DISCARD: "Discarded",
+    Verb.PRUNE: "Deleted",
+}
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answers.Done})
+
+
+def _bulk(summary: str) -> Callable[[F], F]:
+    return described(
+        summary=summary,
+        description="A bounded part of the jobs that a query means; send `next` as `after` until it is null.",
+        request=inputs.Bulk,
+        responses={200: answers.BulkDone},
+    )
+
+
+@extend_schema_view(
+    list=described(
+        summary="List jobs, the newest first",
+        description="What no index leads to is looked for among the latest 100,000 jobs only: see the query language.",
+    ),
+    retrieve=described(
+        summary="Show a job", description="With its arguments, failures and result.", responses=answers.WholeJob
+    ),
+)
+class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
+    """Jobs in any state, found by the query language."""
+
+    queryset = Job.objects.none()
+    serializer_class = answers.JobInList
+    pagination_class = NewestFirst
+    filterset_class = JobFilter
+    lookup_field = "jid"
+    needs: ClassVar = {
+        "list": "view_job",
+        "retrieve": "view_job",
+        "create": "add_job",
+        "partial_update": "change_job",
+        "retry": permissions.RETRY_JOB,
+        "requeue": permissions.REQUEUE_JOB,
+        "kill": permissions.KILL_JOB,
+        "discard": permissions.DISCARD_JOB,
+        "prune": permissions.PRUNE_JOB,
+        "cancel": permissions.CANCEL_JOB,
+        "bulk_retry": permissions.RETRY_JOB,
+        "bulk_requeue": permissions.REQUEUE_JOB,
+        "bulk_kill": permissions.KILL_JOB,
+        "bulk_discard": permissions.DISCARD_JOB,
+        "bulk_prune": permissions.PRUNE_JOB,
+    }
+
+    def get_queryset(self) -> JobQuerySet:
+        """Lists load no long texts."""
+        rows = Job.objects.using(alias())
+        return rows.only(*SHORT) if self.action == "list" else rows.all()
+
+    def get_serializer_class(self) -> Any:
+        """A job alone is shown whole."""
+        return answers.WholeJob if self.action == "retrieve" else super().get_serializer_class()
+
+    @described(
+        summary="Enqueue a task",
+        description="As its `enqueue` does, middleware and all. Arguments are JSON, taken as they are.",
+        request=inputs.NewJob,
+        responses={201: answers.Enqueued},
+    )
+    def create(self, request: Request) -> Response:
+        """A job of a task that is registered; no other can be named."""
+        told = self.said(inputs.NewJob)
+        using = alias()
+        tasks.autodiscover()  # a web process need not have met its tasks
+        task = tasks.lookup(told["task"])
+        args, kwargs = told.get("args", []), told["kwargs"]
+        check_call(task.jobtype, args, kwargs)
+        chosen = task.using(
+            queue_name=told.get("queue"),
+            priority=told.get("priority"),
+            run_after=told.get("run_after"),
+            about=told.get("about"),
+        )
+        try:
+            result = chosen.enqueue(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise ValidationError({"args": str(error)}) from error
+        job = Job.objects.using(using).filter(jid=result.id).first()
+        note(request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=told["reason"])
+        return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
+
+    @described(
+        summary="Edit a job that does not run",
+        description="Its arguments, queue, priority or time. The rest of it stays as its client sent it.",
+        request=inputs.JobChanges,
+        responses={200: answers.WholeJob},
+    )
+    def partial_update(self, request: Request, **_: Any) -> Response:
+        """What is left out stays."""
+        told = self.said(inputs.JobChanges)
+        changed = sorted(set(told) - {"reason"})
+        job = edit(
+            self.get_object().jid,
+            Changes(
+                args=told.get("args"),
+                kwargs=told.get("kwargs"),
+                queue=told.get("queue"),
+                priority=told.get("priority"),
+                run_at=told.get("run_after"),
+            ),
+            using=alias(),
+        )
+        note(request, job, f"Edited {', '.join(changed)}", reason=told["reason"])
+        return Response(whole_job_of(job))
+
+    @_acts("Run a failed job again now", "One that is dead, or waits for its retry.")
+    @action(detail=True, methods=["post"])
+    def retry(self, request: Request, **_: Any) -> Response:
+        """Dead, or waiting for a retry."""
+        return self._act(request, Verb.RETRY)
+
+    @_acts("Run a job now", "One that is dead, or waits for its time.")
+    @action(detail=True, methods=["post"])
+    def requeue(self, request: Request, **_: Any) -> Response:
+        """Dead, scheduled, or waiting for a retry."""
+        return self._act(request, Verb.REQUEUE)
+
+    @_acts("Give a job up", "One that does not run: it is dead, and kept for a while.")
+    @action(detail=True, methods=["post"])
+    def kill(self, request: Request, **_: Any) -> Response:
+        """To dead."""
+        return self._act(request, Verb.KILL)
+
+    @_acts("Drop a job", "One that does not run.")
+    @action(detail=True, methods=["post"])
+    def discard(self, request: Request, **_: Any) -> Response:
+        """Gone, or readable as discarded for a while."""
+        return self._act(request, Verb.DISCARD)
+
+    @_acts("Delete a job that ended", "Before its time.")
+    @action(detail=True, methods=["post"])
+    def prune(self, request: Request, **_: Any) -> Response:
+        """The row goes."""
+        return self._act(request, Verb.PRUNE)
+
+    @_acts("Cancel a job", "One that waits is dropped; one that runs is stopped by its worker, if that can.")
+    @action(detail=True, methods=["post"])
+    def cancel(self, request: Request, **_: Any) -> Response:
+        """Also one that runs."""
+        told = self.said(inputs.Reason)
+        job = self.get_object()
+        return self._done(request, job, "Cancelled", broker().cancel([job.jid]), told["reason"])
+
+    @_bulk("Run many failed jobs again now")
+    @action(detail=False, methods=["post"], url_path="bulk/retry")
+    def bulk_retry(self, request: Request) -> Response:
+        """See `retry`."""
+        return self._act_on_many(request, Verb.RETRY)
+
+    @_bulk("Run many jobs now")
+    @action(detail=False, methods=["post"], url_path="bulk/requeue")
+    def bulk_requeue(self, request: Request) -> Response:
+        """See `requeue`."""
+        return self._act_on_many(request, Verb.REQUEUE)
+
+    @_bulk("Give many jobs up")
+    @action(detail=False, methods=["post"], url_path="bulk/kill")
+    def bulk_kill(self, request: Request) -> Response:
+        """See `kill`."""
+        return self._act_on_many(request, Verb.KILL)
+
+    @_bulk("Drop many jobs")
+    @action(detail=False, methods=["post"], url_path="bulk/discard")
+    def bulk_discard(self, request: Request) -> Response:
+        """See `discard`."""
+        return self._act_on_many(request, Verb.DISCARD)
+
+    @_bulk("Delete many jobs that ended")
+    @action(detail=False, methods=["post"], url_path="bulk/prune")
+    def bulk_prune(self, request: Request) -> Response:
+        """See `prune`."""
+        return self._act_on_many(request, Verb.PRUNE)
+
+    def _act(self, request: Request, verb: Verb) -> Response:
+        told = self.said(inputs.Reason)
+        job = self.get_object()
+        changed = acts.carry_out(verb, Job.objects.using(alias()).filter(pk=job.pk))
+        if not changed:
+            legal = ", ".join(sorted(acts.STATES[verb]))
+            raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
+        return self._done(request, job, DONE[verb], changed, told["reason"])
+
+    def _done(self, request: Request, job: Job, done: str, changed: int, reason: str) -> Response:
+        state = Job.objects.using(alias()).filter(pk=job.pk).values_list("state", flat=True).first()
+        if not changed:
+            raise WrongState(f"{self.action}: not possible for a job that is {job.state}")
+        note(request, job, done, flag=DELETED if state is None else 2, reason=reason)
+        return Response({"changed": changed, "state": state})
+
+    def _act_on_many(self, request: Request, verb: Verb) -> Response:
+        told = self.said(inputs.Bulk)
+        query = parse_query(told["query"])
+        if query.is_empty:
+            legal = " or ".join(sorted(acts.STATES[verb]))
+            raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
+        meant = Job.objects.using(alias()).matching(query).in_state(*acts.STATES[verb])
+        if told["dry_run"]:
+            found = meant.count_up_to(COUNTED)
+            return Response({"query": str(query), "found": found, "changed": 0, "next": None})
+        part, after = _part(meant, told)
+        under = acts.begin(verb, part)
+        changed = sum(under.steps)
+        if changed:
+            note(request, Job, f"{DONE[verb]} {changed} jobs", name=str(query), reason=told["reason"])
+        return Response({"query": str(query), "found": under.total, "changed": changed, "next": after})
+
+
+def _part(meant: JobQuerySet, told: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
+    """The next so many of them, the oldest first, and where the part after begins. Those that come later are not meant:
+    the first part says which the last one is."""
+    if "after" in told:
+        begin, last = map(int, told["after"].split("-"))
+    else:
+        begin, last = 0, Job.objects.using(meant.db).aggregate(last=Max("pk"))["last"] or 0
+    rest = meant.filter(pk__gt=begin, pk__lte=last).order_by("pk")
+    ids = list(rest.values_list("pk", flat=True)[: told["limit"] + 1])
+    part = ids[: told["limit"]]
+    # In a set of their own: another look for the same limit could find others.
+    jobs = Job.objects.using(meant.db).filter(pk__in=part)
+    return jobs, f"{part[-1]}-{last}" if len(ids) > len(part) else None

@@ -1,0 +1,40 @@
+"""Who did what, and why: an entry of Django's log for each change, beside the admin's; and a line of ours."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.apps import apps
+from django.db.models import Model
+from rest_framework.request import Request
+
+logger = logging.getLogger(__name__)
+
+ADDED, CHANGED, DELETED = 1, 2, 3
+"""Django's flags; its own names are in an app that need not be installed."""
+
+
+def note(
+    request: Request, about: Model | type[Model], said: str, *, name: str = "", flag: int = CHANGED, reason: str = ""
+) -> None:
+    """Write it down. `about` is a row, or the model where a whole set was changed; `name` what people know it by."""
+    is_row = isinstance(about, Model)
+    shown = name or (str(about) if is_row else "")
+    message = f"{said}, through the API{f': {reason}' if reason else ''}"
+    user: Any = request.user
+    logger.info("act through the API user=%s on=%s did=%s", user.pk, ascii(shown), ascii(message))
+    if not apps.is_installed("django.contrib.admin") or user.pk is None:
+        return
+    from django.contrib.admin.models import LogEntry  # of an app that need not be installed
+    from django.contrib.contenttypes.models import ContentType
+
+    kind = ContentType.objects.get_for_model(about, for_concrete_model=False)
+    LogEntry.objects.create(
+        user_id=user.pk,
+        content_type_id=kind.pk,
+        object_id=str(about.pk) if is_row else None,
+        object_repr=shown[:200],
+        action_flag=flag,
+        change_message=message,
+    )

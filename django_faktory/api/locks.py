@@ -1,0 +1,66 @@
+"""Locks: which keys are held, by whom and until when; one is released by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from django.http import Http404
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import permissions
+from ..models import JobLock
+from ..store import operations
+from . import answers, inputs
+from .base import Resource, alias
+from .described import described
+from .filters import LockFilter
+from .journal import note
+from .paging import NewestFirst
+
+
+@described(parameters=[OpenApiParameter("token", OpenApiTypes.INT64, "path", description="The lock's token.")])
+@extend_schema_view(
+    list=described(summary="List locks, the newest first", parameters=[OpenApiParameter("token", exclude=True)]),
+    retrieve=described(summary="Show a lock"),
+)
+class Locks(ListModelMixin, RetrieveModelMixin, Resource):
+    """Keys that running jobs hold against others."""
+
+    queryset = JobLock.objects.none()
+    serializer_class = answers.Lock
+    pagination_class = NewestFirst
+    filterset_class = LockFilter
+    lookup_field = "pk"
+    lookup_url_kwarg = "token"
+    keys = re.compile("[0-9]{1,18}")
+    needs: ClassVar = {
+        "list": "view_joblock",
+        "retrieve": "view_joblock",
+        "release": permissions.RELEASE_LOCK,
+    }
+
+    def get_queryset(self) -> Any:
+        """Those that are over too, until somebody takes the key."""
+        return JobLock.objects.using(alias())
+
+    @described(
+        summary="Release a lock by hand",
+        description="The next job of its key may run beside the one that has lost it, and learns so.",
+        request=inputs.Reason,
+        responses={200: answers.Released},
+    )
+    @action(detail=True, methods=["post"])
+    def release(self, request: Request, **_: Any) -> Response:
+        """By token: a lock that another holds by now is not touched."""
+        told, lock = self.said(inputs.Reason), self.get_object()
+        changed = operations.free_locks([lock.pk], using=alias())
+        if not changed:
+            raise Http404
+        note(request, lock, "Released by hand", reason=told["reason"])
+        return Response({"changed": changed})

@@ -1,0 +1,128 @@
+"""Queues: how much waits in each and for how long; pause, resume, clear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import permissions
+from ..errors import FaktoryError
+from ..models import Queue
+from ..shapes import time_of
+from ..store import queues as rows
+from . import answers, inputs
+from .base import Resource, alias, broker
+from .described import F, described
+from .filters import QueueFilter
+from .journal import note
+from .paging import FewByName
+
+COUNTED, COUNTED_ALONE = 20_000, 10_000
+"""Jobs that are counted for a page, and for one queue."""
+CLEARS_FOR_S = 5.0
+"""After so long a request to clear ends between two steps, and says that there is more."""
+
+
+def _acts(summary: str, description: str, answer: Any = answers.QueueShape) -> Callable[[F], F]:
+    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answer})
+
+
+@extend_schema_view(
+    list=described(summary="List queues by name"),
+    retrieve=described(summary="Show a queue"),
+)
+class Queues(Resource):
+    """Queues that somebody used."""
+
+    queryset = Queue.objects.none()
+    serializer_class = answers.QueueShape
+    pagination_class = FewByName
+    filterset_class = QueueFilter
+    lookup_field = "name"
+    needs: ClassVar = {
+        "list": "view_queue",
+        "retrieve": "view_queue",
+        "pause": permissions.PAUSE_QUEUE,
+        "resume": permissions.RESUME_QUEUE,
+        "clear": permissions.CLEAR_QUEUE,
+    }
+
+    def get_queryset(self) -> Any:
+        """Those that are remembered."""
+        return Queue.objects.using(alias())
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """Sizes are counted up to a limit, for a page at a time."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(_shown(page or []))
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """One of them."""
+        return Response(_shown([self.get_object()])[0])
+
+    @_acts("Pause a queue", "No job of it is given out from now on; those that run go on.")
+    @action(detail=True, methods=["post"])
+    def pause(self, request: Request, **_: Any) -> Response:
+        """A second time changes nothing."""
+        told, queue = self.said(inputs.Reason), self.get_object()
+        broker().pause([queue.name])
+        return self._done(request, queue, "Paused", told["reason"])
+
+    @_acts("Resume a queue", "Its jobs are given out again.")
+    @action(detail=True, methods=["post"])
+    def resume(self, request: Request, **_: Any) -> Response:
+        """A second time changes nothing."""
+        told, queue = self.said(inputs.Reason), self.get_object()
+        broker().resume([queue.name])
+        return self._done(request, queue, "Resumed", told["reason"])
+
+    @_acts(
+        "Clear a queue",
+        "Drop all that is enqueued in it, and forget the queue and its pause. In steps, for some seconds at most.",
+        answers.Cleared,
+    )
+    @action(detail=True, methods=["post"])
+    def clear(self, request: Request, **_: Any) -> Response:
+        """Scheduled and retrying jobs stay, and bring the queue back when their time comes."""
+        told, queue = self.said(inputs.Reason), self.get_object()
+        until, stopped = time.monotonic() + CLEARS_FOR_S, []
+
+        def go_on() -> bool:
+            if time.monotonic() > until:
+                stopped.append(True)
+            return not stopped
+
+        try:
+            broker().remove([queue.name], go_on=go_on)
+        except FaktoryError:
+            if not stopped:
+                raise
+        note(request, queue, "Cleared in part" if stopped else "Cleared", reason=told["reason"])
+        return Response({"is_done": not stopped})
+
+    def _done(self, request: Request, queue: Queue, done: str, reason: str) -> Response:
+        note(request, queue, done, reason=reason)
+        queue.refresh_from_db()
+        return Response(_shown([queue])[0])
+
+
+def _shown(page: Any) -> Any:
+    most = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
+    found = rows.waiting([queue.name for queue in page], using=alias(), most=most)
+    return [
+        {
+            "name": queue.name,
+            "size": found[queue.name].size,
+            "is_more": found[queue.name].size >= most,
+            "latency_s": round(found[queue.name].latency_s, 3),
+            "is_paused": queue.paused_at is not None,
+            "paused_at": time_of(queue.paused_at),
+        }
+        for queue in page
+    ]

@@ -1,0 +1,68 @@
+"""`path("api/", include("django_faktory.api.urls"))`. A further resource is one more line of RESOURCES."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.urls import include, path
+from drf_spectacular.views import SpectacularAPIView
+from rest_framework.routers import APIRootView, DefaultRouter
+
+from .access import LoggedIn
+from .base import Door
+from .batches import Batches
+from .cron import CronEntries
+from .jobs import Jobs
+from .locks import Locks
+from .queues import Queues
+from .statistics import Numbers
+from .workers import Workers
+
+app_name = "faktory-api"
+
+RESOURCES: dict[str, Any] = {
+    "jobs": Jobs,
+    "queues": Queues,
+    "workers": Workers,
+    "batches": Batches,
+    "cron": CronEntries,
+    "locks": Locks,
+    "statistics": Numbers,
+}
+
+
+class Root(Door, APIRootView):
+    """Jobs, and all that belongs to them."""
+
+    permission_classes = (LoggedIn,)
+    schema: Any = None
+
+
+class _Router(DefaultRouter):
+    APIRootView = Root
+    include_format_suffixes = False
+
+
+class OpenApi(Door, SpectacularAPIView):
+    """The OpenAPI document of this API alone; `?format=json` for JSON."""
+
+    renderer_classes = SpectacularAPIView.renderer_classes
+    permission_classes = (LoggedIn,)
+    urlconf: Any = "django_faktory.api.urls"
+    schema: Any = None
+    custom_settings: Any = {  # noqa: RUF012  (the framework's name for it)
+        "TITLE": "django_faktory",
+        "DESCRIPTION": "Background jobs: look at them, enqueue them, act on them.",
+        "VERSION": "1",
+        "SCHEMA_PATH_PREFIX": "/",
+        "POSTPROCESSING_HOOKS": [],  # no names for choices: two of them would want the same
+        "COMPONENT_SPLIT_REQUEST": True,
+        "OAS_VERSION": "3.1.0",
+    }
+
+
+router = _Router()
+for name, resource in RESOURCES.items():
+    router.register(name, resource, basename=name)
+
+urlpatterns = [path("schema/", OpenApi.as_view(), name="schema"), path("", include(router.urls))]

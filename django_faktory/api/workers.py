@@ -1,0 +1,82 @@
+"""Worker processes in any language: who lives, what they have; quiet, terminate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema_view
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import conf, permissions
+from ..models import WorkerProcess
+from ..shapes import worker_of
+from ..store import workers as rows
+from . import answers, inputs
+from .base import Resource, alias
+from .described import F, described
+from .filters import WorkerFilter
+from .journal import note
+from .paging import ByWid
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answers.Told})
+
+
+@extend_schema_view(
+    list=described(summary="List the worker processes that live"),
+    retrieve=described(summary="Show a worker process"),
+)
+class Workers(Resource):
+    """Worker processes that live: seen lately, or holding jobs."""
+
+    queryset = WorkerProcess.objects.none()
+    serializer_class = answers.Worker
+    pagination_class = ByWid
+    filterset_class = WorkerFilter
+    lookup_field = "wid"
+    needs: ClassVar = {
+        "list": "view_workerprocess",
+        "retrieve": "view_workerprocess",
+        "quiet": permissions.QUIET_WORKER,
+        "terminate": permissions.TERMINATE_WORKER,
+    }
+
+    def get_queryset(self) -> Any:
+        """The others are about to be forgotten."""
+        return WorkerProcess.objects.using(alias()).filter(rows.living(conf.get("WORKER_TIMEOUT")))
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """With the number of jobs that each has."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(_shown(page or []))
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """One of them."""
+        return Response(_shown([self.get_object()])[0])
+
+    @_acts("Quiet a worker", "It fetches no more jobs, and finishes what it has. There is no way back.")
+    @action(detail=True, methods=["post"])
+    def quiet(self, request: Request, **_: Any) -> Response:
+        """It hears of it at its next BEAT."""
+        return self._advance(request, "quiet")
+
+    @_acts("Terminate a worker", "It finishes what it has, and exits.")
+    @action(detail=True, methods=["post"])
+    def terminate(self, request: Request, **_: Any) -> Response:
+        """It hears of it at its next BEAT."""
+        return self._advance(request, "terminate")
+
+    def _advance(self, request: Request, state: str) -> Response:
+        told, worker = self.said(inputs.Reason), self.get_object()
+        changed = rows.advance([worker.wid], state, using=alias())
+        note(request, worker, f"Told to {state}", reason=told["reason"])
+        return Response({"changed": changed})
+
+
+def _shown(page: Any) -> Any:
+    held = rows.holding([worker.wid for worker in page], using=alias())
+    return [worker_of(worker, jobs=held.get(worker.wid, 0)) for worker in page]

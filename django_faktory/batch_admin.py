@@ -1,0 +1,257 @@
+"""Batches in the admin: how far each is, its tree, its members and callbacks, and a way to retry what failed."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.db import transaction
+from django.db.models import Count, Q, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+
+from . import permissions, wakeups
+from .batching import Kind, Progress
+from .jsontext import decode
+from .lifecycle import State
+from .look_only import CappedPaginator, LookOnly, asks, log
+from .models import Batch, Job
+from .store import operations, trees
+from .wakeups.postgresql import ANY_QUEUE
+
+MOST_SHOWN = 200
+"""Batches of a tree that a page shows."""
+
+_SAID = {Progress.NOT_YET: "not yet", Progress.ENQUEUED: "under way", Progress.FINISHED: "done"}
+_STAGES = {
+    "open": ("not committed", Q(expires_at__isnull=False)),
+    "running": ("running", Q(committed_at__isnull=False, finished_at=None)),
+    "failing": ("has failed members", Q(failed__gt=0)),
+    "broken": ("cannot succeed", Q(is_broken=True)),
+    "over": ("over", Q(finished_at__isnull=False)),
+}
+
+
+class StageFilter(admin.SimpleListFilter):
+    """By how far a batch is."""
+
+    title = "stage"
+    parameter_name = "stage"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """The stages; a batch may be in several of them."""
+        return [(key, words) for key, (words, _) in _STAGES.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
+        """Batches of the chosen stage."""
+        _, condition = _STAGES.get(self.value() or "", ("", Q()))
+        return queryset.filter(condition)
+
+
+class RootFilter(admin.SimpleListFilter):
+    """Without the children: a tree is one line."""
+
+    title = "place in its tree"
+    parameter_name = "place"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """There are two."""
+        return [("root", "has no parent"), ("child", "is a child")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
+        """Batches of the chosen place."""
+        return {"root": queryset.filter(depth=0), "child": queryset.filter(depth__gt=0)}.get(
+            self.value() or "", queryset
+        )
+
+
+@admin.register(Batch)
+class BatchAdmin(LookOnly):
+    """Batches: found by id or description; what failed of them is retried together."""
+
+    list_display = ("name", "stage", "bar", "callbacks", "created")
+    list_filter = (StageFilter, RootFilter)
+    search_fields = ("bid__exact", "description__startswith")
+    search_help_text = "A whole bid, or the beginning of a description."
+    ordering = ("-id",)
+    paginator = CappedPaginator
+    show_full_result_count = False
+    list_per_page = 50
+    actions = ("retry_failed",)
+    has_retry_permission = asks(permissions.RETRY_BATCH)
+    extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_")
+    fieldsets = (
+        (None, {"fields": ("name", "bid", "stage", "bar", "members", "complete_", "success_", "tree")}),
+        ("Times", {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "finished_at")}),
+        (
+            "Counters",
+            {
+                "classes": ["collapse"],
+                "fields": (
+                    "total", "pending", "unrun", "failed", "is_broken",
+                    "children", "open_children", "unsucceeded_children",
+                ),
+            },
+        ),
+    )  # fmt: skip
+
+    @admin.display(description="batch", ordering="description")
+    def name(self, batch: Batch) -> str:
+        """Its description, else its id."""
+        return _name(batch)
+
+    @admin.display(description="stage")
+    def stage(self, batch: Batch) -> SafeString | str:
+        """How far it is, in words."""
+        return _stage(batch)
+
+    @admin.display(description="jobs")
+    def bar(self, batch: Batch) -> SafeString:
+        """How many members are settled, as a bar and in numbers; green, unless success cannot come."""
+        return _bar(batch)
+
+    @admin.display(description="callbacks")
+    def callbacks(self, batch: Batch) -> SafeString:
+        """Both, for the list."""
+        found = [(str(kind), _callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
+        return format_html_join("", "<div>{}: {}</div>", found)
+
+    @admin.display(description="created", ordering="created_at")
+    def created(self, batch: Batch) -> str:
+        """When, in few letters: the list is wide enough."""
+        return localtime(batch.created_at).strftime("%Y-%m-%d %H:%M")
+
+    @admin.display(description="complete")
+    def complete_(self, batch: Batch) -> SafeString | str:
+        """What runs when all were executed, and how far that is."""
+        return _callback(batch, Kind.COMPLETE)
+
+    @admin.display(description="success")
+    def success_(self, batch: Batch) -> SafeString | str:
+        """What runs when all have succeeded, and how far that is."""
+        return _callback(batch, Kind.SUCCESS)
+
+    @admin.display(description="jobs by state")
+    def members(self, batch: Batch) -> SafeString | str:
+        """Those whose rows are there; who succeeded without a result to keep has none."""
+        jobs = Job.objects.using(batch._state.db).filter(bid=batch.bid)  # noqa: SLF001  (documented)
+        counts = dict(jobs.order_by().values_list("state").annotate(count=Count("pk")))
+        lines = [
+            (_jobs(bid=batch.bid, state=state), _mark(state), f"{counts[state]:,}", state)
+            for state in map(str, State)
+            if state in counts
+        ]
+        gone = batch.total - sum(counts.values())
+        rest = f"{gone:,} left no row" if gone > 0 else ""
+        shown = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
+        return format_html("{} &nbsp; {}", shown, rest) if shown or rest else "none"
+
+    @admin.display(description="tree")
+    def tree(self, batch: Batch) -> SafeString:
+        """The whole tree it is part of, with how far each is; this one in bold."""
+        if not batch.parent_bid and not batch.children:
+            return format_html("{}", "neither parent nor children")
+        found = trees.tree_of(batch, most=MOST_SHOWN)
+        lines = [
+            (
+                min(one.depth, 6),
+                reverse("admin:django_faktory_batch_change", args=[one.pk]),
+                SafeString(' aria-current="page" class="faktory-warn"' if one.pk == batch.pk else ""),
+                _name(one),
+                _stage(one),
+                _bar(one),
+            )
+            for one in found
+        ]
+        row = (
+            '<tr><td><div class="faktory-in-{}"><a href="{}"{}><bdi>{}</bdi></a></div></td><td>{}</td><td>{}</td></tr>'
+        )
+        is_cut = len(found) >= MOST_SHOWN
+        more = format_html("<div>Only {} of its batches are shown.</div>", len(found)) if is_cut else ""
+        return format_html(
+            '<div class="faktory-wide"><table class="faktory-tree">{}</table></div>{}',
+            format_html_join("", row, lines),
+            more,
+        )
+
+    @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
+    def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
+        """Members and callbacks that are dead or wait for their retry run now."""
+        alias, bids = queryset.db, list(queryset.values_list("bid", flat=True))
+        jobs = Job.objects.using(alias).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
+        ids = list(jobs.in_state(State.DEAD, State.RETRIES).values_list("pk", flat=True))
+        count = operations.requeue(ids, using=alias)
+        transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
+        log(request, queryset, "Retried what failed")
+        said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
+        self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)
+
+
+def _name(batch: Batch) -> str:
+    return str(batch.description or batch.bid)
+
+
+def _stage(batch: Batch) -> SafeString | str:
+    if batch.success_st == Progress.FINISHED:
+        return "succeeded"
+    if batch.is_expired:
+        return _marked("expired: not committed in time")
+    if batch.is_broken:
+        return _marked("cannot succeed")
+    if not batch.is_committed:
+        return "not committed"
+    if batch.complete_failed or batch.success_failed:
+        return _marked("a callback failed")
+    return _marked("has failed jobs") if batch.failed else "running"
+
+
+def _marked(words: str) -> SafeString:
+    return format_html('<span class="faktory-bad faktory-together">{}</span>', words)
+
+
+def _bar(batch: Batch) -> SafeString:
+    """Settled, failed and waiting members, in this order."""
+    settled = batch.total - batch.pending
+    if not batch.total:
+        return format_html('<span class="faktory-quiet">{}</span>', "no jobs of its own")
+    words = f"{settled:,} of {batch.total:,} ended" + (f", {batch.failed:,} failed" if batch.failed else "")
+    return format_html(
+        '<svg class="faktory-bar" aria-hidden="true" viewBox="0 0 100 10" preserveAspectRatio="none">'
+        '<rect class="{}" x="0" y="0" height="10" width="{}"/>'
+        '<rect class="faktory-badly" x="{}" y="0" height="10" width="{}"/>'
+        '</svg> <span class="faktory-together">{}</span>',
+        "faktory-spent" if batch.is_broken else "faktory-well",
+        _percent(settled, batch.total),
+        _percent(settled, batch.total),
+        _percent(batch.failed, batch.total),
+        words,
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}"
+
+
+def _mark(state: str) -> str:
+    return "faktory-bad" if state in (State.DEAD, State.RETRIES) else ""
+
+
+def _jobs(**wanted: str) -> str:
+    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
+
+
+def _callback(batch: Batch, kind: Kind) -> SafeString | str:
+    text = getattr(batch, kind)
+    if not text:
+        return "–"
+    progress = Progress(getattr(batch, f"{kind}_st"))
+    jobtype = decode(text)["jobtype"].rpartition(".")[2]
+    if progress is Progress.NOT_YET:
+        return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
+    has_failed = getattr(batch, f"{kind}_failed")
+    said = _marked("failed") if has_failed else _SAID[progress]
+    return format_html('{}: <a href="{}">{}</a>', jobtype, _jobs(q=getattr(batch, f"{kind}_jid")), said)

@@ -1,0 +1,232 @@
+"""`Batch`: jobs that belong together, and what comes after them. Every job enqueued inside of one joins it.
+
+Knows no model. Source: docs/batches.md; ADR 0011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.dispatch import Signal
+
+from . import brokers, conf
+from .compat import task_backends
+from .errors import BatchClosed, FaktoryError, UnknownBatch
+from .payloads import BatchStatus, JobPayload, NewBatch
+
+if TYPE_CHECKING:
+    from .tasks import FaktoryTask
+
+_current: ContextVar[_Open | None] = ContextVar("django_faktory_batch", default=None)
+
+batch_committed = Signal()
+"""Sent inside the transaction of a `with Batch(…)`, at its end: callbacks may be due. For `testing`."""
+
+
+class Keeper(Protocol):
+    """Where batches are kept, by `FaktoryBackend.batch_keeper`: a Broker, which has the words, or a test's memory."""
+
+    @property
+    def transactional(self) -> bool:
+        """Whether a batch and its jobs are part of the caller's transaction."""
+
+    def atomic(self) -> AbstractContextManager[object]:
+        """What is done inside is done together, or not at all."""
+
+    def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
+        """See Broker."""
+
+    def open_batch(self, bid: str, *, by: str = "") -> str:
+        """See Broker."""
+
+    def commit_batch(self, bid: str) -> None:
+        """See Broker."""
+
+    def batch_status(self, bid: str) -> BatchStatus:
+        """See Broker."""
+
+
+class Callback(NamedTuple):
+    """A task and its arguments, made by `task.callback(…)`: what a batch enqueues when its time has come."""
+
+    task: FaktoryTask[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+
+
+class _Open:
+    """A batch that jobs can join just now."""
+
+    bid: str
+    by = ""
+    """The wid of who adds: the worker's, inside of a running member."""
+
+    def __init__(self, keeper: Callable[[], Keeper]) -> None:
+        self._keeper = keeper
+        self._outer: list[Token[_Open | None]] = []
+
+    def status(self) -> BatchStatus:
+        """How it is doing. Raises UnknownBatch where its end is longer ago than FAKTORY["BATCH_TTL"]."""
+        return self._keeper().batch_status(self.bid)
+
+    def _open(self) -> None:
+        self._outer.append(_current.set(self))
+
+    def _shut(self) -> None:
+        _current.reset(self._outer.pop())
+
+
+class Batch(_Open):
+    """Jobs that belong together: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
+
+    `complete` is enqueued when every job was executed once, `success` when every job has succeeded, and after
+    `complete`; one of them at least is to be given: a task, or `task.callback(…)`. Inside of another batch it is its
+    child.
+    Where jobs live in this project's database, the batch, its jobs, and the rows written inside are one transaction: an
+    exception leaves none of them. On a server elsewhere it leaves a batch that was never committed, and expires.
+    """
+
+    def __init__(
+        self,
+        *,
+        description: str = "",
+        success: FaktoryTask[..., Any] | Callback | None = None,
+        complete: FaktoryTask[..., Any] | Callback | None = None,
+    ) -> None:
+        callbacks = [_checked(given) for given in (success, complete) if given is not None]
+        if not callbacks:
+            raise TypeError("Batch: expected success=… or complete=…, or both: a task, or task.callback(…)")
+        super().__init__(_backend_of(callbacks[0]).batch_keeper)
+        self.bid = ""
+        self.description = description
+        self._success, self._complete = _job_of(success), _job_of(complete)
+        self._scope: ExitStack | None = None
+
+    @classmethod
+    def find(cls, bid: str) -> RunningBatch:
+        """The batch of this id, wherever it was made: to ask for its status, say. Raises UnknownBatch."""
+        for keeper in _keepers():
+            try:
+                keeper().batch_status(bid)
+            except UnknownBatch:
+                continue
+            return RunningBatch(bid, "", keeper)
+        raise UnknownBatch(bid)
+
+    def __enter__(self) -> Self:
+        if self.bid:
+            raise BatchClosed(self.bid, "its `with` was entered before; add to it from its own jobs, by context.batch")
+        outer = _current.get()
+        keeper = self._keeper()
+        _refuse_to_wait(keeper)
+        with ExitStack() as scope:
+            scope.enter_context(keeper.atomic())
+            made = NewBatch(
+                description=self.description,
+                parent_bid=outer.bid if outer else "",
+                success=self._success,
+                complete=self._complete,
+            )
+            self.bid = keeper.new_batch(made, by=outer.by if outer else "")
+            self._open()
+            self._scope = scope.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._shut()
+        scope, self._scope = self._scope, None
+        assert scope is not None  # noqa: S101  (it was entered)
+        if error is None:
+            with scope:
+                self._keeper().commit_batch(self.bid)
+                batch_committed.send(type(self))
+        else:
+            scope.__exit__(kind, error, traceback)
+
+
+class RunningBatch(_Open):
+    """A batch that was made before: a running job's own, `context.batch`, or one that `Batch.find` gave.
+
+    What is enqueued inside of `with context.batch:` joins it; `async with` in a coroutine.
+    """
+
+    def __init__(self, bid: str, by: str, keeper: Callable[[], Keeper]) -> None:
+        super().__init__(keeper)
+        self.bid, self.by = bid, by
+
+    def __enter__(self) -> Self:
+        self._keeper().open_batch(self.bid, by=self.by)
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shut()
+
+    async def __aenter__(self) -> Self:
+        await sync_to_async(self._keeper().open_batch)(self.bid, by=self.by)
+        self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._shut()
+
+
+def current() -> _Open | None:
+    """The batch that what is enqueued now joins."""
+    return _current.get()
+
+
+@contextmanager
+def in_none() -> Iterator[None]:
+    """What is enqueued inside joins no batch: for who runs a job where another one was being enqueued."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _keepers() -> list[Callable[[], Keeper]]:
+    backends = (getattr(backend, "batch_keeper", None) for backend in task_backends.all())
+    return [keeper for keeper in backends if keeper is not None] or [brokers.get_broker]
+
+
+def _refuse_to_wait(keeper: Keeper) -> None:
+    """A batch on a server elsewhere cannot be part of a transaction here: its jobs would come after its commit."""
+    for alias in () if keeper.transactional else conf.outbox():
+        if connections[alias].in_atomic_block:
+            raise FaktoryError(
+                f"a batch on a Faktory server elsewhere: expected no open transaction of {alias!r}, got one; make it "
+                "after the commit, by transaction.on_commit"
+            )
+
+
+def _checked(given: FaktoryTask[..., Any] | Callback) -> Callback:
+    callback = given if isinstance(given, Callback) else Callback(given)
+    backend = getattr(callback.task, "get_backend", None)
+    if backend is None:
+        raise TypeError(f"Batch: expected a task, or task.callback(…), as callback, got {given!r:.80}")
+    if not hasattr(backend(), "batch_keeper"):
+        raise TypeError(f"Batch: expected a task of FaktoryBackend as callback, got {callback.task!r:.80}")
+    return callback
+
+
+def _job_of(given: FaktoryTask[..., Any] | Callback | None) -> JobPayload | None:
+    if given is None:
+        return None
+    task, args, kwargs = _checked(given)
+    job: JobPayload = _backend_of(_checked(given)).callback_job(task, args, kwargs)
+    return job
+
+
+def _backend_of(callback: Callback) -> Any:
+    """A FaktoryBackend, which this module may not know."""
+    return callback.task.get_backend()

@@ -1,0 +1,17 @@
+"""The subcommands: every module here has some, in `SUBCOMMANDS`."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from ..subcommand import Subcommand
+
+
+def subcommands() -> dict[str, Subcommand]:
+    """All there are, by name, in the order of their modules' names."""
+    found: dict[str, Subcommand] = {}
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda one: one.name):
+        for one in import_module(f"{__name__}.{module.name}").SUBCOMMANDS:
+            found[one.name] = one
+    return found

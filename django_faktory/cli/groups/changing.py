@@ -1,0 +1,160 @@
+"""What is done to sets of jobs: retry, requeue, kill, discard, prune.
+
+In this database by any query; on a server elsewhere by what MUTATE can say: a set, and jids or one task.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ... import acts
+from ...acts import Verb
+from ...lifecycle import State
+from ...models import Job
+from ...mutations import TARGETS, Mutation
+from ...queries import Query
+from ...store import batches, upkeep
+from ..subcommand import INTERRUPTED, NOTHING, OK, Call, Subcommand, Unsupported, whole
+
+_DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
+
+
+def _arguments(parser: argparse.ArgumentParser, *, nargs: str = "+") -> None:
+    parser.add_argument("query", nargs=nargs, help="Which jobs, such as: dead queue:mail error:Timeout, or a jid.")
+    parser.add_argument("--limit", type=whole, metavar="N", help="At most so many, the newest first: one to try.")
+    parser.add_argument("--dry-run", action="store_true", help="Only tell how many it would be.")
+
+
+def _asking(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser)
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+
+
+def _pruning(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser, nargs="*")
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
+
+
+def _carry_out(call: Call) -> int:
+    """The verb of the subcommand's own name."""
+    verb, query = Verb(call.name), call.query()
+    if verb is Verb.PRUNE and query.is_empty:
+        return _prune_what_is_due(call)
+    if query.is_empty:
+        raise Unsupported(
+            f"{verb}: expected a query; such as {' or '.join(sorted(acts.STATES[verb]))} for all of these"
+        )
+    if call.alias is None:
+        return _carry_out_elsewhere(call, verb, query)
+    jobs = Job.objects.using(call.alias).matching(query)
+    if call.options["limit"]:
+        jobs = jobs.in_state(*acts.STATES[verb]).order_by("-pk")[: call.options["limit"]]
+    under = acts.begin(verb, jobs)
+    if call.options["dry_run"]:
+        _tell(call, query, 0, found=under.total)
+        return OK if under.total else NOTHING
+    if under.total and verb in _DESTROYS:
+        _ask(call, f"{verb} {under.total} jobs ({query})?")
+    changed = 0
+    try:
+        with _progress(call, under.total) as advance:
+            for some in under.steps:
+                changed += some
+                advance(some)
+    except KeyboardInterrupt:
+        _tell(call, query, changed, found=under.total)
+        call.screen.note("stopped: the same command does the rest")
+        return INTERRUPTED
+    _tell(call, query, changed, found=under.total)
+    return OK if changed else NOTHING
+
+
+def _ask(call: Call, question: str) -> None:
+    if not call.screen.confirm(question, is_sure=call.options["yes"]):
+        raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
+
+
+def _tell(call: Call, query: Query, changed: int | None, *, found: int | None) -> None:
+    if call.screen.is_json:
+        call.screen.json({"query": str(query), "found": found, "changed": changed, "dry_run": call.options["dry_run"]})
+    elif call.options["dry_run"]:
+        call.screen.line(f"{call.name}: it would be {found} jobs")
+    elif changed is None:
+        call.screen.line(f"{call.name}: done; the server does not tell how many it was")
+    else:
+        left = f", {found - changed} had left their state" if found and found > changed else ""
+        call.screen.line(f"{call.name}: {changed} jobs{left}")
+
+
+@contextmanager
+def _progress(call: Call, total: int) -> Iterator[Any]:
+    """A bar, where a person waits for many."""
+    if not call.screen.is_drawn or not call.screen.err.isatty() or total <= 1000:
+        yield lambda _: None
+        return
+    from rich.console import Console  # an extra
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(call.name, total=total)
+        yield lambda some: bar.advance(task, some)
+
+
+def _prune_what_is_due(call: Call) -> int:
+    """What maintenance would delete by itself, now."""
+    alias = call.database()
+    if call.options["dry_run"] or call.options["limit"]:
+        raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
+    gone = 0
+    while some := upkeep.purge(using=alias) + batches.purge(using=alias):
+        gone += some
+    _tell(call, Query(), gone, found=gone)
+    return OK if gone else NOTHING
+
+
+def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
+    mutations = _mutations(call, verb, query)
+    if call.options["dry_run"] or call.options["limit"]:
+        raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
+    if verb in _DESTROYS:
+        _ask(call, f"{verb} all of: {query}?")
+    for mutation in mutations:
+        call.broker.mutate(mutation)
+    _tell(call, query, None, found=None)
+    return OK
+
+
+def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
+    states = query.states or tuple(State(target) for target in TARGETS if State(target) in acts.STATES[verb])
+    sayable = Query(states=query.states, tasks=query.tasks, jids=query.jids)
+    is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
+    is_sayable = query == sayable and is_one_task and not (query.tasks and query.jids)
+    legal = {target for target in TARGETS if State(target) in acts.STATES[verb]}
+    if verb is Verb.PRUNE or not is_sayable or not {*map(str, states)} <= legal:
+        raise Unsupported(
+            f"{call.name}: a Faktory server elsewhere takes state:{','.join(sorted(legal))} with jids or one whole "
+            f"task:, and no other words"
+        )
+    return [
+        Mutation(
+            command="requeue" if verb is Verb.RETRY else str(verb),
+            target=str(state),
+            jids=query.jids or None,
+            jobtype=query.tasks[0].text if query.tasks else "",
+        )
+        for state in states
+    ]
+
+
+SUBCOMMANDS = (
+    Subcommand(
+        "retry", "Run jobs that failed again now: dead ones, and those that wait for a retry.", _carry_out, _arguments
+    ),
+    Subcommand("requeue", "Run jobs now that are dead, or wait for their time.", _carry_out, _arguments),
+    Subcommand("kill", "Give jobs up that do not run: they are dead.", _carry_out, _asking),
+    Subcommand("discard", "Drop jobs that do not run.", _carry_out, _asking),
+    Subcommand("prune", "Delete jobs that ended; without a query those whose time is over.", _carry_out, _pruning),
+)

@@ -1,0 +1,129 @@
+"""What a command says: a table for people, aligned text for pipes, or one JSON document. Knows no job.
+
+Text that clients wrote never reaches a terminal as it is: `clean` spells out what would command it, or turn it round.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+LONGEST_CELL = 80
+_COLOURS = {
+    "dead": "red",
+    "retries": "yellow",
+    "working": "cyan",
+    "succeeded": "green",
+    "paused": "yellow",
+    "quiet": "yellow",
+    "terminate": "red",
+}
+
+
+class Stream(Protocol):
+    """Django's OutputWrapper."""
+
+    def write(self, msg: str = "", /) -> Any:
+        """Write a line."""
+
+    def isatty(self) -> bool:
+        """Whether a person reads it."""
+
+
+def clean(text: object, *, longest: int | None = None) -> str:
+    """One line without control characters, escapes or marks that turn text round: they are spelled out."""
+    told = "".join(char if char.isprintable() else _spelled(char) for char in str(text))
+    return f"{told[: longest - 1]}…" if longest and len(told) > longest else told
+
+
+def _spelled(char: str) -> str:
+    return ascii(char)[1:-1]
+
+
+def has_rich() -> bool:
+    """Whether the package that draws for terminals is installed: an extra, for servers need none."""
+    try:
+        import rich  # noqa: F401  (an extra)
+    except ImportError:
+        return False
+    return True
+
+
+class Screen:
+    """Where a subcommand's answer goes."""
+
+    def __init__(self, out: Stream, err: Stream, *, is_json: bool) -> None:
+        self.out, self.err, self.is_json = out, err, is_json
+        self.is_drawn = not is_json and out.isatty() and has_rich()
+
+    def json(self, document: Mapping[str, Any]) -> None:
+        """One document on one line, in ASCII: what a terminal would obey is escaped."""
+        self.out.write(json.dumps(document, ensure_ascii=True))
+
+    def line(self, text: str) -> None:
+        """A line for people."""
+        self.out.write(clean(text))
+
+    def note(self, text: str) -> None:
+        """A line beside the answer."""
+        self.err.write(clean(text))
+
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+        """Rows under their heads."""
+        told = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
+        if self.is_drawn:
+            self.draw(drawn_table(heads, told, title=title))
+            return
+        if title:
+            self.out.write(title)
+        for row in aligned([list(heads), *told]):
+            self.out.write(row)
+
+    def pairs(self, found: Mapping[str, object]) -> None:
+        """Names and values, one a line; a value of several lines is indented."""
+        width = max(map(len, found), default=0)
+        for name, value in found.items():
+            first, *more = str("–" if value in (None, "") else value).split("\n")
+            self.out.write(f"{clean(name):<{width}}  {clean(first)}")
+            for line in more:
+                self.out.write(f"{'':<{width}}  {clean(line)}")
+
+    def draw(self, what: Any) -> None:
+        """Something of rich's."""
+        from rich.console import Console  # an extra
+
+        text = io.StringIO()
+        width = shutil.get_terminal_size().columns
+        Console(file=text, force_terminal=True, width=width, highlight=False, markup=False).print(what)
+        self.out.write(text.getvalue().rstrip("\n"))
+
+    def confirm(self, question: str, *, is_sure: bool) -> bool:
+        """Ask a person. Where nobody can answer, it is no."""
+        if is_sure:
+            return True
+        if not sys.stdin.isatty():
+            return False
+        self.err.write(f"{clean(question)} [y/N] ")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell, two spaces between them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def drawn_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Any:
+    """A table for rich, of cells that are clean."""
+    from rich import box  # an extra
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    return table

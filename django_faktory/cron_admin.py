@@ -1,0 +1,321 @@
+"""Cron entries in the admin: the next times, the history, pause, resume and run now; and entries written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from . import crontab, jsontext, permissions, tasks
+from .cron import Schedule, check_policies
+from .cron_models import CronEntry, CronRun
+from .errors import FaktoryError, InvalidCron, InvalidPayload
+from .look_only import Styled, asks, log
+from .store import crontab as rows
+from .store import ticks
+
+if TYPE_CHECKING:
+    EntryForm = forms.ModelForm[CronEntry]
+else:  # Django's own classes take no type parameters at run time
+    EntryForm = forms.ModelForm
+
+NEXT_TIMES = 5
+RUNS_SHOWN = 50
+DEFINITION = rows.Definition._fields
+_FIELD_OF = {"window": "window_s", "task": "jobtype"}
+
+
+class CronEntryForm(EntryForm):
+    """An entry of the admin; what is wrong is said at its field."""
+
+    class Meta:
+        model = CronEntry
+        fields = DEFINITION
+        widgets: ClassVar = {field: forms.Textarea({"rows": 3}) for field in ("args", "kwargs", "job")}
+
+    def clean(self) -> dict[str, Any]:
+        """Judge it as settings are judged, so that no node meets an entry it cannot take."""
+        found: dict[str, Any] = super().clean() or {}
+        tasks.autodiscover()  # a web process need not have met its tasks
+        try:
+            self._check(found)
+        except InvalidCron as error:
+            field = error.field.partition(".")[0]
+            field = _FIELD_OF.get(field, field)
+            self.add_error(field if field in self.fields else None, ValidationError(error.problem))
+        return found
+
+    def _check(self, found: dict[str, Any]) -> None:
+        if self.errors or self.instance.origin == CronEntry.Origin.CODE:  # whose fields are not in the form
+            return
+        Schedule.of(found["schedule"], found["zone"])
+        policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
+        check_policies(*policies.values())
+        one = crontab.defined(
+            **{field: found[field] for field in ("name", "schedule", "zone", "jobtype", "queue")},
+            **{field: _read(field, found[field]) for field in ("args", "kwargs", "job")},
+            policies=policies,
+            is_json=True,
+        )
+        found.update(args=one.args, kwargs=one.kwargs, job=one.job)
+
+
+class StateFilter(admin.SimpleListFilter):
+    """By whether an entry is due some time."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """The states, in the words of the list."""
+        return [(state, state) for state in ("active", "paused", "removed from code", "never due")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> QuerySet[CronEntry]:  # noqa: ARG002
+        """Entries in the chosen state."""
+        match self.value():
+            case "active":
+                return queryset.filter(next_at__isnull=False)
+            case "paused":
+                return queryset.filter(paused_at__isnull=False, removed_at=None)
+            case "removed from code":
+                return queryset.filter(removed_at__isnull=False)
+            case "never due":
+                return queryset.filter(next_at=None, paused_at=None, removed_at=None)
+        return queryset
+
+
+@admin.register(CronEntry)
+class CronEntryAdmin(Styled):
+    """Entries of code are looked at, paused and run; those of the admin are also written here."""
+
+    form = CronEntryForm
+    list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype", "origin")
+    list_filter = (StateFilter, "origin")
+    search_fields = ("name", "jobtype")
+    ordering = ("name",)
+    actions = ("pause", "resume", "run_now")
+    has_pause_permission = asks(permissions.PAUSE_CRON)
+    has_resume_permission = asks(permissions.RESUME_CRON)
+    has_run_permission = asks(permissions.RUN_CRON)
+    readonly_fields = ("origin", "state", "in_words", "next_times", "history", "created_at")
+    fieldsets = (
+        (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
+        ("History", {"fields": ("history",)}),
+        ("Job", {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
+        ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created_at")}),
+    )
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """The project's own zone."""
+        return {"zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
+
+    def get_readonly_fields(
+        self,
+        request: HttpRequest,  # noqa: ARG002
+        obj: CronEntry | None = None,
+    ) -> tuple[str, ...]:
+        """What code says is changed in code."""
+        mine = tuple(map(str, self.readonly_fields))
+        return (*mine, *DEFINITION) if obj is not None and obj.origin == CronEntry.Origin.CODE else mine
+
+    def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
+        """A new entry has no past and no next times."""
+        return super().get_fieldsets(request, obj) if obj else [(None, {"fields": DEFINITION})]
+
+    def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
+        """What code still defines would come back; an entry's own page knows that, the list's action does not."""
+        if obj is None or (obj.origin == CronEntry.Origin.CODE and obj.removed_at is None):
+            return False
+        return super().has_delete_permission(request, obj)
+
+    def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
+        """Write the definition only: what nodes have taken meanwhile stays taken."""
+        if change and obj.origin == CronEntry.Origin.CODE:
+            return
+        rows.save(obj, using=_alias(obj))
+        if crontab.task_of(obj.jobtype) is None:
+            said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
+            self.message_user(request, said, messages.WARNING)
+
+    def get_urls(self) -> list[URLPattern]:
+        """And those of the buttons."""
+        view = self.admin_site.admin_view(self._act_view)
+        mine = path("<path:object_id>/act/<str:verb>/", view, name="django_faktory_cronentry_act")
+        return [mine, *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """With the buttons that make sense now."""
+        entry = kwargs.get("obj")
+        verbs = [(verb, label) for verb, label in _verbs(entry) if self._may(request, verb)] if entry else []
+        more: dict[str, Any] = {"cron_verbs": verbs}
+        if entry is not None and entry.origin == CronEntry.Origin.CODE:  # there is nothing to save
+            more |= dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
+        return super().render_change_form(request, context | more, *args, **kwargs)
+
+    @admin.display(description="state")
+    def state(self, entry: CronEntry) -> str:
+        """Whether it is due some time, and why not."""
+        if entry.state == "never":
+            return entry.problem or "never due"
+        return "removed from code" if entry.state == "removed" else entry.state
+
+    @admin.display(description="next", ordering="next_at")
+    def next_time(self, entry: CronEntry) -> str:
+        """The next tick, on the clocks of its zone."""
+        return _shown(entry, entry.next_at) if entry.next_at else "–"
+
+    @admin.display(description="in words")
+    def in_words(self, entry: CronEntry) -> str:
+        """The schedule, read out."""
+        try:
+            return str(Schedule.of(entry.schedule, entry.zone))
+        except InvalidCron as error:
+            return str(error)
+
+    @admin.display(description="next times")
+    def next_times(self, entry: CronEntry) -> SafeString | str:
+        """The next five, on the clocks of its zone and in UTC; of a paused one, those that it would have."""
+        try:
+            found = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+        except InvalidCron:
+            return "–"
+        times = [(_shown(entry, tick), f"{tick:%Y-%m-%d %H:%M:%S} UTC") for tick in islice(found, NEXT_TIMES)]
+        return format_html_join("", "<div><b>{}</b> = {}</div>", times)
+
+    @admin.display(description="latest run")
+    def latest_run(self, entry: CronEntry) -> SafeString | str:
+        """When, and what became of it."""
+        using = _alias(entry)
+        run = CronRun.objects.using(using).filter(entry=entry).order_by("-id").first()
+        if run is None:
+            return "–"
+        outcome = ticks.outcomes([run.jid], using=using).get(run.jid, run.outcome)
+        return format_html("{} {}", _shown(entry, run.tick or run.at), outcome)
+
+    @admin.display(description="runs")
+    def history(self, entry: CronEntry) -> SafeString | str:
+        """The latest runs, the newest first, with their jobs."""
+        using = _alias(entry)
+        runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+        known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+        jobs = reverse("admin:django_faktory_job_changelist")
+        lines = [
+            (
+                _shown(entry, run.tick) if run.tick else "by hand",
+                f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
+                known.get(run.jid, run.outcome),
+                format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
+                run.note,
+            )
+            for run in runs
+        ]
+        if not lines:
+            return "none yet"
+        head = "".join(f'<th scope="col">{name}</th>' for name in ("tick", "taken", "outcome", "job", "note"))
+        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>"
+        return format_html(
+            '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+            SafeString(head),  # our own words only
+            format_html_join("", row, lines),
+        )
+
+    @admin.action(description="Pause", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
+        """No tick is due until they are resumed."""
+        self._do(request, list(queryset), "pause")
+
+    @admin.action(description="Resume", permissions=["resume"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
+        """Ticks are due again, those of the pause are not."""
+        self._do(request, list(queryset), "resume")
+
+    @admin.action(description="Run now", permissions=["run"])
+    def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
+        """A job each, at once."""
+        self._do(request, list(queryset), "run_now")
+
+    def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """A button of the entry's page."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        entry = get_object_or_404(self.get_queryset(request), pk=object_id)
+        if not self._may(request, verb):
+            raise PermissionDenied
+        self._do(request, [entry], verb)
+        return redirect("admin:django_faktory_cronentry_change", entry.pk)
+
+    def _may(self, request: HttpRequest, verb: str) -> bool:
+        return verb in _DOES and bool(request.user.has_perm(permissions.needs(_DOES[verb].codename)))
+
+    def _do(self, request: HttpRequest, entries: list[CronEntry], verb: str) -> None:
+        does, done, _ = _DOES[verb]
+        for entry in entries:
+            try:
+                said = does(entry)
+            except FaktoryError as error:
+                self.message_user(request, f"{entry.name}: {error}", messages.ERROR)
+                continue
+            log(request, [entry], done)
+            self.message_user(request, f"{entry.name}: {said}", messages.SUCCESS)
+
+
+def _pause(entry: CronEntry) -> str:
+    return "paused." if rows.pause([entry.pk], using=_alias(entry)) else "was paused already."
+
+
+def _resume(entry: CronEntry) -> str:
+    return "resumed." if rows.resume([entry.pk], using=_alias(entry)) else "was not paused."
+
+
+def _run_now(entry: CronEntry) -> str:
+    return f"enqueued as {crontab.run_now(entry, using=_alias(entry)).jid}."
+
+
+class _Act(NamedTuple):
+    does: Callable[[CronEntry], str]
+    done: str
+    codename: str
+
+
+_DOES = {
+    "pause": _Act(_pause, "Paused", permissions.PAUSE_CRON),
+    "resume": _Act(_resume, "Resumed", permissions.RESUME_CRON),
+    "run_now": _Act(_run_now, "Run by hand", permissions.RUN_CRON),
+}
+
+
+def _verbs(entry: CronEntry) -> list[tuple[str, str]]:
+    if entry.removed_at:
+        return []
+    return [("run_now", "Run now"), ("resume", "Resume") if entry.paused_at else ("pause", "Pause")]
+
+
+def _read(field: str, text: str) -> Any:
+    try:
+        return jsontext.decode(text)
+    except (InvalidPayload, ValueError) as error:
+        raise InvalidCron(field, str(error)) from error
+
+
+def _shown(entry: CronEntry, moment: Any) -> str:
+    try:
+        there = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
+    except InvalidCron:
+        there = moment
+    return f"{there:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _alias(entry: CronEntry) -> str:
+    return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)

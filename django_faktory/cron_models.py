@@ -1,0 +1,111 @@
+"""Cron entries and their history. Changed by `store.crontab` and `store.ticks` only.
+
+Knows no task: an entry names a jobtype, which may be any worker's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from . import permissions as may
+from .columns import ExactCharField
+from .cron import Missed, Outcome, Overlap
+
+
+class CronEntry(models.Model):
+    """A job that comes again: when, in which zone, and what to enqueue."""
+
+    class Origin(models.TextChoices):
+        """Where it is defined, and so who may change it."""
+
+        CODE = "code"
+        ADMIN = "admin"
+
+    name = ExactCharField(max_length=255, unique=True)
+    origin = ExactCharField(max_length=10, choices=Origin.choices, default=Origin.ADMIN)
+    schedule = models.CharField(max_length=255, help_text="Five fields, or six with the second first; or @daily, …")
+    zone = models.CharField(max_length=64, help_text='The time zone the schedule is read in, as in "Europe/Berlin".')
+    jobtype = ExactCharField(
+        max_length=255, help_text="A task of this project, or what a worker in another language calls it."
+    )
+    queue = ExactCharField(
+        max_length=255, default="", blank=True, help_text='Empty: that of the task, "default" for other jobtypes.'
+    )
+    args = models.TextField(default="[]", help_text="JSON array.")
+    kwargs = models.TextField(default="{}", help_text="JSON object; for tasks of this project.")
+    job = models.TextField(
+        default="{}", help_text="JSON object: retry, reserve_for, priority, backtrace, custom; for other jobtypes."
+    )
+    missed = ExactCharField(
+        max_length=4,
+        choices=[(str(policy), str(policy)) for policy in Missed],
+        default=str(Missed.ONCE),
+        help_text="Ticks that no node took within a minute: skip them, run once for the latest, or run for all.",
+    )
+    window_s = models.IntegerField(
+        default=86_400, verbose_name="window", help_text='Seconds back that "once" and "all" look.'
+    )
+    overlap = ExactCharField(
+        max_length=5,
+        choices=[(str(policy), str(policy)) for policy in Overlap],
+        default=str(Overlap.ALLOW),
+        help_text="While an earlier job of this entry waits or runs: allow another, or skip it.",
+    )
+
+    next_at = models.DateTimeField(null=True, help_text="The next tick that nobody took; what claims fight for.")
+    paused_at = models.DateTimeField(null=True)
+    removed_at = models.DateTimeField(null=True, help_text="When the code that defined it did not any more.")
+    problem = models.TextField(default="", db_default="", help_text="Why it cannot be due.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        permissions = may.CRON
+        verbose_name_plural = "cron entries"
+        indexes: ClassVar = [models.Index(fields=["next_at"], name="faktory_cron_due")]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                name="faktory_cron_idle_is_never_due",
+                condition=Q(next_at=None) | Q(paused_at=None, removed_at=None),
+            ),
+            models.CheckConstraint(name="faktory_cron_missed", condition=Q(missed__in=[str(one) for one in Missed])),
+            models.CheckConstraint(name="faktory_cron_overlap", condition=Q(overlap__in=[str(one) for one in Overlap])),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+    @property
+    def state(self) -> str:
+        """Whether it is due some time: active, paused, removed (from code), or never."""
+        if self.removed_at:
+            return "removed"
+        if self.paused_at:
+            return "paused"
+        return "active" if self.next_at else "never"
+
+
+class CronRun(models.Model):
+    """What became of one tick. At most one row a tick, whatever nodes there are: a constraint says so."""
+
+    entry = models.ForeignKey(CronEntry, on_delete=models.CASCADE, related_name="runs")
+    tick = models.DateTimeField(null=True, help_text="None: somebody ran it by hand.")
+    at = models.DateTimeField(db_default=Now())
+    jid = ExactCharField(max_length=255, default="", db_default="")
+    outcome = ExactCharField(max_length=10, choices=[(str(outcome), str(outcome)) for outcome in Outcome])
+    note = models.TextField(default="", db_default="")
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(name="faktory_cron_tick", fields=["entry", "tick"]),
+            models.CheckConstraint(
+                name="faktory_cron_outcome", condition=Q(outcome__in=[str(outcome) for outcome in Outcome])
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.entry_id} {self.tick or 'by hand'} {self.outcome}"

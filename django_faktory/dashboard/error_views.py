@@ -1,0 +1,112 @@
+"""Dead jobs by error: the groups, one of them, and how the one that was tried fares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.urls import URLPattern, path, reverse
+
+from .. import acts, conf
+from ..lifecycle import State
+from ..look_only import LookOnly, log
+from ..models import Job
+from . import groups, sweeps, verbs
+from .groups import Kind
+from .job_page import kind_of
+from .overview import capped
+
+SHOWN = 20
+TRIED_EVERY_S = 1
+
+
+class ErrorViews(LookOnly):
+    """Pages of the admin of jobs."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """With theirs."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("errors/", wrap(self._errors), name="django_faktory_job_errors"),
+            path("errors/one/", wrap(self._error), name="django_faktory_job_error"),
+            path("errors/tried/", wrap(self._tried), name="django_faktory_job_tried"),
+            path("<int:pk>/try/", wrap(self._try), name="django_faktory_job_try"),
+            *super().get_urls(),
+        ]
+
+    def _errors(self, request: HttpRequest) -> HttpResponse:
+        self._may_look(request)
+        seen = groups.found(Job.objects.using(conf.get("DATABASE")).dead())
+        return self.page(request, "errors", title="Dead jobs by error", seen=seen, shown=seen.groups[:200])
+
+    def _error(self, request: HttpRequest) -> HttpResponse:
+        """A group: its latest jobs, one to try, and the rest."""
+        self._may_look(request)
+        using, kind = conf.get("DATABASE"), _kind(request)
+        scope = sweeps.Scope("", kind)
+        ids = list(groups.matching(groups.of_kind(kind, using=using).order_by("-pk")[: sweeps.COUNTED + 1], kind))
+        columns = ("jid", "jobtype", "queue", "attempt", "finished_at", "about")
+        latest = Job.objects.using(using).filter(pk__in=ids[:SHOWN]).order_by("-pk").only(*columns)
+        retry = verbs.ACTS["retry"]
+        return self.page(
+            request,
+            "error",
+            title=f"{kind.errtype or 'No error'}: {capped(len(ids), sweeps.COUNTED)} dead jobs",
+            kind=kind,
+            scope=scope,
+            count=len(ids),
+            latest=latest,
+            may_retry=retry.is_allowed(request),
+            may_edit=request.user.has_perm("django_faktory.change_job"),
+            may_discard=verbs.ACTS["discard"].is_allowed(request),
+            tried=self._fate(request),
+            every_s=TRIED_EVERY_S,
+        )
+
+    def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Retry this one; what comes of it is told on the page of its group."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not verbs.ACTS["retry"].is_allowed(request):
+            raise PermissionDenied
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
+        kind = kind_of(job)
+        if acts.try_one(job):
+            log(request, [job], "Retried, to see how it fares")
+        else:
+            self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
+        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
+
+    def _tried(self, request: HttpRequest) -> HttpResponse:
+        """The part of the page that is fetched again until it is over."""
+        self._may_look(request)
+        return self.page(request, "tried", tried=self._fate(request), kind=_kind(request))
+
+    def _fate(self, request: HttpRequest) -> dict[str, Any] | None:
+        """What became of the job that was tried."""
+        pk = request.GET.get("tried", "")
+        if not pk.isdecimal() or len(pk) > 18:
+            return None
+        columns = ("jid", "jobtype", "state", "errtype", "failure", "finished_at")
+        job = Job.objects.using(conf.get("DATABASE")).filter(pk=int(pk)).only(*columns).first()
+        state = job.state if job else None
+        return {
+            "pk": pk,
+            "job": job,
+            "part": f"{reverse('admin:django_faktory_job_tried')}?{request.GET.urlencode()}",
+            "is_good": state == State.SUCCEEDED,
+            "is_bad": state in (State.DEAD, State.RETRIES),
+            "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
+            "message": groups.message_of(job.failure[: groups.READ]) if job else "",
+        }
+
+    def _may_look(self, request: HttpRequest) -> None:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+
+def _kind(request: HttpRequest) -> Kind:
+    return Kind(request.GET.get("error", ""), request.GET.get("task", ""), request.GET.get("head", ""))

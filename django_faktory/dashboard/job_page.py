@@ -1,0 +1,237 @@
+"""What a job's page tells: its facts, its attempts as a timeline, its texts laid out to be read."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from django.apps import apps
+from django.contrib.admin.utils import quote
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from ..cron_models import CronRun
+from ..editing import EDITABLE
+from ..errors import FaktoryError
+from ..jsonfields import parse_instant
+from ..jsontext import decode, last_members
+from ..lifecycle import State
+from ..lock_admin import holder_of
+from ..models import Batch, Job, Tracking, WorkerProcess
+from ..queries import split_about
+from ..results import attempts_of
+from . import groups, verbs
+from .groups import Kind
+from .overview import duration
+
+SHOWN = 50
+"""Attempts on the page, the latest ones."""
+
+
+class Moment(NamedTuple):
+    """A point of the timeline."""
+
+    title: str
+    at: datetime | None
+    is_failed: bool = False
+    is_good: bool = False
+    took: str = ""
+    worker: str = ""
+    error: str = ""
+    message: str = ""
+    backtrace: str = ""
+
+
+def told(job: Job, request: HttpRequest) -> dict[str, Any]:
+    """All that the template shows."""
+    members = _members(job.payload)
+    custom = _members(members.get("custom", ""))
+    return {
+        "job": job,
+        "facts": [(name, value) for name, value in _facts(job) if value not in (None, "", "–")],
+        "times": [(name, at) for name, at in _times(job) if at is not None],
+        "args": laid_out(members.get("args", "")),
+        "kwargs": laid_out(custom.get("kwargs", "")),
+        "result": laid_out(job.result or ""),
+        "whole": laid_out(job.payload),
+        "timeline": timeline(job),
+        "acts": verbs.fitting(job, request),
+        "may_edit": job.state in EDITABLE and request.user.has_perm("django_faktory.change_job"),
+        "kind": kind_of(job) if job.state == State.DEAD else None,
+        "may_try": job.state == State.DEAD and verbs.ACTS["retry"].is_allowed(request),
+    }
+
+
+def kind_of(job: Job) -> Kind:
+    """Which group of dead jobs it is in."""
+    return Kind(job.errtype, job.jobtype, groups.head_of(groups.message_of(job.failure[: groups.READ])))
+
+
+def laid_out(text: str) -> str:
+    """JSON to be read; what is none, as it is."""
+    if not text:
+        return ""
+    try:
+        return groups.sendable(json.dumps(decode(text), indent=2, ensure_ascii=False))
+    except (FaktoryError, ValueError):
+        return text
+
+
+def call_of(job: Job) -> tuple[str, str]:
+    """Its arguments as somebody edits them."""
+    members = _members(job.payload)
+    kwargs = _members(members.get("custom", "")).get("kwargs", "")
+    return laid_out(members.get("args", "[]")), laid_out(kwargs) or "{}"
+
+
+def timeline(job: Job) -> list[Moment]:
+    """From the beginning to now."""
+    attempts = attempts_of(job.history)
+    first = max(1, len(attempts) - SHOWN + 1)
+    found = [Moment("Pushed", job.created_at)]
+    if len(attempts) > SHOWN:
+        found.append(Moment(f"{len(attempts) - SHOWN} earlier attempts", None))
+    for number, one in enumerate(attempts[-SHOWN:], first):
+        begun, failed = _instant(one.started_at), _instant(one.failed_at)
+        found.append(
+            Moment(
+                f"Attempt {number} failed",
+                failed,
+                is_failed=True,
+                took=duration((failed - begun).total_seconds()) if begun and failed else "",
+                worker=one.wid,
+                error=one.errtype,
+                message=one.message,
+                backtrace="\n".join(one.backtrace),
+            )
+        )
+    return [*found, _now(job)]
+
+
+_WAITS = {
+    State.SCHEDULED: ("Waits for its time", "run_at"),
+    State.RETRIES: ("Waits for its next try", "run_at"),
+    State.ENQUEUED: ("Waits for a worker, since", "enqueued_at"),
+    State.BLOCKED: ("Waits for a lock, since", "enqueued_at"),
+}
+
+
+def _now(job: Job) -> Moment:
+    state = State(job.state)
+    if state in _WAITS:
+        title, column = _WAITS[state]
+        return Moment(title, getattr(job, column))
+    if state is State.WORKING:
+        return Moment(f"Attempt {job.attempt} runs, since", job.started_at, worker=job.wid)
+    if state is State.SUCCEEDED:
+        return Moment("Succeeded", job.finished_at, is_good=True, took=_ran(job), worker=job.wid)
+    return Moment(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
+
+
+def _ran(job: Job) -> str:
+    if job.started_at is None or job.finished_at is None:
+        return ""
+    return duration((job.finished_at - job.started_at).total_seconds())
+
+
+def _facts(job: Job) -> list[tuple[str, Any]]:
+    using = job._state.db or "default"  # noqa: SLF001  (documented)
+    return [
+        ("Task", job.jobtype),
+        ("State", job.state),
+        ("Queue", _linked("queue", job.queue, job.queue)),
+        ("About", _subject(job.about)),
+        ("Priority", job.priority or None),
+        ("Attempts", f"{job.attempt}, of at most {max(job.retry, 0) + 1}" if job.attempt else None),
+        ("Lost workers", job.losses or None),
+        ("Progress", _progress(job, using)),
+        ("Cancelled", "yes: its worker has been told" if job.is_cancelled and job.state == State.WORKING else None),
+        ("Worker", _worker(job, using)),
+        ("Batch", _batch(job.bid, using)),
+        ("Callback of batch", _batch(job.callback_of, using)),
+        ("Lock", job.lock_key),
+        ("Lock held by", holder_of(job)),
+        ("Lock token", job.lock_token),
+        ("Unique until", job.unique_expires_at),
+        ("Cron entry", _cron(job, using)),
+        ("Job id", job.jid),
+    ]
+
+
+def _times(job: Job) -> list[tuple[str, datetime | None]]:
+    return [
+        ("Pushed", job.created_at),
+        ("Due", job.run_at),
+        ("Enqueued", job.enqueued_at),
+        ("Started", job.started_at),
+        ("Reserved until", job.reserved_until),
+        ("Ended", job.finished_at),
+        ("Expires", job.expires_at),
+        ("Kept until", job.purge_at),
+    ]
+
+
+def _progress(job: Job, using: str) -> str:
+    said = Tracking.objects.using(using).filter(jid=job.jid).first()
+    if said is None or said.updated_at < job.created_at:
+        return ""
+    return " ".join(word for word in (f"{said.percent} %" if said.percent is not None else "", said.desc) if word)
+
+
+def _worker(job: Job, using: str) -> SafeString | str | None:
+    if not job.wid:
+        return None
+    known = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
+    return _linked("workerprocess", job.wid, job.wid) if known else job.wid
+
+
+def _batch(bid: str | None, using: str) -> SafeString | str | None:
+    if not bid:
+        return None
+    batch = Batch.objects.using(using).filter(bid=bid).only("pk", "description", "bid").first()
+    return bid if batch is None else _linked("batch", batch.pk, batch.description or bid)
+
+
+def _cron(job: Job, using: str) -> SafeString | str | None:
+    run = CronRun.objects.using(using).filter(jid=job.jid).select_related("entry").order_by("-pk").first()
+    return None if run is None else _linked("cronentry", run.entry.pk, run.entry.name)
+
+
+def _linked(model: str, pk: int | str, words: str) -> SafeString:
+    address = reverse(f"admin:django_faktory_{model}_change", args=[quote(pk)])
+    return format_html('<a href="{}"><bdi>{}</bdi></a>', address, words)
+
+
+def _subject(about: str | None) -> SafeString | str | None:
+    """The object it is about, with a link where the admin has a page for it, and one to all jobs about it."""
+    if not about:
+        return None
+    shown: SafeString | str = format_html("<bdi>{}</bdi>", about)
+    with suppress(FaktoryError, LookupError, NoReverseMatch, ValueError):
+        label, key = split_about(about)
+        meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)
+        address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(key)])
+        shown = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
+    others = f"{reverse('admin:django_faktory_job_changelist')}?{urlencode({'about': about})}"
+    return format_html('{} (<a href="{}">all its jobs</a>)', shown, others)
+
+
+def _members(text: str) -> dict[str, str]:
+    if not text.startswith("{"):
+        return {}
+    try:
+        return last_members(text)
+    except FaktoryError:
+        return {}
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return parse_instant("at", text) if text else None
+    except FaktoryError:
+        return None

@@ -1,0 +1,107 @@
+"""One job: its page, the buttons on it, and other arguments for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
+from django.urls import URLPattern, path, reverse
+
+from .. import conf, editing
+from ..errors import FaktoryError, InvalidPayload
+from ..jsontext import decode
+from ..look_only import LookOnly, asks, log
+from ..models import Job
+from ..permissions import APP
+from . import job_page, verbs
+
+_CHANGE = f"{APP}.change_job"
+
+
+class JobViews(LookOnly):
+    """The page, and what its buttons do."""
+
+    change_form_template = "admin/django_faktory/job.html"
+    has_edit_permission = asks("change_job")
+
+    def get_urls(self) -> list[URLPattern]:
+        """With those of buttons."""
+        wrap = self.admin_site.admin_view
+        return [
+            path("<int:pk>/act/<str:verb>/", wrap(self._act_on_one), name="django_faktory_job_act"),
+            path("<int:pk>/edit/", wrap(self._edit), name="django_faktory_job_edit"),
+            *super().get_urls(),
+        ]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The page; nothing of it is a form of Django's."""
+        job = kwargs.get("obj")
+        more = job_page.told(job, request) if job is not None else {}
+        return super().render_change_form(request, {**context, **more}, *args, **kwargs)
+
+    def _act_on_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        act = verbs.ACTS.get(verb)
+        if act is None or verb == "clear" or not act.is_allowed(request):
+            raise PermissionDenied
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
+        if act.warning:
+            asked = self.confirmed(
+                request, f"{act.label} this job?", what=[job], note=act.warning, button=f"Yes, {act.label.lower()}"
+            )
+            if asked is not None:
+                return asked
+        changed = verbs.carry_out(verb, [job.pk], using=conf.get("DATABASE"))
+        if changed:
+            log(request, [job], act.done)
+            self.message_user(request, f"{act.done}: {job.jid}", messages.SUCCESS)
+        else:
+            self.message_user(
+                request, f"{act.label}: the job has left the state for it; nothing was done.", messages.WARNING
+            )
+        is_there = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
+        return HttpResponseRedirect(_page(pk) if is_there else reverse("admin:django_faktory_job_changelist"))
+
+    def _edit(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """GET shows its arguments, POST takes others."""
+        if not self.has_edit_permission(request):
+            raise PermissionDenied
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
+        args, kwargs = job_page.call_of(job)
+        can_be = job.state in editing.EDITABLE
+        trouble = "" if can_be else f"It is {job.state}: only a job that may run, and does not, can be edited."
+        if request.method == "POST" and not trouble:
+            args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
+            try:
+                editing.edit(job.jid, _changes(args, kwargs), using=conf.get("DATABASE"))
+            except FaktoryError as error:
+                trouble = str(error)
+            else:
+                log(request, [job], "Edited its arguments")
+                self.message_user(request, "It has other arguments now.", messages.SUCCESS)
+                return HttpResponseRedirect(_page(pk))
+        return self.page(
+            request, "edit_job", title=f"Edit the arguments of {job.jobtype}", job=job, args=args, kwargs=kwargs,
+            trouble=trouble, back=_page(pk),
+        )  # fmt: skip
+
+
+def _changes(args: str, kwargs: str) -> editing.Changes:
+    """What somebody typed. Raises InvalidPayload, which names the field."""
+    found: dict[str, Any] = {}
+    for name, text, kind, told in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
+        try:
+            found[name] = decode(text)
+        except InvalidPayload as error:
+            raise InvalidPayload(f"{name}: {error}") from None
+        if not isinstance(found[name], kind):
+            raise InvalidPayload(f"{name}: expected a JSON {told}")
+    return editing.Changes(**found)
+
+
+def _page(pk: int) -> str:
+    return reverse("admin:django_faktory_job_change", args=[pk])

@@ -1,0 +1,200 @@
+"""The list of jobs: saved views by state, the query language in its search box, and what is done to many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+
+from .. import permissions
+from ..errors import InvalidQuery
+from ..lifecycle import State
+from ..look_only import CappedPaginator, asks, log
+from ..models import Job, JobQuerySet, Queue
+from . import sweeps, verbs
+from .error_views import ErrorViews
+from .job_views import JobViews
+from .sweep_views import SweepViews
+
+_VIEWS = (
+    State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
+    State.DISCARDED, State.EXPIRED,
+)  # fmt: skip
+_MARKS = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEEDED: "faktory-good"}
+_LONG = ("payload", "failure", "history", "result")
+
+
+class StateFilter(admin.SimpleListFilter):
+    """By state; the choices are the tabs above the list."""
+
+    title = "state"
+    parameter_name = "state"
+    template = "admin/django_faktory/no_filter.html"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Every state there is: no look into the table."""
+        return [(str(state), str(state)) for state in State]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
+        """Jobs in the chosen state."""
+        chosen = self.value()
+        if chosen not in set(State) or not isinstance(queryset, JobQuerySet):
+            return queryset
+        return queryset.in_state(State(chosen))
+
+
+class QueueFilter(admin.SimpleListFilter):
+    """By queue; the names come from the short table of queues."""
+
+    title = "queue"
+    parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
+        """The queues somebody used."""
+        return [(name, name) for name in Queue.objects.order_by("name").values_list("name", flat=True)[:200]]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
+        """Jobs of the chosen queue."""
+        chosen = self.value()
+        return queryset.filter(queue=chosen) if chosen and chosen.isprintable() else queryset
+
+
+class JobAdmin(JobViews, ErrorViews, SweepViews):
+    """Jobs: found by the query language; retried, run, cancelled, killed, discarded, deleted."""
+
+    change_list_template = "admin/django_faktory/jobs.html"
+    list_display = ("jobtype", "marked_state", "queue", "when", "attempt", "error", "jid")
+    list_filter = (StateFilter, QueueFilter)
+    search_fields = ("jid",)
+    search_help_text = (
+        "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "
+        "Or one word: a jid, the beginning of a task, or an error."
+    )
+    ordering = ("-id",)
+    sortable_by = ()
+    paginator = CappedPaginator
+    show_full_result_count = False
+    list_per_page = 50
+    list_max_show_all = 200
+    actions = ("retry", "requeue", "cancel", "kill", "discard", "prune")
+    fieldsets = ((None, {"fields": ("jid",)}),)
+
+    has_retry_permission = asks(permissions.RETRY_JOB)
+    has_requeue_permission = asks(permissions.REQUEUE_JOB)
+    has_cancel_permission = asks(permissions.CANCEL_JOB)
+    has_kill_permission = asks(permissions.KILL_JOB)
+    has_discard_permission = asks(permissions.DISCARD_JOB)
+    has_prune_permission = asks(permissions.PRUNE_JOB)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        """Rows without their long texts: a list of fifty must not load fifty payloads."""
+        found = super().get_queryset(request)
+        return found.defer(*_LONG) if request.resolver_match and not request.resolver_match.kwargs else found
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        """What the query means. Where no index leads to it, it is looked for among the recent ones."""
+        if not isinstance(queryset, JobQuerySet):
+            return queryset, False
+        try:
+            found = queryset.matching(sweeps.understood(search_term)) if search_term else queryset
+            asked = sweeps.asked(request.GET)
+        except InvalidQuery as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return queryset.none(), False
+        return (found if asked.is_empty or asked.has_index else found.recent()), False
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """With the tabs, and what can be done to all that match."""
+        kept = request.GET.copy()
+        for name in ("p", "e", "all", "state"):
+            kept.pop(name, None)
+        chosen = request.GET.get("state", "")
+        rest = f"&{kept.urlencode()}" if kept else ""
+        views = [("all", f"?{kept.urlencode()}", not chosen)]
+        views += [(str(state), f"?state={state}{rest}", chosen == state) for state in _VIEWS]
+        may = [(name, act) for name, act in verbs.ACTS.items() if name != "clear" and act.is_allowed(request)]
+        fitting = [(name, act) for name, act in may if not chosen or chosen in act.states]
+        more = {
+            "views": views,
+            "verbs": fitting,
+            "filters": f"{kept.urlencode()}&state={chosen}" if chosen else kept.urlencode(),
+        }
+        return super().changelist_view(request, {**more, **(extra_context or {})})
+
+    @admin.display(description="state")
+    def marked_state(self, job: Job) -> str:
+        """The state; what needs a look is marked."""
+        return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), job.state)
+
+    @admin.display(description="when")
+    def when(self, job: Job) -> str:
+        """The time that matters in this state."""
+        moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)
+        if moment is None:
+            return ""
+        there = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+        return format_html('<span class="faktory-together">{}</span>', f"{there:%Y-%m-%d %H:%M:%S}")
+
+    @admin.display(description="error")
+    def error(self, job: Job) -> str:
+        """The latest failure's type, without its path: the list is wide enough."""
+        return str(job.errtype).rpartition(".")[2]
+
+    @admin.action(description="Retry now", permissions=["retry"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """Those that failed run now."""
+        return self._act(request, queryset, "retry")
+
+    @admin.action(description="Run now", permissions=["requeue"])
+    def requeue(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """Those that wait for their time, too."""
+        return self._act(request, queryset, "requeue")
+
+    @admin.action(description="Cancel (drop, or stop while it runs)", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """Jobs that wait are dropped; workers of ours stop those that run, within seconds."""
+        return self._act(request, queryset, "cancel")
+
+    @admin.action(description="Kill (send to dead)", permissions=["kill"])
+    def kill(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """Jobs that wait are given up; they stay in dead."""
+        return self._act(request, queryset, "kill")
+
+    @admin.action(description="Discard (drop)", permissions=["discard"])
+    def discard(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """Jobs that wait or are dead are dropped."""
+        return self._act(request, queryset, "discard")
+
+    @admin.action(description="Delete (what ended)", permissions=["prune"])
+    def prune(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
+        """Rows of jobs that ended go before their time."""
+        return self._act(request, queryset, "prune")
+
+    def _act(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
+        """To the chosen ones at once; to all that match on a page of its own, in steps."""
+        act = verbs.ACTS[verb]
+        if request.POST.get("select_across") == "1":
+            asked = request.GET.copy()
+            asked["verb"] = verb
+            return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{asked.urlencode()}")
+        jobs = list(queryset.only("pk", "jid", "jobtype"))
+        if act.warning:
+            question = f"{act.label} {len(jobs)} job{'' if len(jobs) == 1 else 's'}?"
+            asked_again = self.confirmed(
+                request, question, what=jobs, note=act.warning, button=f"Yes, {act.label.lower()}"
+            )
+            if asked_again is not None:
+                return asked_again
+        changed = verbs.carry_out(verb, [job.pk for job in jobs], using=queryset.db)
+        log(request, jobs, act.done)
+        left = len(jobs) - changed
+        note = f" {left} could not be in the state they are in." if left else ""
+        self.message_user(request, f"{act.done} {changed} jobs.{note}", messages.WARNING if left else messages.SUCCESS)
+        return None

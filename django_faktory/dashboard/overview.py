@@ -1,0 +1,256 @@
+"""What the overview tells, read in a dozen statements however much there is: counts end at `COUNTED`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from django.contrib.admin.utils import quote
+from django.db.models import Sum
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.formats import date_format
+
+from .. import conf
+from ..cron_models import CronEntry
+from ..lifecycle import State
+from ..models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
+from ..store import measures, queues, scalars, workers
+from .charts import Chart, Point, chart
+from .groups import Group, found
+
+COUNTED = 5000
+QUEUES_LOOKED_AT, QUEUES_SHOWN = 100, 20
+ROWS = 10
+GROUPS_LOOKED_AT = 500
+MINUTES, STRETCH = 180, 3
+DAYS = 30
+_TILES = (State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.BLOCKED, State.DEAD)
+
+
+class Tile(NamedTuple):
+    """A state, and how many are in it."""
+
+    name: str
+    number: str
+    link: str
+    is_bad: bool
+
+
+class QueueLine(NamedTuple):
+    """A queue at one look."""
+
+    name: str
+    size: int
+    depth: str
+    latency: str
+    is_paused: bool
+    link: str
+
+
+class WorkerLine(NamedTuple):
+    """A worker process, and how many jobs it has."""
+
+    worker: WorkerProcess
+    jobs: int
+    memory: str
+    seen: str
+    is_stale: bool
+
+
+class Alarm(NamedTuple):
+    """Something a person should look at."""
+
+    text: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All of it."""
+
+    at: datetime
+    tiles: list[Tile]
+    charts: list[Chart]
+    queues: list[QueueLine]
+    hidden_queues: int
+    running: list[tuple[Job, str]]
+    workers: list[WorkerLine]
+    alarms: list[Alarm]
+    groups: list[Group]
+
+
+def capped(count: int, most: int | None = None) -> str:
+    """A count that ends at `most`, or at `COUNTED`, as a person reads it."""
+    most = COUNTED if most is None else most
+    return f"{most:,}+" if count > most else f"{count:,}"
+
+
+def duration(seconds: float) -> str:
+    """How long, in the two largest units."""
+    left = round(seconds)
+    counts: list[tuple[int, str]] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or counts:
+            counts.append((count, unit))
+    return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
+
+
+def jobs_link(**wanted: str) -> str:
+    """The list of jobs, filtered."""
+    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
+
+
+def read(*, using: str) -> Overview:
+    """Look at everything once."""
+    now = timezone.now()
+    rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
+    lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)
+    fullest = sorted(lines, key=lambda line: (-line.size, line.name))[:QUEUES_SHOWN]
+    states, alarms = _counted(lines, using)
+    processes = _workers(using)
+    return Overview(
+        at=now,
+        tiles=[
+            Tile(str(state), capped(count), jobs_link(state=str(state)), state is State.DEAD and count > 0)
+            for state, count in states.items()
+        ],
+        charts=[minutes(now, using=using), _days(now, using)],
+        queues=sorted(fullest, key=lambda line: line.name),
+        hidden_queues=len(rows) - len(fullest),
+        running=[(job, ago(job.started_at or now)) for job in running(using=using)],
+        workers=processes,
+        alarms=alarms,
+        groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5],
+    )
+
+
+def queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
+    """These queues with what waits in them."""
+    seen = waiting([queue.name for queue in rows], using=using)
+    return [
+        QueueLine(
+            name=queue.name,
+            size=seen[queue.name].size,
+            depth=_of_queue(seen[queue.name].size),
+            latency=duration(seen[queue.name].latency_s) if seen[queue.name].size else "–",
+            is_paused=queue.paused_at is not None,
+            link=reverse("admin:django_faktory_queue_change", args=[quote(queue.pk)]),
+        )
+        for queue in rows
+    ]
+
+
+def _of_queue(size: int) -> str:
+    return f"{size:,}+" if size >= queues.COUNTED else f"{size:,}"
+
+
+def waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
+    """What waits in each, asked for as many at a time as the store takes."""
+    found: dict[str, queues.Waiting] = {}
+    for start in range(0, len(names), QUEUES_LOOKED_AT):
+        some = names[start : start + QUEUES_LOOKED_AT]
+        found |= queues.waiting(some, using=using, most=queues.COUNTED)
+    return found
+
+
+def running(*, using: str) -> JobQuerySet:
+    """What runs now, the longest first."""
+    columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
+    return Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS]
+
+
+def _counted(lines: Sequence[QueueLine], using: str) -> tuple[dict[State, int], list[Alarm]]:
+    """How many are in which state, and what is wrong."""
+    jobs = Job.objects.using(using)
+    silent = workers.silent_ones(conf.get("WORKER_TIMEOUT"), using=using)
+    refused = OutboxEntry.objects.using(using).exclude(error="")
+    never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
+    sets = [*(jobs.in_state(state) for state in _TILES), silent, refused, never]
+    counts = scalars.counts(sets, most=COUNTED + 1, using=using)
+    states = dict(zip(_TILES, counts, strict=False))
+    alarms = [*_paused(lines), *_alarms(states[State.BLOCKED], *counts[len(_TILES) :])]
+    return states, alarms
+
+
+def _page(model: str) -> str:
+    return reverse(f"admin:django_faktory_{model}_changelist")
+
+
+def _paused(lines: Sequence[QueueLine]) -> Iterator[Alarm]:
+    paused = [line for line in lines if line.is_paused]
+    for line in paused[:ROWS]:
+        yield Alarm(f"Queue {line.name} is paused; waiting jobs: {line.depth}", line.link)
+    if len(paused) > ROWS:
+        yield Alarm(f"More queues are paused: {len(paused) - ROWS}", _page("queue"))
+
+
+def _alarms(blocked: int, stale: int, outbox: int, cron: int) -> Iterator[Alarm]:
+    if stale:
+        limit = duration(conf.get("WORKER_TIMEOUT"))
+        yield Alarm(f"Workers not heard of for {limit}: {capped(stale)}", _page("workerprocess"))
+    if blocked:
+        yield Alarm(f"Jobs that wait for a lock: {capped(blocked)}", jobs_link(state="blocked"))
+    if outbox:
+        yield Alarm(
+            f"Jobs refused on their way elsewhere: {capped(outbox)}", f"{_page('outboxentry')}?error__isempty=0"
+        )
+    if cron:
+        yield Alarm(f"Cron entries that will never be due: {capped(cron)}", f"{_page('cronentry')}?state=never+due")
+
+
+def _workers(using: str) -> list[WorkerLine]:
+    timeout_s = conf.get("WORKER_TIMEOUT")
+    rows = list(WorkerProcess.objects.using(using).filter(workers.living(timeout_s)).order_by("started_at")[:ROWS])
+    held = workers.holding([row.wid for row in rows], using=using)
+    return [WorkerLine(row, held.get(row.wid, 0), memory(row), ago(row.seen_at), is_stale(row)) for row in rows]
+
+
+def memory(worker: WorkerProcess) -> str:
+    """What it says it takes."""
+    return f"{worker.rss_kb // 1024:,} MB" if worker.rss_kb else "–"
+
+
+def ago(moment: datetime) -> str:
+    """How long since then."""
+    return duration(max(0.0, (_aware(timezone.now()) - _aware(moment)).total_seconds()))
+
+
+def is_stale(worker: WorkerProcess) -> bool:
+    """Whether it has sent signs of life, and then none for too long."""
+    limit = timezone.now() - timedelta(seconds=conf.get("WORKER_TIMEOUT"))
+    return worker.beat_at is not None and _aware(worker.beat_at) < _aware(limit)
+
+
+def _aware(moment: datetime) -> datetime:
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+
+
+def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
+    """The last three hours, in stretches of some minutes; of one queue, or of all."""
+    end = _aware(now).replace(second=0, microsecond=0)
+    begin = end - timedelta(minutes=MINUTES - 1)
+    sums = [[0, 0] for _ in range(MINUTES // STRETCH)]
+    for minute, (well, badly) in measures.pace(using=using, since=begin - timedelta(seconds=1), queue=queue).items():
+        place = int((_aware(minute) - begin).total_seconds()) // (60 * STRETCH)
+        if 0 <= place < len(sums):
+            sums[place][0] += well
+            sums[place][1] += badly
+    times = (timezone.localtime(begin + timedelta(minutes=STRETCH * place)) for place in range(len(sums)))
+    points = [Point(date_format(time, "H:i"), *pair) for time, pair in zip(times, sums, strict=True)]
+    return chart("Last 3 hours", points)
+
+
+def _days(now: datetime, using: str) -> Chart:
+    today = _aware(now).astimezone(UTC).date()  # the database counts by days of UTC
+    days = [today - timedelta(days=DAYS - 1 - place) for place in range(DAYS)]
+    rows = Counter.objects.using(using).filter(day__gte=days[0]).order_by().values("day")
+    sums = {
+        day: (processed - failed, failed)
+        for day, processed, failed in rows.annotate(p=Sum("processed"), f=Sum("failed")).values_list("day", "p", "f")
+    }
+    return chart("Last 30 days", [Point(date_format(day, "j M"), *sums.get(day, (0, 0))) for day in days])

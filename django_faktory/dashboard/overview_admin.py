@@ -1,0 +1,56 @@
+"""The overview's page: one look at everything, which refreshes itself while somebody sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path, reverse
+
+from .. import conf, permissions
+from ..look_only import LookOnly, asks
+from . import overview
+
+REFRESHED_EVERY_S = 5
+
+
+class OverviewAdmin(LookOnly):
+    """One page, and the part of it that is fetched again and again."""
+
+    has_view_permission = asks(permissions.VIEW_STATISTICS)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Nobody has."""
+        return False
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Shown to those who may see it."""
+        return self.has_view_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        """And that of the part."""
+        view = self.admin_site.admin_view(self._part)
+        return [path("part/", view, name="django_faktory_overview_part"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """The whole page; it says all there is without a script too."""
+        return self._shown(request, "overview", **(extra_context or {}))
+
+    def _part(self, request: HttpRequest) -> HttpResponse:
+        return self._shown(request, "overview_body")
+
+    def _shown(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        seen = overview.read(using=conf.get("DATABASE"))
+        return self.page(
+            request,
+            template,
+            title="Overview",
+            seen=seen,
+            every_s=REFRESHED_EVERY_S,
+            part=reverse("admin:django_faktory_overview_part"),
+            errors=reverse("admin:django_faktory_job_errors"),
+            **context,
+        )

@@ -1,0 +1,128 @@
+"""Queues in the admin: how many wait and how long, paused, resumed, cleared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+
+from .. import acts, permissions
+from ..look_only import LookOnly, asks, log
+from ..models import Queue
+from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
+
+
+class QueueList(ChangeList):
+    """With the numbers of the page's queues, asked for once."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """See above."""
+        super().get_results(request)
+        rows = list(self.result_list)
+        for row, line in zip(rows, _lines(rows), strict=True):
+            row.line = line
+        self.result_list = rows
+
+
+class QueueAdmin(LookOnly):
+    """Queues: the names that somebody used."""
+
+    change_form_template = "admin/django_faktory/queue.html"
+    list_display = ("name", "depth", "latency", "state")
+    search_fields = ("name",)
+    ordering = ("name",)
+    list_per_page = 50
+    sortable_by = ("name",)
+    actions = ("pause", "resume", "clear")
+
+    has_pause_permission = asks(permissions.PAUSE_QUEUE)
+    has_resume_permission = asks(permissions.RESUME_QUEUE)
+    has_clear_permission = asks(permissions.CLEAR_QUEUE)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
+        """Ours."""
+        return QueueList
+
+    @admin.display(description="waiting")
+    def depth(self, queue: Any) -> str:
+        """How many, those that wait for a lock too."""
+        return format_html('<a href="{}">{}</a>', jobs_link(queue=queue.name, state="enqueued"), queue.line.depth)
+
+    @admin.display(description="oldest waits for")
+    def latency(self, queue: Any) -> str:
+        """How long the oldest has waited."""
+        return str(queue.line.latency)
+
+    @admin.display(description="state")
+    def state(self, queue: Queue) -> str:
+        """Whether jobs are given out."""
+        if queue.paused_at is None:
+            return "open"
+        return format_html('<span class="faktory-warn">paused</span> for {}', ago(queue.paused_at))
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The queue's page: numbers, a chart, and what can be done."""
+        queue = kwargs.get("obj")
+        if queue is not None:
+            [line] = _lines([queue])
+            context |= {
+                "line": line,
+                "chart": minutes(timezone.now(), using=_alias(queue), queue=queue.name),
+                "jobs": jobs_link(queue=queue.name),
+                "queue_acts": self._fitting(request, queue),
+            }
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def _fitting(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str, bool]]:
+        found = []
+        if queue.paused_at is None and self.has_pause_permission(request):
+            found.append(("pause", "Pause", False))
+        if queue.paused_at is not None and self.has_resume_permission(request):
+            found.append(("resume", "Resume", False))
+        if self.has_clear_permission(request):
+            found.append(("clear", "Clear", True))
+        return found
+
+    @admin.action(description="Pause: give out no jobs", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+        """What runs goes on; what is pushed waits."""
+        self._move(request, queryset, "Paused")
+
+    @admin.action(description="Resume: give out jobs again", permissions=["resume"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+        """Workers hear of it at once."""
+        self._move(request, queryset, "Resumed")
+
+    @admin.action(description="Clear: drop all that waits", permissions=["clear"])
+    def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
+        """One queue at a time, on the page that asks once more and goes on in steps."""
+        names = list(queryset.values_list("name", flat=True)[:2])
+        if len(names) != 1:
+            self.message_user(request, "Clear one queue at a time.", messages.WARNING)
+            return None
+        asked = jobs_link(queue=names[0], verb="clear").partition("?")[2]
+        return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_all')}?{asked}")
+
+    def _move(self, request: HttpRequest, queryset: QuerySet[Queue], done: str) -> None:
+        rows = list(queryset)
+        queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
+        changed = (acts.pause if done == "Paused" else acts.resume)(queues)
+        log(request, rows, done)
+        self.message_user(request, f"{done}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
+
+
+def _lines(rows: list[Any]) -> list[QueueLine]:
+    if not rows:
+        return []
+    using = _alias(rows[0])
+    return queue_lines(rows, using=using)
+
+
+def _alias(queue: Queue) -> str:
+    return queue._state.db or Queue.objects.db  # noqa: SLF001  (documented)

@@ -1,0 +1,116 @@
+"""Worker processes in the admin, in any language: what they run, and what they are told at their next BEAT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+
+from .. import permissions
+from ..look_only import LookOnly, asks, log
+from ..models import Job, WorkerProcess
+from ..store import workers
+from .overview import ago, is_stale, memory
+
+RUNS_SHOWN = 100
+_SHOWN = ("jid", "jobtype", "queue", "started_at")
+
+
+class WorkerList(ChangeList):
+    """With the number of jobs that each of the page has, asked for once."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """See above."""
+        super().get_results(request)
+        rows: list[Any] = list(self.result_list)
+        held = workers.holding([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
+        for row in rows:
+            row.jobs = held.get(row.wid, 0)
+        self.result_list = rows
+
+
+class WorkerProcessAdmin(LookOnly):
+    """Worker processes."""
+
+    change_form_template = "admin/django_faktory/worker.html"
+    list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "seen")
+    search_fields = ("wid", "hostname")
+    ordering = ("-started_at",)
+    list_per_page = 50
+    actions = ("quiet", "terminate")
+
+    has_quiet_permission = asks(permissions.QUIET_WORKER)
+    has_terminate_permission = asks(permissions.TERMINATE_WORKER)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
+        """Ours."""
+        return WorkerList
+
+    @admin.display(description="state", ordering="state")
+    def marked_state(self, worker: WorkerProcess) -> str:
+        """What it was told; and whether it still says anything."""
+        silent = format_html(' <span class="faktory-warn">{}</span>', "silent") if is_stale(worker) else ""
+        return format_html("{}{}", worker.state, silent)
+
+    @admin.display(description="jobs")
+    def jobs(self, worker: Any) -> int:
+        """How many it has."""
+        return int(worker.jobs)
+
+    @admin.display(description="memory", ordering="rss_kb")
+    def memory(self, worker: WorkerProcess) -> str:
+        """What it says it takes."""
+        return memory(worker)
+
+    @admin.display(description="latest sign of life", ordering="seen_at")
+    def seen(self, worker: WorkerProcess) -> str:
+        """How long ago."""
+        return f"{ago(worker.seen_at)} ago"
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """The worker's page: what it runs, and what it can be told."""
+        worker = kwargs.get("obj")
+        if worker is not None:
+            using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
+            running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
+            context |= {
+                "is_stale": is_stale(worker),
+                "memory": memory(worker),
+                "runs": [(job, ago(job.started_at)) for job in running.only(*_SHOWN)[:RUNS_SHOWN] if job.started_at],
+                "worker_acts": self._fitting(request, worker),
+            }
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def _fitting(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
+        found = []
+        if worker.state == WorkerProcess.State.RUNNING and self.has_quiet_permission(request):
+            found.append(("quiet", "Quiet", False))
+        if worker.state != WorkerProcess.State.TERMINATE and self.has_terminate_permission(request):
+            found.append(("terminate", "Terminate", True))
+        return found
+
+    @admin.action(description="Quiet: fetch no more jobs", permissions=["quiet"])
+    def quiet(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> None:
+        """They finish what they have; there is no way back."""
+        self._move(request, queryset, "quiet")
+
+    @admin.action(description="Terminate: finish and exit", permissions=["terminate"])
+    def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
+        """They exit within 30 seconds."""
+        note = "They finish what they have, within their time to stop, and exit. Who started them may do so again."
+        asked = self.confirmed(request, "Terminate workers?", what=queryset, note=note, button="Yes, terminate")
+        if asked is not None:
+            return asked
+        self._move(request, queryset, "terminate")
+        return None
+
+    def _move(self, request: HttpRequest, queryset: QuerySet[WorkerProcess], state: str) -> None:
+        processes = list(queryset)
+        moved = workers.advance([process.wid for process in processes], state, using=queryset.db)
+        log(request, processes, f"Told to {state}")
+        said = f"{moved} worker{'' if moved == 1 else 's'} will be told to {state} at the next beat."
+        self.message_user(request, said, messages.SUCCESS)

@@ -1,0 +1,115 @@
+"""Locks in the admin: which keys are held, by whom and until when; and a way to release one by hand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
+
+from . import permissions
+from .lifecycle import State
+from .look_only import CappedPaginator, LookOnly, asks, log
+from .models import Job, JobLock
+from .store import operations
+
+MOST_COUNTED = 10_000
+_WARNING = (
+    "The jobs that hold these locks run on. Whatever waits for the same key may run beside them from now on, so "
+    "release a lock only where you know that its holder does nothing any more."
+)
+
+
+@admin.register(JobLock)
+class JobLockAdmin(LookOnly):
+    """Locks: found by key, jid or wid; released by hand."""
+
+    list_display = ("key", "holder", "wid", "since", "until")
+    search_fields = ("key", "jid__exact", "wid__exact")
+    search_help_text = "A part of a key, a whole jid, or a whole wid."
+    ordering = ("-id",)
+    paginator = CappedPaginator
+    show_full_result_count = False
+    list_per_page = 50
+    actions = ("release",)
+    has_release_permission = asks(permissions.RELEASE_LOCK)
+    extra_fields = ("token", "holder", "since", "until", "waiting")
+    fieldsets = (
+        (None, {"fields": ("key", "token", "holder", "attempt", "wid", "waiting")}),
+        ("Times", {"fields": ("since", "until", "lease")}),
+    )
+
+    @admin.display(description="token")
+    def token(self, lock: JobLock) -> int:
+        """What its holder can fence its writes with."""
+        return int(lock.pk)
+
+    @admin.display(description="holder", ordering="jid")
+    def holder(self, lock: JobLock) -> SafeString:
+        """The job that has it, by its jid."""
+        return format_html('<a href="{}">{}</a>', _jobs(q=lock.jid), lock.jid)
+
+    @admin.display(description="since", ordering="acquired_at")
+    def since(self, lock: JobLock) -> str:
+        """When it was taken."""
+        return _shown(lock.acquired_at)
+
+    @admin.display(description="until", ordering="expires_at")
+    def until(self, lock: JobLock) -> SafeString | str:
+        """When it is over unless it is extended; whether it is."""
+        shown = _shown(lock.expires_at)
+        if lock.expires_at > datetime.now(UTC):
+            return shown
+        return format_html('<span class="faktory-bad">{} (over)</span>', shown)
+
+    @admin.display(description="jobs that wait for it")
+    def waiting(self, lock: JobLock) -> str:
+        """How many, counted no further than needed."""
+        jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
+        count = jobs.order_by()[:MOST_COUNTED].count()
+        return f"{count:,} or more" if count == MOST_COUNTED else f"{count:,}"
+
+    @admin.action(description="Release by hand", permissions=["release"])
+    def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
+        """Ask first; then the next job of each key may run beside the one that has lost its lock."""
+        held = list(queryset)
+        asked = self.confirmed(request, "Release locks?", what=map(_told, held), note=_WARNING, button="Yes, release")
+        if asked is not None:
+            return asked
+        count = operations.free_locks([lock.pk for lock in held], using=queryset.db)
+        log(request, held, "Released by hand")
+        self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
+        return None
+
+
+def holder_of(job: Job) -> SafeString | str:
+    """Who holds the key of this job: itself, another, or nobody."""
+    if job.lock_key is None:
+        return "–"
+    lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
+    if lock is None:
+        return "nobody"
+    shown = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
+    if lock.expires_at <= datetime.now(UTC):
+        return format_html("nobody: that of {} was over at {}", shown, _shown(lock.expires_at))
+    whose = "this job" if lock.pk == job.lock_token else "another job"
+    return format_html("{}, {}, until {}", whose, shown, _shown(lock.expires_at))
+
+
+def _told(lock: JobLock) -> str:
+    return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
+
+
+def _jobs(**wanted: str) -> str:
+    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
+
+
+def _shown(moment: Any) -> str:
+    return localtime(moment).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,66 @@
+"""`manage.py faktory …`: parse, run the subcommand, and say what was wrong in one line. The rest is `cli`'s."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import Error as DatabaseError
+
+from ...cli.groups import subcommands
+from ...cli.screen import Screen, clean
+from ...cli.subcommand import UNAVAILABLE, WRONG, Call
+from ...compat import InvalidTask
+from ...errors import BrokerUnavailable, FaktoryError
+from ...store.transactions import first_line
+
+_USAGE = 2
+"""What argparse exits with; here that means that nothing matched."""
+
+
+class Command(BaseCommand):
+    """Look after the jobs of this project: see docs/cli.md."""
+
+    help = "Looks after jobs, queues, workers, batches and cron entries."
+    requires_system_checks = ()
+    is_parsed = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """A parser for each subcommand."""
+        words = parser.add_subparsers(
+            dest="word", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
+        )
+        for one in subcommands().values():
+            its = words.add_parser(one.name, help=one.help, description=one.help)
+            its.add_argument("--json", action="store_true", help="Answer with one JSON document.")
+            one.arguments(its)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """As Django does, but a wrong usage exits as a wrong configuration does."""
+        try:
+            super().run_from_argv(argv)
+        except SystemExit as stop:
+            if stop.code == _USAGE and not self.is_parsed:
+                sys.exit(WRONG)
+            raise
+
+    def handle(self, **options: Any) -> None:
+        """Run it; exit with its code."""
+        self.is_parsed = True
+        one = subcommands()[options["word"]]
+        screen = Screen(self.stdout, self.stderr, is_json=options["json"])
+        self.stderr.style_func = None
+        try:
+            code = one.run(Call(one.name, options, screen))
+        except BrokerUnavailable as error:
+            raise CommandError(clean(error), returncode=UNAVAILABLE) from error
+        except (FaktoryError, ImproperlyConfigured, InvalidTask) as error:
+            raise CommandError(clean(error), returncode=WRONG) from error
+        except DatabaseError as error:
+            told = f"the database cannot be used: {first_line(error)}; see DATABASES, or run manage.py migrate"
+            raise CommandError(clean(told), returncode=UNAVAILABLE) from error
+        if code:
+            sys.exit(code)

@@ -1,0 +1,21 @@
+"""What a child has to say of those before it, in whose place it was started."""
+
+from __future__ import annotations
+
+import logging
+
+from ..brokers import Broker
+from ..errors import FaktoryError
+from ..worker.launch import Launch
+
+logger = logging.getLogger(__name__)
+
+
+def report_lost(broker: Broker, launch: Launch) -> None:
+    """Say which workers before this one died: what they held goes on now, not after a minute without beats (W20)."""
+    if not launch.lost:
+        return
+    try:
+        broker.lost(launch.lost)
+    except FaktoryError as error:
+        logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(launch.lost), error)

@@ -1,0 +1,156 @@
+"""The supervisor without Django: `runfaktory` becomes this, by exec, once its processes run (ADR 0012).
+
+Imports the standard library and the supervisor only. A child that dies is replaced by the project's own command, which
+finds its part in its orders. What is to be logged, children log: they have the project's logging.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from ..worker import supervisor
+from ..worker.launch import NEWS_BYTES, SIGNALS, Launch
+from ..worker.supervisor import Child, Cords, Supervisor
+from . import orders
+
+HEAD_START_S = 2.0
+"""A project's imports take about that long; the pause before a child's turn is used for them."""
+
+UNHEARD_S = 10.0
+"""News that no child has taken by then is told on stderr."""
+
+CANNOT_EXECUTE = 127
+"""What a shell says where there is no such command."""
+
+FAREWELL_S = 12.0
+"""A farewell may take so long, its imports included."""
+
+
+class Fresh:
+    """Ways of a supervisor without Django: whatever needs that is a new process of the project's own command."""
+
+    head_start_s = HEAD_START_S
+
+    def __init__(self, *, command: Sequence[str], common: dict[str, Any], news: tuple[int, int], level: int) -> None:
+        self._command = list(command)
+        self._common = common
+        self._heard, self._news = news
+        self._level = level
+        self._unheard_since: float | None = None
+        self._farewell: tuple[int, int] | None = None
+
+    def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
+        """See `Ways`."""
+        del lifeline_end  # not inherited
+        return self._execute({"role": name, "launch": asdict(launch)}, (launch.lifeline, launch.news))
+
+    def tell(self, level: int, message: str, *args: object) -> None:
+        """See `Ways`. A child publishes it; who has none left says it on stderr (`patience_s`, `finish`)."""
+        if level < self._level:
+            return
+        news = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
+        told = json.dumps(news | {"at": time.time(), "message": message, "args": args}).encode().ljust(NEWS_BYTES)
+        self._unheard_since = self._unheard_since or time.monotonic()
+        try:
+            os.write(self._news, told)
+        except BlockingIOError:  # full: nobody has taken any for long
+            _say(told)
+
+    def patience_s(self) -> float | None:
+        """See `Ways`."""
+        if self._unheard_since is None:
+            return None
+        if not self._is_unheard():
+            self._unheard_since = None
+        elif time.monotonic() >= self._unheard_since + UNHEARD_S:
+            self._say_unheard()
+        else:
+            return self._unheard_since + UNHEARD_S - time.monotonic()
+        return None
+
+    def prepare_farewell(self) -> None:
+        """See `Ways`. It loads Django and waits to hear whether it is needed."""
+        reader, writer = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        pid = self._execute({"role": None, "killed": reader, "news": self._heard}, (reader, self._heard))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.close(reader)
+        self._farewell = pid, writer
+
+    def finish(self, killed: Sequence[str]) -> None:
+        """See `Ways`."""
+        if killed and self._farewell is None:
+            self.prepare_farewell()
+        if self._farewell:
+            pid, writer = self._farewell
+            if killed:
+                os.write(writer, json.dumps(killed).encode())
+            os.close(writer)
+            _wait(pid, FAREWELL_S if killed else 0.0)
+        self._say_unheard()
+
+    def _execute(self, part: dict[str, Any], inherited: Iterable[int]) -> int:
+        """Start the project's command with this part; its pid."""
+        reader = orders.write(self._common | part)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for end in inherited:
+                    os.set_inheritable(end, True)
+                environment = {**os.environ, orders.VARIABLE: str(reader)}
+                os.execve(self._command[0], self._command, environment)  # noqa: S606  (our own command line)
+            finally:
+                os._exit(CANNOT_EXECUTE)
+        os.close(reader)
+        return pid
+
+    def _is_unheard(self) -> bool:
+        return bool(select.select([self._heard], [], [], 0)[0])
+
+    def _say_unheard(self) -> None:
+        self._unheard_since = None
+        with suppress(BlockingIOError):
+            while found := os.read(self._heard, NEWS_BYTES):
+                _say(found)
+
+
+def main(reader: int) -> NoReturn:
+    """Go on with what `handing_over` left: its orders are in this pipe."""
+    told = orders.read(reader)
+    cords = Cords(**{name: tuple(ends) for name, ends in told["cords"].items()})
+    for end in cords.ends():
+        os.set_inheritable(end, False)
+    ways = Fresh(command=told["command"], common=told["common"], news=cords.news, level=told["level"])
+    children = [Child(**child) for child in told["children"]]
+    sys.exit(Supervisor(children, ways, grace_s=told["grace_s"], parent=told["parent"], cords=cords).run())
+
+
+def _say(told: bytes) -> None:
+    """News that nobody publishes, as runfaktory says it where a project has no logging."""
+    news = json.loads(told)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))
+    text = news["message"] % tuple(news["args"])
+    with suppress(OSError):
+        level = logging.getLevelName(news["level"])
+        sys.stderr.write(f"{moment},{news['at'] % 1 * 1000:03.0f} {level:7} {news['pid']} {text}\n")
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """Until this child has ended; longer than that it may not live."""
+    latest = time.monotonic() + seconds
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() >= latest:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return
+        time.sleep(0.01)

@@ -1,0 +1,107 @@
+"""The jobs about an object on that object's own page in the admin: a mixin for any ModelAdmin."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.db.models import Model
+from django.forms import Media
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from . import conf
+from .lifecycle import State
+from .models import Job
+from .subjects import about_of
+
+if TYPE_CHECKING:
+    AnyAdmin = admin.ModelAdmin[Any]
+else:
+    AnyAdmin = object
+
+SHOWN = 20
+FIELD = "jobs_about_it"
+COLUMNS = ("id", "jid", "jobtype", "state", "queue", "errtype", "created_at", "run_at", "started_at", "finished_at")
+
+
+class JobsOfObjectMixin(AnyAdmin):
+    """`class OrderAdmin(JobsOfObjectMixin, admin.ModelAdmin)`: adds the order's latest jobs to its page.
+
+    They are those enqueued by `using(about=order)`, shown to users who may view jobs.
+    """
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """With the jobs, on the page of an object that exists."""
+        found = super().get_readonly_fields(request, obj)
+        return [*found, FIELD] if _sees_jobs(request, obj) else found
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """With a section of their own, the last one."""
+        found = [
+            (name, {**options, "fields": [field for field in options["fields"] if field != FIELD]})
+            for name, options in super().get_fieldsets(request, obj)
+        ]
+        return [*found, ("Jobs", {"fields": (FIELD,)})] if _sees_jobs(request, obj) else found
+
+    @property
+    def media(self) -> Media:
+        """With the looks of the table."""
+        return super().media + Media(css={"all": ["django_faktory/admin.css"]})
+
+    @admin.display(description="latest jobs")
+    def jobs_about_it(self, obj: Model) -> SafeString | str:
+        """The latest, newest first, with links to them and to all."""
+        about = about_of(obj)
+        jobs = list(Job.objects.using(conf.get("DATABASE")).about(about).order_by("-pk").only(*COLUMNS)[: SHOWN + 1])
+        if not jobs:
+            return "–"
+        heads = format_html_join(
+            "", '<th scope="col">{}</th>', [("job",), ("state",), ("queue",), ("when",), ("error",)]
+        )
+        rows = format_html_join(
+            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>", map(_row, jobs[:SHOWN])
+        )
+        table = format_html(
+            '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+            heads,
+            rows,
+        )
+        return format_html("{}{}", table, _to_all(about, is_more=len(jobs) > SHOWN))
+
+
+def _sees_jobs(request: HttpRequest, obj: Any) -> bool:
+    user: Any = request.user
+    return obj is not None and bool(
+        user.has_perm("django_faktory.view_job") or user.has_perm("django_faktory.change_job")
+    )
+
+
+def _row(job: Job) -> tuple[Any, ...]:
+    name = job.jobtype
+    with suppress(NoReverseMatch):  # an admin site may have no page for jobs
+        name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
+    return name, job.state, job.queue, _when(job), job.errtype
+
+
+def _when(job: Job) -> str:
+    moment: datetime = (
+        job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
+    )
+    return date_format(timezone.localtime(moment) if timezone.is_aware(moment) else moment, "DATETIME_FORMAT")
+
+
+def _to_all(about: str, *, is_more: bool) -> SafeString | str:
+    try:
+        link = reverse("admin:django_faktory_job_changelist")
+    except NoReverseMatch:
+        return ""
+    told = f"more than {SHOWN}: see all" if is_more else "see them in the list of jobs"
+    return format_html('<p><a href="{}?{}">{}</a></p>', link, urlencode({"about": about}), told)

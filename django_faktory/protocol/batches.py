@@ -1,0 +1,158 @@
+"""BATCH NEW, OPEN, COMMIT and STATUS, both ways. Shape only. Rules: W5, W26."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from .. import jsontext
+from ..admission import parse_job
+from ..batching import Kind
+from ..errors import InvalidPayload
+from ..jsonfields import shown
+from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
+from .fields import field, line, object_after
+
+_NOT_IN_CALLBACKS = ("bid", "unique_for")
+
+
+class BatchNew(msgspec.Struct, frozen=True):
+    """Make a batch."""
+
+    batch: NewBatch
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        one = self.batch
+        told = [
+            (key, jsontext.encode(text))
+            for key, text in (("description", one.description), ("parent_bid", one.parent_bid))
+            if text
+        ]
+        told += [(kind, job.text) for kind in Kind if (job := getattr(one, kind)) is not None]
+        return line("BATCH", f"NEW {jsontext.join(told)}")
+
+
+class BatchOpen(msgspec.Struct, frozen=True):
+    """Ask whether more can be added."""
+
+    bid: str
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return line("BATCH", f"OPEN {self.bid}")
+
+
+class BatchCommit(msgspec.Struct, frozen=True):
+    """The batch's definition is complete."""
+
+    bid: str
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return line("BATCH", f"COMMIT {self.bid}")
+
+
+class BatchAsk(msgspec.Struct, frozen=True):
+    """How is it doing?"""
+
+    bid: str
+
+    def line(self) -> bytes:
+        """As a client sends it."""
+        return line("BATCH", f"STATUS {self.bid}")
+
+
+BatchCommand = BatchNew | BatchOpen | BatchCommit | BatchAsk
+_BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
+    "OPEN": BatchOpen,
+    "COMMIT": BatchCommit,
+    "STATUS": BatchAsk,
+}
+
+
+def parse_batch(text: str) -> BatchCommand:
+    """Read what follows BATCH: a sub-verb in any case, then an object or a bid."""
+    verb, _, rest = text.strip().partition(" ")
+    if verb.upper() == "NEW":
+        return BatchNew(_new_batch(rest))
+    command = _BY_BID.get(verb.upper())
+    if command is None:
+        raise InvalidPayload(
+            f"invalid BATCH: expected NEW {{…}}, OPEN bid, COMMIT bid or STATUS bid, got {shown(verb) or 'nothing'}"
+        )
+    bid = rest.strip()
+    if not bid or " " in bid:
+        raise InvalidPayload(f"invalid BATCH {verb.upper()}: expected the id of a batch, got {shown(bid) or 'nothing'}")
+    return command(bid)
+
+
+def status_text(status: BatchStatus) -> str:
+    """The reply to BATCH STATUS."""
+    told: dict[str, Any] = {"bid": status.bid}
+    told |= {key: text for key in ("parent_bid", "description") if (text := getattr(status, key))}
+    told["created_at"] = "" if status.created_at is None else rfc3339(status.created_at)
+    told |= {key: getattr(status, key) for key in ("total", "pending", "failed", "complete_st", "success_st")}
+    if status.is_broken:
+        told["broken"] = True
+    return jsontext.encode(told)
+
+
+def parse_status(found: dict[str, Any]) -> BatchStatus:
+    """Read the reply to BATCH STATUS, of any server."""
+    created_at = field("BATCH", found, "created_at", str, "")
+    texts = {key: field("BATCH", found, key, str, "") for key in ("bid", "parent_bid", "description")}
+    progress = {key: field("BATCH", found, key, str, "") for key in ("complete_st", "success_st")}
+    numbers = {key: field("BATCH", found, key, int, 0) for key in ("total", "pending", "failed")}
+    return BatchStatus(
+        **texts,
+        **progress,
+        **numbers,
+        created_at=parse_instant("created_at", created_at) if created_at else None,
+        is_broken=found.get("broken") is True,
+    )
+
+
+def _new_batch(text: str) -> NewBatch:
+    found = object_after("BATCH NEW", text)
+    if bid := field("BATCH NEW", found, "bid", str, ""):
+        raise InvalidPayload(f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {shown(bid)}")
+    raw = jsontext.last_members(text)
+    callbacks = {str(kind): _callback(kind, raw[kind]) for kind in Kind if raw.get(kind, "null") != "null"}
+    if not callbacks:
+        raise InvalidPayload('invalid BATCH NEW: expected a "success" or a "complete" callback, or both, got none')
+    return NewBatch(
+        description=field("BATCH NEW", found, "description", str, ""),
+        parent_bid=field("BATCH NEW", found, "parent_bid", str, ""),
+        **callbacks,
+    )
+
+
+def _callback(kind: Kind, text: str) -> JobPayload:
+    if not text.startswith("{"):
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {shown(text)}")
+    members = jsontext.last_members(text)
+    if members.get("jid", '""') in ('""', "null"):
+        members |= {"jid": jsontext.encode(uuid4().hex)}
+    members.setdefault("args", "[]")
+    try:
+        job = parse_job(jsontext.join(members.items()))
+    except InvalidPayload as error:
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: {error}") from None
+    refuse_options(kind, job)
+    return job
+
+
+def refuse_options(kind: Kind, job: JobPayload) -> None:
+    """A callback must be enqueued when its time has come, whatever else there is. Raises InvalidPayload."""
+    options = job.options
+    if options is None:
+        return
+    wrong = next((key for key in _NOT_IN_CALLBACKS if getattr(options, key)), None)
+    if wrong:
+        raise InvalidPayload(f"invalid BATCH NEW: {kind}: custom.{wrong}: expected none in a callback")
+
+
+VERBS = {"BATCH": parse_batch}

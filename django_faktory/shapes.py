@@ -1,0 +1,159 @@
+"""Rows as JSON, the same on the command line and in the API: stable shapes. Times are RFC 3339, in UTC."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from math import isfinite
+from typing import Any
+
+from django.utils import timezone
+
+from . import jsontext
+from .cron_models import CronEntry, CronRun
+from .errors import InvalidPayload
+from .models import Batch, Job, JobLock, WorkerProcess
+from .payloads import BatchStatus, rfc3339
+from .results import attempts_of
+
+SHORT = (
+    "id", "jid", "jobtype", "queue", "state", "weight", "attempt", "failures", "errtype", "about", "bid", "wid",
+    "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+)  # fmt: skip
+"""The columns of `job_of`: lists load no long texts."""
+
+
+def job_of(job: Job) -> dict[str, Any]:
+    """A job in a list."""
+    return {
+        "jid": job.jid,
+        "jobtype": job.jobtype,
+        "queue": job.queue,
+        "state": str(job.state),
+        "priority": job.priority,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "errtype": job.errtype or None,
+        "about": job.about,
+        "batch": job.bid,
+        "worker": job.wid or None,
+        "created_at": time_of(job.created_at),
+        "run_at": time_of(job.run_at),
+        "enqueued_at": time_of(job.enqueued_at),
+        "started_at": time_of(job.started_at),
+        "finished_at": time_of(job.finished_at),
+    }
+
+
+def whole_job_of(job: Job) -> dict[str, Any]:
+    """A job with all that is known of it."""
+    attempts = [
+        {
+            "worker": one.wid,
+            "errtype": one.errtype,
+            "message": one.message,
+            "started_at": one.started_at or None,
+            "failed_at": one.failed_at or None,
+            "backtrace": one.backtrace,
+        }
+        for one in attempts_of(job.history)
+    ]
+    result = None if job.result is None else _read(job.result)
+    return {**job_of(job), "job": _read(job.payload), "attempts": attempts, "result": result}
+
+
+def _read(text: str) -> Any:
+    try:
+        return _finite(jsontext.decode(text))
+    except InvalidPayload:  # a row somebody changed by hand: shown as it is
+        return text
+
+
+def _finite(value: Any) -> Any:
+    """JSON may have numbers too large for a float, which nobody could write again: they become text."""
+    match value:
+        case float() if not isfinite(value):
+            return str(value)
+        case list():
+            return [_finite(item) for item in value]
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+    return value
+
+
+def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
+    """A worker process."""
+    return {
+        "wid": worker.wid,
+        "hostname": worker.hostname,
+        "pid": worker.pid,
+        "labels": worker.labels,
+        "state": str(worker.state),
+        "rss_kb": worker.rss_kb,
+        "jobs": jobs,
+        "started_at": time_of(worker.started_at),
+        "beat_at": time_of(worker.beat_at),
+    }
+
+
+def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
+    """A batch. `complete` and `success` tell how far their callbacks are."""
+    said = {"": "not yet", "1": "enqueued", "2": "done"}
+    return {
+        "bid": batch.bid,
+        "description": batch.description,
+        "parent": batch.parent_bid or None,
+        "total": batch.total,
+        "pending": batch.pending,
+        "failed": batch.failed,
+        "complete": said.get(batch.complete_st, batch.complete_st),
+        "success": said.get(batch.success_st, batch.success_st),
+        "is_broken": batch.is_broken,
+        "created_at": time_of(batch.created_at),
+    }
+
+
+def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
+    """A cron entry with its latest run."""
+    return {
+        "name": entry.name,
+        "schedule": entry.schedule,
+        "zone": entry.zone,
+        "jobtype": entry.jobtype,
+        "queue": entry.queue or None,
+        "origin": str(entry.origin),
+        "state": entry.state,
+        "problem": entry.problem or None,
+        "next_at": time_of(entry.next_at),
+        "latest": run and cron_run_of(run),
+    }
+
+
+def cron_run_of(run: CronRun) -> dict[str, Any]:
+    """What became of a tick; one by hand has none."""
+    return {
+        "tick": time_of(run.tick),
+        "at": time_of(run.at),
+        "outcome": str(run.outcome),
+        "jid": run.jid or None,
+        "note": run.note or None,
+    }
+
+
+def lock_of(lock: JobLock) -> dict[str, Any]:
+    """A key that a running job holds."""
+    return {
+        "token": lock.pk,
+        "key": lock.key,
+        "jid": lock.jid,
+        "attempt": lock.attempt,
+        "worker": lock.wid or None,
+        "acquired_at": time_of(lock.acquired_at),
+        "expires_at": time_of(lock.expires_at),
+    }
+
+
+def time_of(moment: datetime | None) -> str | None:
+    """RFC 3339 in UTC; without USE_TZ Django's times are naive and local."""
+    if moment is None:
+        return None
+    return rfc3339(timezone.make_aware(moment) if timezone.is_naive(moment) else moment)

@@ -1,0 +1,31 @@
+"""The walk over the places in which jobs wait for a key, for databases without a statement that does it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db.backends.utils import CursorWrapper
+
+JOB = "django_faktory_job"
+
+
+def next_ready(cursor: CursorWrapper, key: str) -> Iterator[str]:
+    """Make the first of each queue and priority ready, unless one is; tells the queues. A look at the index each."""
+    queue, weight = "", -101
+    while True:
+        cursor.execute(
+            f"SELECT id, queue, weight FROM {JOB} WHERE lock_key = %s AND state = 'blocked'"
+            " AND (queue > %s OR (queue = %s AND weight > %s)) ORDER BY queue, weight, enqueued_at, id LIMIT 1",
+            [key, queue, queue, weight],
+        )
+        row = cursor.fetchone()
+        if row is None:
+            return
+        row_id, queue, weight = row
+        cursor.execute(
+            f"SELECT 1 FROM {JOB} WHERE lock_key = %s AND state = 'enqueued' AND queue = %s AND weight = %s LIMIT 1",
+            [key, queue, weight],
+        )
+        if cursor.fetchone() is None:
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s AND state = 'blocked'", [row_id])
+            yield queue

@@ -1,0 +1,311 @@
+"""Locks: of the jobs with one key one runs at a time, and those that wait for it are out of the claims' way. ADR 0015.
+
+`take` is the only way to a lock, and `release` the way back, in the transaction that ends the run. Who makes jobs
+enqueued calls `arrived`; who takes waiting ones away calls `settle` after the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Value, When
+from django.db.models.functions import Now
+
+from ..lifecycle import State
+from ..models import Job, JobLock, JobQuerySet
+from ..payloads import Reservation
+from .dialects import dialect_of
+from .dialects.base import JOB, LOCK
+from .transactions import run
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 500
+LEASE_S = 35.0
+_UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
+on_ready: list[Callable[[str, set[str]], None]] = []
+"""Called with alias and queues when jobs that waited for a lock became ready, after the commit."""
+
+
+_FORGOTTEN = f"""
+SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
+WHERE waiting.state = 'blocked' AND waiting.lock_key IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM {LOCK} AS held WHERE held.lock_key = waiting.lock_key AND NOT held.is_lapsed)
+  AND NOT EXISTS (SELECT 1 FROM {JOB} AS ready WHERE ready.lock_key = waiting.lock_key AND ready.state = 'enqueued'
+    AND ready.queue = waiting.queue AND ready.weight = waiting.weight)
+LIMIT %s"""
+
+
+def take(
+    reservations: Sequence[Reservation], *, using: str, lease_s: float = LEASE_S, now: datetime | None = None
+) -> list[Reservation]:
+    """Take the locks of jobs just claimed; returns those that got theirs, with the token.
+
+    The others are parked, as if they had not been claimed. Nobody may be handed a job before its lock is committed.
+    """
+    reservations = sorted(reservations, key=lambda job: job.lock_key or "")  # stable: the best of a key comes first
+    connection = connections[using]
+    takes = dialect_of(connection).takes
+    tokens = run(using, lambda _: (takes or _take)(connection, reservations, lease_s, now), atomic=takes is None)
+    settle({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
+    return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
+
+
+def _take(
+    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
+) -> dict[str, int]:
+    first: dict[str, Reservation] = {}
+    for job in reservations:
+        first.setdefault(job.lock_key or "", job)
+    with connection.cursor() as cursor:
+        clock = now or dialect_of(connection).now(cursor)
+    tokens = _acquired(connection, first, clock, timedelta(seconds=lease_s))
+    jobs = Job.objects.using(connection.alias)
+    won: dict[str, int] = {}
+    for job in reservations:
+        token = tokens.get(job.jid)
+        held = jobs.in_state(State.WORKING).filter(jid=job.jid, wid=job.wid, attempt=job.attempt)
+        if token is None:
+            held.update(state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None)
+        elif held.update(lock_token=token, unique_key=_UNIQUE_FROM_HERE):
+            won[job.jid] = token
+        else:  # it was taken from its worker meanwhile
+            JobLock.objects.using(connection.alias).filter(pk=token).delete()
+    _park_siblings(connection, [job.lock_key for job in reservations if job.lock_key and job.jid in won])
+    return won
+
+
+def _acquired(
+    connection: BaseDatabaseWrapper, wanted: dict[str, Reservation], now: datetime, lease: timedelta
+) -> dict[str, int]:
+    """Insert lock rows, in the order of the keys; returns jid → token of those that are ours."""
+    locks = JobLock.objects.using(connection.alias).filter(key__in=wanted)
+    locks.filter(expires_at__lte=now).delete()
+    rows = [
+        JobLock(
+            key=key, jid=job.jid, attempt=job.attempt, wid=job.wid, lease=lease, acquired_at=now, expires_at=now + lease
+        )
+        for key, job in sorted(wanted.items())
+    ]
+    JobLock.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
+    held = {key: (jid, attempt, pk) for pk, key, jid, attempt in locks.values_list("pk", "key", "jid", "attempt")}
+    return {
+        job.jid: held[key][2] for key, job in wanted.items() if key in held and held[key][:2] == (job.jid, job.attempt)
+    }
+
+
+def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
+    """Those of held keys that are ready: few, for each key at most one a queue and priority, but for races.
+
+    Rows that somebody is claiming just now are left: he will not get their lock.
+    """
+    if not keys:
+        return
+    jobs = Job.objects.using(connection.alias).in_state(State.ENQUEUED)
+    ready = jobs.filter(lock_key__in=keys)
+    if connection.features.has_select_for_update_skip_locked:
+        ready = ready.select_for_update(skip_locked=True)
+    ids = list(ready.values_list("pk", flat=True)[:CHUNK])
+    if ids:
+        jobs.filter(pk__in=ids).update(state=State.BLOCKED)
+
+
+def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job]) -> None:
+    """Let go of what these jobs held, inside the transaction that ended their runs, and make the next ones ready.
+
+    The jobs are as they were before: with key and token. Jobs without a lock may be among them.
+    """
+    held = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
+    if held:
+        JobLock.objects.using(connection.alias).filter(pk__in=sorted(held)).delete()
+        tell(connection, dialect_of(connection).make_next_ready(connection, sorted(set(held.values()))))
+
+
+def release_all(connection: BaseDatabaseWrapper, working: JobQuerySet) -> None:
+    """`release` for the working jobs of this set, whose rows are to be changed after it."""
+    found = working.filter(lock_token__isnull=False).order_by("id").only("lock_key", "lock_token")
+    if connection.features.has_select_for_update:
+        found = found.select_for_update()
+    release(connection, list(found))
+
+
+def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
+    """Those of these enqueued jobs that have a key: whose turn it is not is parked. Inside the transaction."""
+    jobs = Job.objects.using(connection.alias)
+    came = list(
+        jobs.in_state(State.ENQUEUED)
+        .filter(pk__in=ids, lock_key__isnull=False)
+        .order_by("weight", "enqueued_at", "id")
+        .values_list("pk", "lock_key", "queue", "weight")
+    )
+    if not came:
+        return
+    crowd = Crowd(connection, {key for _, key, _, _ in came if key}, but=ids)
+    parked = [pk for pk, key, queue, weight in came if not crowd.lets_in(key or "", queue, weight)]
+    if parked:
+        jobs.in_state(State.ENQUEUED).filter(pk__in=parked).update(state=State.BLOCKED)
+        settle_later(connection, crowd.keys)
+
+
+class Crowd:
+    """What waits for some keys: who comes to it is ready or blocked."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, keys: Collection[str], *, but: Sequence[int] = ()) -> None:
+        self.keys = sorted(keys)
+        alias = connection.alias
+        live = JobLock.objects.using(alias).filter(key__in=self.keys, expires_at__gt=Now())
+        self._held = set(live.values_list("key", flat=True))
+        gone = set(but)
+        self._ready: set[tuple[str, str, int]] = set()
+        if self.keys:
+            with connection.cursor() as cursor:
+                ready = dialect_of(connection).ready_of(cursor, self.keys)
+            self._ready = {(key, queue, weight) for row_id, key, queue, weight in ready if row_id not in gone}
+
+    def lets_in(self, key: str, queue: str, weight: int) -> bool:
+        """Whether one that comes now is ready: the first one of its queue and priority, where nobody holds the key."""
+        place = key, queue, weight
+        if key in self._held or place in self._ready:
+            return False
+        self._ready.add(place)
+        return True
+
+
+def settle(keys: Collection[str], *, using: str) -> None:
+    """See that for each of these keys somebody is ready, unless somebody holds it. After the commit of a change.
+
+    It waits for who is just releasing one, so that of two changes at the same time the later one sees both.
+    """
+    if not keys:
+        return
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        locks = JobLock.objects.using(using).filter(key__in=some).order_by("key")
+        if connection.features.has_select_for_update:
+            locks = locks.select_for_update()
+        with connection.cursor() as cursor:
+            now = dialect_of(connection).now(cursor)
+        held = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
+        tell(connection, dialect_of(connection).make_next_ready(connection, [key for key in some if key not in held]))
+
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), CHUNK):
+        some = ordered[start : start + CHUNK]
+        run(using, verb)
+
+
+def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
+    """`settle`, after the commit."""
+    if keys:
+        settling = partial(settle, set(keys), using=connection.alias)
+        transaction.on_commit(settling, using=connection.alias, robust=True)
+
+
+def keys_of(jobs: JobQuerySet) -> list[str]:
+    """The keys that those of these jobs wait for which are ready: to `settle` when they are gone."""
+    ready = jobs.in_state(State.ENQUEUED).filter(lock_key__isnull=False)
+    return [key for key in ready.order_by().values_list("lock_key", flat=True).distinct() if key]
+
+
+def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
+    """Send the hint that jobs of these queues are ready, after the commit."""
+    if queues:
+        for hear in on_ready:
+            transaction.on_commit(partial(hear, connection.alias, queues), using=connection.alias, robust=True)
+
+
+def extend(wids: Collection[str], *, using: str) -> int:
+    """Let the locks of these workers live on; returns how many there were. One that nobody took meanwhile revives."""
+    locks = JobLock.objects.using(using).filter(wid__in=[wid for wid in wids if wid])
+    return _extend(locks) if locks.exists() else 0
+
+
+def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
+    """Let these locks live on; returns those that are lost: another holds the key by now, or could have."""
+    locks = JobLock.objects.using(using).filter(pk__in=tokens)
+    _extend(locks)
+    return set(tokens) - set(run(using, lambda _: list(locks.values_list("pk", flat=True)), atomic=False))
+
+
+def _extend(locks: Any) -> int:
+    ends = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
+    extended: int = run(locks.db, lambda _: locks.update(expires_at=ends, is_lapsed=False), atomic=False)
+    return extended
+
+
+def lapsed_locks(*, using: str) -> Any:
+    """Locks that are over, which nobody has noticed yet."""
+    return JobLock.objects.using(using).filter(is_lapsed=False, expires_at__lte=Now())
+
+
+def lapse(*, using: str, limit: int = CHUNK) -> int:
+    """Notice locks that are over, at most `limit`: the next jobs become ready. Returns how many."""
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        over = lapsed_locks(using=using).order_by("key")
+        if connection.features.has_select_for_update_skip_locked:
+            over = over.select_for_update(skip_locked=True)
+        keys = list(over.values_list("key", flat=True)[:limit])
+        if keys:
+            JobLock.objects.using(using).filter(key__in=keys).update(is_lapsed=True)
+            tell(connection, dialect_of(connection).make_next_ready(connection, keys))
+        return len(keys)
+
+    lapsed = run(using, verb)
+    if lapsed:
+        logger.warning("locks were not extended in time and have lapsed locks=%d", lapsed)
+    return lapsed
+
+
+def sweep(*, using: str) -> int:
+    """Mend what a crash just after a commit left: keys nobody holds and nobody is ready for. Returns how many."""
+
+    def look(connection: BaseDatabaseWrapper) -> list[str]:
+        with connection.cursor() as cursor:
+            cursor.execute(_FORGOTTEN, [CHUNK])
+            return [key for (key,) in cursor.fetchall()]
+
+    keys = run(using, look, atomic=False)
+    settle(keys, using=using)
+    return len(keys)
+
+
+def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
+    """Jobs claimed so long ago whose locks nobody has taken: handed to nobody, to be given back."""
+    since = Now() - timedelta(seconds=held_for_s)
+    jobs = Job.objects.using(using).in_state(State.WORKING)
+    found = jobs.filter(lock_key__isnull=False, lock_token__isnull=True, started_at__lt=since).order_by("id")[:CHUNK]
+    rows = run(using, lambda _: list(found.values_list("jid", "queue", "wid", "attempt")), atomic=False)
+    return [Reservation(jid=jid, queue=queue, text="", wid=wid, attempt=attempt) for jid, queue, wid, attempt in rows]
+
+
+class LocketState(NamedTuple):
+    """How many jobs of a queue wait, and how many of these for a key that is held: resque-locket's counter."""
+
+    waiting: int
+    locked: int
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether nothing in the queue can run just now."""
+        return 0 < self.waiting <= self.locked
+
+
+def locket_state(queue: str, *, using: str) -> LocketState:
+    """Counted anew each time; nothing is kept that could be wrong."""
+
+    def verb(_: BaseDatabaseWrapper) -> LocketState:
+        jobs = Job.objects.using(using).filter(queue=queue)
+        live = JobLock.objects.using(using).filter(expires_at__gt=Now(), key=OuterRef("lock_key"))
+        waiting = sum(jobs.in_state(state).count() for state in (State.ENQUEUED, State.BLOCKED))
+        locked = jobs.in_state(State.BLOCKED).filter(Exists(live)).count()
+        return LocketState(waiting, locked)
+
+    return run(using, verb)

@@ -1,0 +1,123 @@
+"""The measures of all processes, added up: for each minute a while, and since the beginning.
+
+Added to every few seconds by those who have something to add, in one statement; an idle node writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Sum
+from django.db.models.functions import Now
+
+from ..measuring import BUCKETS, Series
+from ..models import Measure
+from .dialects import dialect_of
+from .dialects.base import marks
+from .transactions import run
+
+CHUNK = 200
+EVER = datetime(1970, 1, 1, tzinfo=UTC)
+"""The "minute" of the rows that are never purged."""
+
+_TABLE = "django_faktory_measure"
+_SUMS = (
+    "started", "succeeded", "failed", "waited_s", "ran_s",
+    *(f"wait_{place}" for place in range(BUCKETS)),
+    *(f"run_{place}" for place in range(BUCKETS)),
+)  # fmt: skip
+_COLUMNS = ("minute", "queue", "jobtype", *_SUMS)
+
+
+def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime | None = None) -> None:
+    """Add these to the sums of this minute and to those of all time, in one transaction."""
+    if not series:
+        return
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        with connection.cursor() as cursor:
+            minute = (now or dialect_of(connection).now(cursor)).replace(second=0, microsecond=0)
+            # In one order everywhere: two processes that add at the same time wait, and do not deadlock.
+            rows = [
+                (*(connection.ops.adapt_datetimefield_value(at), *names), *_values(series[names]))
+                for at in (EVER, minute)
+                for names in sorted(series)
+            ]
+            for start in range(0, len(rows), CHUNK):
+                chunk = rows[start : start + CHUNK]
+                cursor.execute(_upsert(connection, len(chunk)), [value for row in chunk for value in row])
+
+    run(using, verb)
+
+
+def purge(*, using: str, kept_for_s: float) -> int:
+    """Forget minutes that are long over, at most `CHUNK`; returns how many rows went."""
+    measures = Measure.objects.using(using)
+    old = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
+    ids = list(old.order_by("minute").values_list("pk", flat=True)[:CHUNK])
+    if ids:
+        measures.filter(pk__in=ids).delete()
+    return len(ids)
+
+
+def ever(*, using: str) -> dict[tuple[str, str], Series]:
+    """The sums since the beginning, by queue and jobtype."""
+    rows = Measure.objects.using(using).filter(minute=EVER).order_by("queue", "jobtype")
+    return {(row["queue"], row["jobtype"]): _series(row) for row in rows.values(*_COLUMNS)}
+
+
+def by_minute(
+    *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
+) -> dict[datetime, Series]:
+    """The sums of each minute in which something happened, oldest first; of one queue, of one task, or of all."""
+    rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    if jobtype is not None:
+        rows = rows.filter(jobtype=jobtype)
+    sums = rows.values("minute").order_by("minute").annotate(**{f"{name}__sum": Sum(name) for name in _SUMS})
+    found: list[Any] = list(sums)
+    return {row["minute"]: _series({name: row[f"{name}__sum"] for name in _SUMS}) for row in found}
+
+
+def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
+    """How many succeeded and failed in each minute in which something ended; in one queue, or in all."""
+    rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
+    rows = rows if queue is None else rows.filter(queue=queue)
+    sums = (
+        rows.order_by()
+        .values("minute")
+        .annotate(well=Sum("succeeded"), badly=Sum("failed"))
+        .values_list("minute", "well", "badly")
+    )
+    return {minute: (int(well), int(badly)) for minute, well, badly in sums}
+
+
+def _values(series: Series) -> list[float]:
+    return [
+        series.started, series.succeeded, series.failed, series.waited_s, series.ran_s, *series.waits, *series.runs,
+    ]  # fmt: skip
+
+
+def _series(row: Mapping[str, float]) -> Series:
+    return Series(
+        started=int(row["started"]),
+        succeeded=int(row["succeeded"]),
+        failed=int(row["failed"]),
+        waited_s=row["waited_s"],
+        ran_s=row["ran_s"],
+        waits=[int(row[f"wait_{place}"]) for place in range(BUCKETS)],
+        runs=[int(row[f"run_{place}"]) for place in range(BUCKETS)],
+    )
+
+
+def _upsert(connection: BaseDatabaseWrapper, count: int) -> str:
+    row = f"({marks(_COLUMNS)})"
+    insert = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * count)} "
+    if connection.vendor == "mysql":
+        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = {name} + VALUES({name})' for name in _SUMS)}"
+    added = ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in _SUMS)
+    return f"{insert} ON CONFLICT (minute, queue, jobtype) DO UPDATE SET {added}"

@@ -1,0 +1,241 @@
+"""Members and callbacks of batches: what their changes count, and what follows, in the transaction of the change.
+
+`note` is the one function that whatever changes such a job has to tell. Rules: `batching`; ADR 0011.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
+
+from .. import batching, jsontext
+from ..admission import parse_job
+from ..batching import Kind, Progress, Step
+from ..lifecycle import GONE, State
+from ..models import Batch, Job, JobQuerySet
+from ..payloads import Ack
+from . import locks, optioned
+from .dialects import dialect_of
+from .dialects.base import Ended, Held, Tally, holds
+
+logger = logging.getLogger(__name__)
+
+_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token")
+FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
+COUNTED = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
+on_callback: list[Callable[[str, set[str]], None]] = []
+"""Called with alias and queues when a callback was enqueued, after the commit."""
+
+BELONGS = Q(bid__isnull=False) | Q(callback_of__isnull=False)
+_APART = BELONGS | Q(lock_token__isnull=False)
+
+
+class Change(NamedTuple):
+    """A job that belongs to a batch went to another state, or its row went."""
+
+    job: Job
+    """With `FIELDS` as they were."""
+    to: State | None
+    succeeded: bool = False
+
+
+def note(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: datetime) -> None:
+    """Count these changes, and take the steps they lead to. Inside the transaction that made them.
+
+    Jobs of no batch may be among them. Batches are locked the deepest first, and by bid among those as deep.
+    """
+    pending: dict[str, _Sum] = {}
+    for change in changes:
+        if change.job.bid:
+            pending.setdefault(change.job.bid, _Sum()).add_member(_flagged(connection, change))
+        if change.job.callback_of:
+            pending.setdefault(change.job.callback_of, _Sum()).ends.append(change)
+    if pending:
+        _settle(connection, pending, now)
+
+
+def of_batches(jobs: JobQuerySet) -> list[Job]:
+    """Those of these jobs that belong to one, locked, in the order of their ids: for `note`, after the change."""
+    found = jobs.filter(BELONGS).order_by("id").only(*FIELDS)
+    return list(_locked(found))
+
+
+def apart(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
+    """These jobs without those that belong to batches, and those, as a set to be changed and for `note` after it.
+
+    Only what was locked here is in the second: a member that comes into a state that can be changed a moment later
+    would be changed unseen, and its batch would wait for it for ever.
+    """
+    theirs = of_batches(jobs)
+    everything = Job.objects.using(jobs.db)
+    return jobs.filter(bid=None, callback_of=None), everything.filter(pk__in=[job.pk for job in theirs]), theirs
+
+
+def note_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
+    """`note` for jobs that went the same way, at the database's time."""
+    if jobs:
+        connection = connections[using]
+        with connection.cursor() as cursor:
+            now = dialect_of(connection).now(cursor)
+        note(connection, [Change(job, to) for job in jobs], now)
+
+
+def look_again(connection: BaseDatabaseWrapper, bids: Collection[str], now: datetime) -> int:
+    """Take steps that are due and were not taken; returns how many batches had some."""
+    return _settle(connection, {bid: _Sum() for bid in bids}, now)
+
+
+class _Sum:
+    """What is to be added to one batch."""
+
+    def __init__(self) -> None:
+        self.pending = self.unrun = self.failed = 0
+        self.breaks = False
+        self.ends: list[Change] = []
+        self.closed_children = self.succeeded_children = 0
+
+    def add_member(self, counted: batching.Counted) -> None:
+        self.pending += counted.pending
+        self.unrun += counted.unrun
+        self.failed += counted.failed
+        self.breaks |= counted.breaks
+
+    def add_to(self, batch: Batch) -> None:
+        batch.pending += self.pending
+        batch.unrun += self.unrun
+        batch.failed += self.failed
+        batch.open_children -= self.closed_children
+        batch.unsucceeded_children -= self.succeeded_children
+        batch.is_broken |= self.breaks
+        for end in self.ends:
+            _callback_ended(batch, end)
+
+
+def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batching.Counted:
+    """How the change counts; a row that can count again remembers that it did."""
+    job = change.job
+    counted = batching.count(
+        change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
+    )
+    if change.to in (State.RETRIES, State.DEAD) and not (job.has_run and job.counts_failed):
+        Job.objects.using(connection.alias).filter(pk=job.pk).update(has_run=True, counts_failed=True)
+    return counted
+
+
+def _callback_ended(batch: Batch, end: Change) -> None:
+    """A callback goes on to its end like any job. One that is given up does not hold up the parent for ever."""
+    kind = batching.ended_kind(batch)
+    if end.succeeded:
+        setattr(batch, f"{kind}_st", Progress.FINISHED)
+        setattr(batch, f"{kind}_failed", False)
+    elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
+        setattr(batch, f"{kind}_failed", True)
+        batch.is_broken |= end.to is not State.DEAD
+
+
+def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetime) -> int:
+    """Add to the batches and take their steps, level by level: what a child tells comes to its parent's turn."""
+    batches = Batch.objects.using(connection.alias)
+    if len(sums) == 1:  # no order of locks to be found
+        depths = dict.fromkeys(sums, 0)
+    else:
+        depths = dict(batches.filter(bid__in=sums).values_list("bid", "depth"))
+    moved = 0
+    while depths:
+        deepest = max(depths.values())
+        level = [bid for bid, depth in depths.items() if depth == deepest]
+        for batch in _locked(batches.filter(bid__in=level).order_by("bid")):
+            sums[batch.bid].add_to(batch)
+            steps = batching.advance(batch)
+            moved += bool(steps)
+            for step in steps:
+                _carry_out(connection, batch, step, now)
+            if batch.parent_bid and steps:
+                _tell_parent(sums.setdefault(batch.parent_bid, _Sum()), steps)
+                depths[batch.parent_bid] = batch.depth - 1
+            batch.save(using=connection.alias, update_fields=None if steps or sums[batch.bid].ends else COUNTED)
+        for bid in level:
+            del depths[bid]
+    return moved
+
+
+def _tell_parent(told: _Sum, steps: Sequence[Step]) -> None:
+    told.breaks |= Step.TELL_BROKEN in steps
+    told.closed_children += Step.TELL_COMPLETE in steps
+    told.succeeded_children += Step.TELL_SUCCESS in steps
+
+
+def _carry_out(connection: BaseDatabaseWrapper, batch: Batch, step: Step, now: datetime) -> None:
+    match step:
+        case Step.FIRE_COMPLETE:
+            batch.complete_jid = _fire(connection, Kind.COMPLETE, batch, now)
+        case Step.FIRE_SUCCESS:
+            batch.success_jid = _fire(connection, Kind.SUCCESS, batch, now)
+        case Step.END:
+            batch.finished_at = now
+
+
+def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: datetime) -> str:
+    """Enqueue a callback; returns its jid: another one where somebody took it meanwhile."""
+    told = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
+    custom = jsontext.last_members(told["custom"]) if told.get("custom", "null") != "null" else {}
+    custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
+    told["custom"] = jsontext.join(custom.items())
+    job = parse_job(jsontext.join(told.items()))
+    optioned.push(connection, [job], now, callback_of=batch.bid)
+    if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
+        told["jid"] = jsontext.encode(uuid4().hex)
+        job = parse_job(jsontext.join(told.items()))
+        logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
+        optioned.push(connection, [job], now, callback_of=batch.bid)
+    for tell in on_callback:
+        transaction.on_commit(partial(tell, connection.alias, {job.queue}), using=connection.alias, robust=True)
+    return job.jid
+
+
+def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
+    """`Dialect.end` for those it leaves alone: jobs that belong to batches, or hold locks. Inside a transaction.
+
+    Counts each jid once: what was said of it more often was counted there.
+    """
+    dialect = dialect_of(connection)
+    jobs = Job.objects.using(connection.alias)
+    mine = jobs.in_state(State.WORKING).filter(_APART, jid__in={ack.jid for ack in acks}).order_by("id")
+    rows = {job.jid: job for job in _locked(mine.only(*FIELDS, *_OF_HOLDER))}
+    held: dict[str, Ack] = {}
+    for ack in acks:
+        job = rows.get(ack.jid)
+        if job and ack.jid not in held and holds(ack.wid, ack.attempt, job.wid, job.attempt):
+            held[ack.jid] = ack
+    with connection.cursor() as cursor:
+        clock = now or dialect.now(cursor)
+        kept = [(rows[jid].pk, ack, ttl) for jid, ack in held.items() if (ttl := rows[jid].result_ttl) is not None]
+        dialect.keep(cursor, kept, clock)
+    if gone := [rows[jid].pk for jid in held if rows[jid].result_ttl is None]:
+        jobs.filter(pk__in=gone).delete()
+    ends = [
+        Change(rows[jid], GONE if rows[jid].result_ttl is None else State.SUCCEEDED, succeeded=True) for jid in held
+    ]
+    note(connection, ends, clock)
+    locks.release(connection, [rows[jid] for jid in held])
+    with connection.cursor() as cursor:  # last, so that no other job's counting waits for a batch
+        dialect.count(cursor, clock, Tally(processed=len(held), late=len({ack.jid for ack in acks}) - len(held)))
+    return {jid: held_job(rows[jid], clock) for jid in held}
+
+
+def held_job(job: Job, now: datetime) -> Held:
+    """What there is to tell of a job that ends now."""
+    ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
+    return Held(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
+
+
+def _locked(rows: Any) -> Any:
+    return rows.select_for_update() if connections[rows.db].features.has_select_for_update else rows

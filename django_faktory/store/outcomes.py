@@ -1,0 +1,55 @@
+"""How jobs that somebody follows are doing: which are stored, how they ended, how far they are. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from .. import jsontext
+from ..errors import InvalidPayload
+from ..lifecycle import State
+from ..models import Job, Tracking
+
+CHUNK = 500
+
+ENDS = (State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED)
+
+
+class Outcome(NamedTuple):
+    """How a job stands. `error` is "Type: message", "" for one that did not fail for good."""
+
+    jid: str
+    is_over: bool
+    result: str | None
+    error: str
+    percent: int | None
+
+
+def outcomes(jids: Collection[str], *, using: str) -> list[Outcome]:
+    """Of those that are stored, in no order."""
+    found = []
+    for chunk in _chunks(jids):
+        told = dict(Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent"))
+        rows = Job.objects.using(using).filter(jid__in=chunk)
+        for jid, state, result, errtype, failure in rows.values_list("jid", "state", "result", "errtype", "failure"):
+            has_failed = state in ENDS and state != State.SUCCEEDED
+            error = _error(State(state), errtype, failure) if has_failed else ""
+            found.append(Outcome(jid, state in ENDS, result, error, told.get(jid)))
+    return found
+
+
+def _error(state: State, errtype: str, failure: str) -> str:
+    if state == State.EXPIRED:
+        return "JobExpired: no worker took this job in time"
+    try:
+        message = jsontext.decode(failure).get("message", "") if failure else ""
+    except InvalidPayload:
+        message = ""
+    kind = errtype.rpartition(".")[2] or str(state).capitalize()
+    return f"{kind}: {message or 'the job was dropped'}"
+
+
+def _chunks(jids: Collection[str]) -> Iterator[list[str]]:
+    every = list(jids)
+    for start in range(0, len(every), CHUNK):
+        yield every[start : start + CHUNK]

@@ -1,0 +1,28 @@
+"""What a job is about: any model's instance, named as `app.model/pk`. Knows no job."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from .queries import split_about
+
+LONGEST = 255
+
+
+def about_of(subject: models.Model | str) -> str:
+    """The name of this object; a name is checked and returned.
+
+    A proxy's is that of its real model. Raises ValueError for an object that is not saved, InvalidQuery for a bad name.
+    """
+    if isinstance(subject, str):
+        split_about(subject)
+        return subject
+    if not isinstance(subject, models.Model):
+        raise TypeError(f"about: expected a model's instance or its name app.model/pk, got {subject!r:.80}")
+    meta = subject._meta.concrete_model._meta  # type: ignore[union-attr]  # noqa: SLF001  (documented)
+    if subject.pk is None or subject._state.adding:  # noqa: SLF001  (documented)
+        raise ValueError(f"about: an unsaved {meta.label_lower}: save it first, so that it has a key")
+    key = ",".join(map(str, subject.pk)) if isinstance(subject.pk, tuple) else str(subject.pk)
+    name = f"{meta.label_lower}/{key}"
+    split_about(name)
+    return name

@@ -1,0 +1,87 @@
+"""What each option of `@task` must be, in the words of its error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+from .payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
+
+TIMEOUT_MARGIN_S = 30
+"""A reservation outlasts the timeout by so much at least: the worker must be the first to say what happened."""
+LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
+
+_LARGEST = 2**31 - 1
+
+
+def classes_of(value: Any) -> Any:
+    """A tuple of what was given, one class or several; anything else stays, for its rule to name."""
+    if isinstance(value, type):
+        return (value,)
+    return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def _are_exceptions(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in value
+    )
+
+
+def _whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
+
+
+def _are_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
+    "max_attempts": (
+        lambda value: value is None or _whole(value, 1, _LARGEST),
+        f"a whole number from 1 (never retried) to {_LARGEST}",
+    ),
+    "backoff": (
+        lambda value: value is None or (callable(value) and not iscoroutinefunction(value)),
+        "a function, not a coroutine, of (exception, task_result) that returns seconds",
+    ),
+    "retry_on": (lambda value: value is None or _are_exceptions(value), "an exception class, or a list of them"),
+    "discard_on": (_are_exceptions, "an exception class, or a list of them"),
+    "reserve_for": (
+        lambda value: value is None or _whole(value, MIN_RESERVE_FOR, MAX_RESERVE_FOR),
+        f"whole seconds from {MIN_RESERVE_FOR} to {MAX_RESERVE_FOR}",
+    ),
+    "result_ttl": (
+        lambda value: value is None or _whole(value, 0, _LARGEST),
+        f"whole seconds from 0 to {_LARGEST}",
+    ),
+    "atomic": (lambda value: isinstance(value, bool), "True or False"),
+    "backtrace": (
+        lambda value: _whole(value, -1, MAX_BACKTRACE_LINES),
+        f"a whole number from -1 (none) to {MAX_BACKTRACE_LINES}",
+    ),
+    "unique_for": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
+    "unique_until": (lambda value: value in ("success", "start"), '"success" or "start"'),
+    "expires_in": (lambda value: value is None or _are_seconds(value), "a number of seconds above 0"),
+    "lock": (
+        lambda value: value is None or value is True or callable(value) or (isinstance(value, str) and value != ""),
+        "a key, True, or a function of the arguments that returns one of these or None",
+    ),
+    "track": (lambda value: isinstance(value, bool), "True or False"),
+    "plain_json": (lambda value: isinstance(value, bool), "True or False"),
+    "missing": (lambda value: value in ("fail", "discard"), '"fail" or "discard"'),
+    "gearmonkey": (
+        lambda value: value == "" or (isinstance(value, str) and re.fullmatch(FUNCTION, value) is not None),
+        "the name of a function: 1 to 100 letters, digits and _ . - { }",
+    ),
+    "timeout": (
+        lambda value: value is None or (_are_seconds(value) and value <= LONGEST_TIMEOUT_S),
+        f"seconds above 0, at most {LONGEST_TIMEOUT_S}",
+    ),
+}

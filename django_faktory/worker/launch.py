@@ -1,0 +1,161 @@
+"""A child process of the supervisor's, from its own side: who it is, what signals say to it, and how it ends.
+
+Knows no database and no broker. Standard library only, as the supervisor, which may run without Django (ADR 0012).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+logger = logging.getLogger(__name__)
+
+CLEAN, CANNOT_START, CRASHED = 0, 3, 70
+"""Exit codes of a child; the last is anything but the first two."""
+
+ONE_RING_S = 0.1
+"""A signal rings twice, by its number and by its handler: closer together they are one."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
+
+NEWS_BYTES = 512
+"""Of one piece of news, filled up with blanks. POSIX promises that as much goes through a pipe in one piece."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a child is told: who it is, which wids before it died holding jobs, and when its turn begins.
+
+    `lifeline` is a pipe that ends with the parent. From `news` it takes what its parent has to say: see `publish`.
+    `not_before` is a reading of the monotonic clock, which is the machine's.
+    """
+
+    wid: str
+    lost: tuple[str, ...]
+    lifeline: int
+    news: int
+    not_before: float = 0.0
+
+    def obey(self, *, stop: Callable[[], None], quiet: Callable[[], None] | None = None) -> None:
+        """Take signals from now on; call it before any thread is started. `stop` also comes when the parent dies."""
+        acts = {signal.SIGTERM: stop, signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
+        heard, bell = make_bell()
+        for number in acts:
+            signal.signal(number, partial(_ring, bell))  # an event loop may take the wakeup_fd away from us
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        threading.Thread(target=self._watch, args=(heard, acts), name="faktory-watch", daemon=True).start()
+
+    def wait_for_turn(self) -> None:
+        """Sleep until `not_before`, or until the parent is gone."""
+        select.select([self.lifeline], [], [], max(0.0, self.not_before - time.monotonic()))
+
+    def _watch(self, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
+        """Carry out what signals say: here, since Python's handlers wait until the main thread has woken up, and may
+        not log. A signal rings twice, or once where the main thread sleeps on."""
+        latest: dict[int, float] = {}
+        while True:
+            ready, _, _ = select.select([self.lifeline, self.news, heard], [], [])
+            if self.lifeline in ready:  # nobody ever writes there: the parent is gone, however it went
+                logger.error("the parent process is gone: ending pid=%d", os.getpid())
+                acts[signal.SIGTERM]()
+                return
+            if self.news in ready:
+                publish(self.news)
+            for number in os.read(heard, 100) if heard in ready else b"":
+                if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
+                    latest[number] = time.monotonic()
+                    acts[number]()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One child process. `main` returns its exit code; it calls `launch.obey` before it starts threads."""
+
+    name: str
+    main: Callable[[Launch], int]
+    ends: bool = False
+    """Whether a clean exit means that it is done, and not to be started again."""
+
+
+def live(role: Role, launch: Launch) -> NoReturn:
+    """A child's whole life. It leaves by _exit: threads stuck in user code keep nobody waiting."""
+    code = CRASHED
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says TERM
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        code = role.main(launch)
+    except BaseException:
+        logger.exception("child broke role=%s pid=%d", role.name, os.getpid())
+    finally:
+        with suppress(Exception):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def new_wid() -> str:
+    """A name no other worker process has had."""
+    return os.urandom(8).hex()
+
+
+def publish(news: int) -> bool:
+    """Log one record that the parent could not: here is the project's logging. False: there was none, or another
+    process was quicker."""
+    with suppress(BlockingIOError):
+        if found := os.read(news, NEWS_BYTES):
+            told = json.loads(found)
+            log = logging.getLogger(told["name"])
+            if log.isEnabledFor(told["level"]):
+                path = sys.modules[told["name"]].__file__ or ""
+                record = log.makeRecord(log.name, told["level"], path, 0, told["message"], tuple(told["args"]), None)
+                record.process, record.threadName = told["pid"], "MainThread"
+                record.created, record.msecs = told["at"], told["at"] % 1 * 1000
+                log.handle(record)
+            return True
+    return False
+
+
+def make_bell() -> tuple[int, int]:
+    """The two ends of a pipe for signals."""
+    heard, bell = os.pipe()
+    os.set_blocking(bell, False)
+    return heard, bell
+
+
+def stacks() -> str:
+    """Where every thread of this process is."""
+    frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
+    told = (
+        f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )
+    return "".join(told).rstrip()
+
+
+def _ring(bell: int, number: int, _: object) -> None:
+    with suppress(BlockingIOError):
+        os.write(bell, bytes([number]))
+
+
+def _nothing(*_: object) -> None:
+    """A signal that is heard elsewhere, or means nothing."""
+
+
+def _tell_stacks() -> None:
+    logger.warning("stacks of all threads pid=%d\n%s", os.getpid(), stacks())

@@ -1,0 +1,214 @@
+"""Batches in the admin: lists, the tree, the members, and retrying what failed."""
+
+import re
+from uuid import uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from django_faktory import Batch, Discard, task
+from django_faktory.batch_admin import MOST_SHOWN
+from django_faktory.models import Batch as Row
+from django_faktory.models import Job
+from django_faktory.store import batches
+from django_faktory.testing import drain
+
+pytestmark = pytest.mark.django_db
+
+
+@task
+def step(number): ...
+
+
+@task(max_attempts=1)
+def fail():
+    raise ValueError("no luck")
+
+
+@task
+def drop():
+    raise Discard("not needed")
+
+
+@pytest.fixture
+def tree():
+    with Batch(description="album 42", success=step.callback(0)) as outer:
+        step.enqueue_many([(1,), (2,)])
+        with Batch(description="its <prints>", complete=step.callback(9)):
+            step.enqueue(3)
+    return Row.objects.get(bid=outer.bid)
+
+
+def page(client, name, *args, **query):
+    return client.get(reverse(f"admin:django_faktory_batch_{name}", args=args), query).content.decode()
+
+
+def test_the_list_shows_how_far_each_is(admin_client, tree):
+    text = page(admin_client, "changelist")
+    assert "album 42" in text
+    assert "0 of 2 ended" in text
+    assert "success: step: " in " ".join(re.sub("<[^>]*>", "", text).split())
+    assert "its &lt;prints&gt;" in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "count"), [("open", 0), ("running", 2), ("failing", 0), ("broken", 0), ("over", 0), ("", 2)]
+)
+def test_batches_are_found_by_stage(admin_client, tree, stage, count):
+    text = page(admin_client, "changelist", **({"stage": stage} if stage else {}))
+    assert text.count('class="action-select"') == count
+
+
+def test_a_page_shows_tree_members_and_callbacks(admin_client, tree):
+    text = page(admin_client, "change", tree.pk)
+    assert "its &lt;prints&gt;" in text
+    assert f"?bid={tree.bid}&amp;state=enqueued" in text or f"?bid={tree.bid}&state=enqueued" in text
+    assert "not yet" in text
+    child = Row.objects.get(parent_bid=tree.bid)
+    assert "album 42" in page(admin_client, "change", child.pk)
+
+
+def test_the_members_link_leads_to_them(admin_client, tree):
+    text = admin_client.get(
+        reverse("admin:django_faktory_job_changelist"), {"bid": tree.bid, "state": "enqueued"}
+    ).content.decode()
+    assert text.count('class="action-select"') == 2
+
+
+def test_failed_members_are_retried_together(admin_client, tree):
+    Job.objects.filter(bid=tree.bid).update(
+        state="dead", finished_at="2026-01-01T00:00:00Z", purge_at="2036-01-01T00:00:00Z"
+    )
+    asked = {"action": "retry_failed", "_selected_action": [tree.pk]}
+    told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Retried 2 jobs." in told
+    assert Job.objects.filter(bid=tree.bid, state="enqueued").count() == 2
+
+
+def words(text):
+    """The page as a person reads it."""
+    return " ".join(re.sub("<[^>]*>", " ", text).split())
+
+
+def queries(client, name, *args):
+    """How many a page asks, but for what Django asks once in a process."""
+    page(client, name, *args)
+    with CaptureQueriesContext(connection) as found:
+        page(client, name, *args)
+    return len(found)
+
+
+def made(count, parent=None):
+    """So many children of a batch that is not committed, or roots."""
+    bids = [f"b-{uuid4().hex}" for _ in range(count)]
+    place = {"parent_bid": parent.bid, "depth": parent.depth + 1} if parent else {}
+    Row.objects.bulk_create(
+        [Row(bid=bid, success='{"jobtype":"J"}', expires_at=timezone.now(), **place) for bid in bids]
+    )
+    if parent:
+        counts = dict.fromkeys(("children", "open_children", "unsucceeded_children"), count)
+        Row.objects.filter(pk=parent.pk).update(**counts)
+    return list(Row.objects.filter(bid__in=bids).order_by("pk"))
+
+
+def test_the_list_asks_as_often_for_many_batches_as_for_few(admin_client, tree):
+    few = queries(admin_client, "changelist")
+    made(20, tree)
+    assert queries(admin_client, "changelist") == few
+
+
+def test_a_page_asks_once_for_each_level_of_the_tree(admin_client, tree):
+    Row.objects.exclude(pk=tree.pk).delete()
+    made(1, tree)
+    few = queries(admin_client, "change", tree.pk)
+    for child in made(10, tree):
+        made(3, child)
+    assert queries(admin_client, "change", tree.pk) == few + 1
+
+
+def test_a_tree_too_large_for_a_page_is_cut_and_still_shows_where_one_is(admin_client, tree):
+    last = made(MOST_SHOWN + 5, tree)[-1]
+    text = page(admin_client, "change", last.pk)
+    assert f"Only {MOST_SHOWN + 1} of its batches are shown." in text
+    assert f'aria-current="page" class="faktory-warn"><bdi>{last.bid}</bdi>' in text
+    assert f"<bdi>{tree.description}</bdi>" in text
+
+
+def test_roots_and_children_are_told_apart(admin_client, tree):
+    for place, count in (("root", 1), ("child", 1), ("", 2)):
+        text = page(admin_client, "changelist", **({"place": place} if place else {}))
+        assert text.count('class="action-select"') == count
+
+
+def ended(member, success=step):
+    with Batch(description="one", success=success.callback(*([0] if success is step else []))) as batch:
+        member.enqueue(*([1] if member is step else []))
+    drain()
+    return Row.objects.get(bid=batch.bid)
+
+
+@pytest.mark.parametrize(
+    ("member", "success", "stage", "bar", "callback"),
+    [
+        (step, step, "succeeded", "1 of 1 ended", "step: done"),
+        (fail, step, "has failed jobs", "0 of 1 ended, 1 failed", "step: not yet"),
+        (drop, step, "cannot succeed", "1 of 1 ended", "step: not yet"),
+        (step, fail, "a callback failed", "1 of 1 ended", "fail: failed"),
+    ],
+)
+def test_each_page_says_how_its_batch_ended(admin_client, member, success, stage, bar, callback):
+    row = ended(member, success)
+    for text in (page(admin_client, "change", row.pk), page(admin_client, "changelist")):
+        for said in (stage, bar, callback):
+            assert said in words(text)
+
+
+def test_an_expired_batch_says_why(admin_client):
+    [row] = made(1)
+    assert "not committed" in words(page(admin_client, "change", row.pk))
+    Row.objects.update(expires_at="2020-01-01T00:00:00Z")
+    batches.expire(using="default")
+    assert "expired: not committed in time" in words(page(admin_client, "change", row.pk))
+
+
+def test_jobs_that_left_no_row_are_counted(admin_client, tree):
+    Job.objects.filter(bid=tree.bid).first().delete()
+    assert "1 enqueued" in words(page(admin_client, "change", tree.pk))
+    assert "1 left no row" in words(page(admin_client, "change", tree.pk))
+
+
+def test_a_callback_that_was_enqueued_is_a_link_to_its_job(admin_client):
+    row = ended(step)
+    assert f"?q={row.success_jid}" in page(admin_client, "change", row.pk)
+    text = admin_client.get(reverse("admin:django_faktory_job_changelist"), {"q": row.success_jid}).content.decode()
+    assert text.count('class="action-select"') == 1
+
+
+def test_failed_callbacks_are_retried_too_and_it_is_on_record(admin_client):
+    row = ended(step, fail)
+    asked = {"action": "retry_failed", "_selected_action": [row.pk]}
+    told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Retried 1 job." in told
+    assert [(job.jobtype, job.state) for job in Job.objects.filter(callback_of=row.bid)] == [(fail.jobtype, "enqueued")]
+    assert LogEntry.objects.get().get_change_message() == "Retried what failed."
+
+
+def test_where_nothing_failed_nothing_is_retried(admin_client, tree):
+    asked = {"action": "retry_failed", "_selected_action": [tree.pk]}
+    told = admin_client.post(reverse("admin:django_faktory_batch_changelist"), asked, follow=True).content.decode()
+    assert "Nothing to retry: no job has failed." in told
+    assert Job.objects.filter(state="enqueued").count() == 3
+
+
+def test_who_may_only_view_is_offered_no_retry(client, tree, django_user_model):
+    user = django_user_model.objects.create_user("viewer", password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="view_batch"))
+    client.force_login(user)
+    text = page(client, "changelist")
+    assert "album 42" in text
+    assert "retry_failed" not in text

@@ -1,0 +1,211 @@
+"""Cron entries in the admin: the list, the next times, the history, the buttons, and writing entries there."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.urls import reverse
+from django.utils import timezone
+
+from django_faktory.models import CronEntry, CronRun, Job
+from django_faktory.store import crontab
+from tests.project import tasks as work
+
+pytestmark = pytest.mark.django_db
+
+NEW = {
+    "name": "nightly",
+    "schedule": "30 2 * * *",
+    "zone": "Europe/Berlin",
+    "jobtype": "ring",
+    "queue": "",
+    "args": "[1, 1.50]",
+    "kwargs": "{}",
+    "job": '{"retry": 3}',
+    "missed": "once",
+    "window_s": "3600",
+    "overlap": "skip",
+}
+
+
+def address(name, *args):
+    return reverse(f"admin:django_faktory_cronentry_{name}", args=args)
+
+
+def page(client, name, *args, **query):
+    return client.get(address(name, *args), query).content.decode()
+
+
+@pytest.fixture
+def entry():
+    made = CronEntry(name="hourly <b>", schedule="0 * * * *", zone="Europe/Berlin", jobtype="ring")
+    crontab.save(made, using="default")
+    return made
+
+
+@pytest.fixture
+def of_code():
+    crontab.sync([crontab.Definition("of code", "0 3 * * *", "UTC", work.noop.jobtype)], using="default")
+    return CronEntry.objects.get(name="of code")
+
+
+def add(client, **changes):
+    return client.post(address("add"), NEW | changes, follow=True).content.decode()
+
+
+def test_the_list_shows_the_next_time_on_the_clocks_of_the_zone(admin_client, entry):
+    text = page(admin_client, "changelist")
+    assert "hourly &lt;b&gt;" in text
+    assert ":00:00 CE" in text
+    assert "active" in text
+
+
+def test_entries_are_found_by_their_state(admin_client, entry, of_code):
+    CronEntry.objects.create(name="broken", schedule="* *", zone="UTC", jobtype="ring", problem="schedule: no")
+    CronEntry.objects.create(name="gone", schedule="@daily", zone="UTC", jobtype="ring", removed_at=timezone.now())
+    crontab.pause([entry.pk], using="default")
+    states = {"active": "of code", "paused": "hourly &lt;b&gt;", "never due": "broken", "removed from code": "gone"}
+    for state, name in states.items():
+        text = page(admin_client, "changelist", state=state)
+        assert (text.count('class="action-select"'), f">{name}</a>" in text) == (1, True), state
+    assert page(admin_client, "changelist").count('class="action-select"') == 4
+
+
+def test_the_page_shows_five_next_times_in_the_zone_and_in_utc(admin_client, entry):
+    text = page(admin_client, "change", entry.pk)
+    assert text.count(" UTC</div>") == 5
+    for tick in (entry.next_at + timedelta(hours=number) for number in range(5)):
+        assert f"{tick:%Y-%m-%d %H:%M:%S} UTC" in text
+    assert "At the start of every hour" in text or "Every hour" in text
+
+
+def test_the_history_tells_what_became_of_each_job(admin_client, entry):
+    CronRun.objects.create(entry=entry, tick=datetime(2026, 5, 1, 12, tzinfo=UTC), outcome="overlapped")
+    CronRun.objects.create(entry=entry, tick=None, outcome="refused", note="ValueError: <no>")
+    admin_client.post(address("act", entry.pk, "run_now"))
+    job = Job.objects.get()
+    Job.objects.update(state="dead", finished_at=timezone.now(), purge_at=timezone.now())
+    text = page(admin_client, "change", entry.pk)
+    assert "2026-05-01 14:00:00 CEST" in text
+    assert "overlapped" in text
+    assert "ValueError: &lt;no&gt;" in text
+    assert f"?q={job.jid}" in text
+    assert "<td>dead</td>" in text
+
+
+def test_an_entry_written_here_is_due(admin_client):
+    text = add(admin_client)
+    assert "No task of this project is called ring" in text
+    made = CronEntry.objects.get()
+    assert (made.origin, made.args, made.job, made.overlap) == ("admin", "[1,1.5]", '{"retry":3}', "skip")
+    assert made.next_at > timezone.now()
+
+
+def test_an_entry_written_here_may_name_a_task_and_references(admin_client):
+    args = '[{"$type": "decimal", "value": "1.20"}]'
+    assert "No task of this project" not in add(admin_client, jobtype=work.tells_types.jobtype, args=args, job="{}")
+    admin_client.post(address("act", CronEntry.objects.get().pk, "run_now"))
+    assert '"args":[{"$type":"decimal","value":"1.20"}]' in Job.objects.get().payload
+
+
+def test_an_edit_takes_effect_and_a_second_look_at_it_changes_nothing(admin_client):
+    add(admin_client)
+    made = CronEntry.objects.get()
+    admin_client.post(address("change", made.pk), NEW | {"queue": "bells"})
+    queued = CronEntry.objects.get()
+    assert (queued.queue, queued.next_at, queued.args) == ("bells", made.next_at, made.args)
+    admin_client.post(address("change", made.pk), NEW | {"schedule": "* * * * *"})
+    assert CronEntry.objects.get().next_at <= timezone.now() + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("schedule", "61 * * * *", "minute: expected 0 to 59"),
+        ("zone", "Mars", "expected the name of a time zone"),
+        ("args", "{", "invalid JSON"),
+        ("args", "{}", "expected a list"),
+        ("kwargs", '{"a": 1}', "only tasks of this project"),
+        ("job", '{"retry": "x"}', "retry: expected an integer"),
+        ("job", '{"at": 1}', "expected one of retry"),
+        ("queue", "no spaces", "queue names must match"),
+        ("jobtype", work.noop.jobtype, "cannot be called"),
+        ("window_s", "0", "expected whole seconds"),
+        ("name", "", "This field is required"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field_and_nothing_is_written(admin_client, field, value, said):
+    job = {"job": "{}"} if field == "jobtype" else {}
+    told = admin_client.post(address("add"), NEW | {field: value} | job)
+    errors = told.context["adminform"].form.errors
+    assert said in str(errors.get(field) or errors.get("args"))
+    assert not CronEntry.objects.exists()
+
+
+def test_buttons_pause_resume_and_run(admin_client, entry):
+    def press(verb):
+        return admin_client.post(address("act", entry.pk, verb), follow=True).content.decode()
+
+    assert "ourly &lt;b&gt;: paused." in press("pause")
+    text = page(admin_client, "change", entry.pk)
+    assert ("Resume</button>" in text, "Pause</button>" in text) == (True, False)
+    assert "enqueued as " in press("run_now")
+    assert "resumed." in press("resume")
+    assert CronEntry.objects.get().next_at is not None
+    assert Job.objects.get().jobtype == "ring"
+
+
+def test_actions_do_so_for_several(admin_client, entry, of_code):
+    def act(action):
+        asked = {"action": action, "_selected_action": [entry.pk, of_code.pk]}
+        return admin_client.post(address("changelist"), asked, follow=True).content.decode()
+
+    assert act("pause").count(": paused.") == 2
+    assert CronEntry.objects.filter(paused_at=None).count() == 0
+    assert act("pause").count("was paused already.") == 2
+    assert act("run_now").count("enqueued as ") == 2
+    assert act("resume").count(": resumed.") == 2
+    assert act("resume").count("was not paused.") == 2
+    assert set(Job.objects.values_list("jobtype", flat=True)) == {"ring", work.noop.jobtype}
+
+
+def test_a_job_that_cannot_be_made_is_said(admin_client, entry):
+    CronEntry.objects.update(jobtype=work.once_a_group.jobtype, args='["a"]')
+    for said in ("enqueued as", "NotUnique: Job not unique"):
+        assert said in admin_client.post(address("act", entry.pk, "run_now"), follow=True).content.decode()
+    assert [run.outcome for run in CronRun.objects.order_by("pk")] == ["enqueued", "refused"]
+
+
+def test_entries_of_code_are_not_written_here(admin_client, of_code):
+    text = page(admin_client, "change", of_code.pk)
+    assert 'name="schedule"' not in text
+    assert ("Pause</button>" in text, 'name="_save"' in text) == (True, False)
+    admin_client.post(address("change", of_code.pk), NEW)
+    assert CronEntry.objects.get().schedule == "0 3 * * *"
+    assert admin_client.post(address("delete", of_code.pk), {"post": "yes"}).status_code == 403
+    crontab.sync([], using="default")
+    text = page(admin_client, "change", of_code.pk)
+    assert "removed from code" in text
+    assert "Pause</button>" not in text
+    assert admin_client.post(address("delete", of_code.pk), {"post": "yes"}).status_code == 302
+
+
+def test_a_line_that_cannot_be_read_is_shown_and_breaks_no_page(admin_client, entry):
+    CronEntry.objects.update(schedule="61 * * * *", problem="schedule: minute: too many", next_at=None)
+    for text in (page(admin_client, "changelist"), page(admin_client, "change", entry.pk)):
+        assert "minute: too many" in text
+
+
+def test_who_may_only_look_finds_no_button_and_can_press_none(client, django_user_model, entry):
+    user = django_user_model.objects.create_user("looker", password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="view_cronentry"))
+    client.force_login(user)
+    assert "</button>" not in page(client, "change", entry.pk).partition('<div id="content-main">')[2]
+    assert client.post(address("act", entry.pk, "run_now")).status_code == 403
+    assert not Job.objects.exists()
+
+
+def test_a_button_is_pressed_by_post_and_named_rightly(admin_client, entry):
+    assert admin_client.get(address("act", entry.pk, "run_now")).status_code == 405
+    assert admin_client.post(address("act", entry.pk, "explode")).status_code == 403
+    assert admin_client.post(address("act", 999_999, "pause")).status_code == 404

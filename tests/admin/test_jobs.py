@@ -1,0 +1,274 @@
+"""The list of jobs and a job's own page: queries, views, what is done to one and to all that match."""
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.urls import reverse
+from django.utils import timezone
+
+from django_faktory.cron_models import CronEntry, CronRun
+from django_faktory.dashboard import sweeps
+from django_faktory.models import Batch, Job
+from example_project.shop.models import Order
+from tests.admin.test_admin import act, staff
+from tests.admin.test_errors import all_of, page, words
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+JOBS = "admin:django_faktory_job_changelist"
+VERBS = {"retry": "dead", "requeue": "dead", "cancel": "working", "kill": "retries", "discard": "dead", "prune": "dead"}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "state:dead error:Timeout",
+        "dead task:shop.*",
+        "queue:mail",
+        "about:shop.order/7",
+        'text:"needle in it"',
+        "shop.send",
+        "net.Timeout",
+        "the-job-of-mine",
+    ],
+)
+def test_the_search_box_takes_the_query_language_and_single_words(admin_client, query):
+    JobFactory(
+        dead=True, jid="the-job-of-mine", errtype="net.Timeout", jobtype="shop.send", queue="mail",
+        about="shop.order/7", payload='{"args":["needle in it"]}',
+    )  # fmt: skip
+    other = JobFactory()
+    shown = page(admin_client, "changelist", f"q={query}")
+    assert "the-job-of-mine" in shown
+    assert other.jid not in shown
+
+
+def test_a_query_that_is_none_says_what_is_wrong_and_finds_nothing(admin_client):
+    job = JobFactory()
+    shown = page(admin_client, "changelist", "q=stat:dead")
+    assert "such key: stat" in shown
+    assert job.jid not in shown
+
+
+def test_each_state_has_a_view_that_keeps_the_query(admin_client):
+    JobFactory(queue="mail")
+    shown = page(admin_client, "changelist", "state=enqueued&q=queue:mail")
+    assert 'href="?state=dead&amp;q=queue%3Amail"' in shown
+    assert 'href="?state=enqueued&amp;q=queue%3Amail" aria-current="page"' in shown
+
+
+def test_what_no_index_leads_to_is_looked_for_among_the_recent_ones(admin_client, monkeypatch):
+    monkeypatch.setattr("django_faktory.querysets.JobQuerySet.recent.__defaults__", (1,))
+    old, new = JobFactory(queue="mail"), JobFactory(queue="mail")
+    shown = page(admin_client, "changelist", "q=queue:mail")
+    assert new.jid in shown
+    assert old.jid not in shown
+
+
+def test_all_that_match_are_meant_and_no_others(admin_client):
+    mine, queue = JobFactory(dead=True, queue="mail"), JobFactory(dead=True)
+    waits = JobFactory(queue="mail")
+    shown = page(admin_client, "changelist", "state=dead&q=queue:mail")
+    assert "verb=retry&amp;q=queue%3Amail&amp;state=dead" in shown
+    assert "These are 1 job" in words(page(admin_client, "all", "verb=discard&q=queue:mail&state=dead"))
+    told, _ = all_of(admin_client, "discard", "q=queue:mail&state=dead")
+    assert "Discarded: 1." in told
+    assert set(Job.objects.values_list("pk", flat=True)) == {queue.pk, waits.pk}
+    assert LogEntry.objects.last().object_repr
+    assert not Job.objects.filter(pk=mine.pk).exists()
+
+
+@pytest.mark.parametrize("query", ["bid=b-1", "about=shop.order/1"])
+def test_filters_of_links_count_for_all_that_match_too(admin_client, query):
+    JobFactory(dead=True, bid="b-1", about="shop.order/1")
+    JobFactory(dead=True)
+    Batch.objects.create(bid="b-1", total=1, pending=1)
+    all_of(admin_client, "retry", query)
+    assert Job.objects.dead().count() == 1
+
+
+def test_a_search_does_not_reach_for_older_ones_as_it_goes(admin_client, monkeypatch):
+    monkeypatch.setattr(sweeps, "CHUNK", 1)
+    old, *new = (JobFactory(dead=True, payload='{"args":["x1"]}') for _ in range(3))
+    all_of(admin_client, "retry", "q=dead text:x1 among:2")
+    assert list(Job.objects.dead()) == [old]
+    assert set(Job.objects.enqueued()) == set(new)
+
+
+def test_select_all_leads_to_the_page_that_asks(admin_client):
+    job = JobFactory(dead=True)
+    asked = {"action": "discard", "_selected_action": [job.pk], "select_across": "1"}
+    answer = admin_client.post(f"{reverse(JOBS)}?state=dead", asked)
+    assert answer.url == f"{reverse('admin:django_faktory_job_all')}?state=dead&verb=discard"
+    assert Job.objects.get().state == "dead"
+
+
+@pytest.mark.parametrize("verb", ["discard", "kill", "prune", "cancel"])
+def test_what_destroys_is_asked_for_once_more(admin_client, verb):
+    job = JobFactory(**{VERBS[verb]: True})
+    for address, asked in (
+        (reverse(JOBS), {"action": verb, "_selected_action": [job.pk], "why": "<why>"}),
+        (reverse("admin:django_faktory_job_act", args=[job.pk, verb]), {"why": "<why>"}),
+    ):
+        shown = admin_client.post(address, asked).content.decode()
+        assert "No, take me back" in shown
+        assert 'value="&lt;why&gt;"' in shown
+        assert Job.objects.get().state == VERBS[verb]
+        assert not Job.objects.get().is_cancelled
+    assert not LogEntry.objects.exists()
+
+
+def test_who_and_why_is_on_record(admin_client, admin_user):
+    jobs = [JobFactory(dead=True), JobFactory(dead=True)]
+    act(admin_client, JOBS, "retry", *jobs, why="deployed 42")
+    entries = LogEntry.objects.all()
+    assert {(entry.user, entry.get_change_message()) for entry in entries} == {(admin_user, "Retried: deployed 42")}
+    assert {entry.object_repr for entry in entries} == set(map(str, jobs))
+    history = reverse("admin:django_faktory_job_history", args=[jobs[0].pk])
+    assert "deployed 42" in admin_client.get(history).content.decode()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_act_asks_for_its_own_permission_and_no_other(client, verb):
+    job = JobFactory(**{VERBS[verb]: True})
+    others = [f"{name}_job" for name in VERBS if name != verb]
+    user = staff("view_job", "change_job", "delete_job", "clear_queue", *others)
+    client.force_login(user)
+    on_page = reverse("admin:django_faktory_job_act", args=[job.pk, verb])
+    on_all = f"{reverse('admin:django_faktory_job_all')}?verb={verb}&state={VERBS[verb]}"
+    before = list(Job.objects.values())
+    act(client, JOBS, verb, job)
+    assert client.post(on_page, {"confirmed": "yes"}).status_code == 403
+    assert client.get(on_all).status_code == client.post(on_all).status_code == 403
+    assert f"/act/{verb}/" not in page(client, "change", "", job.pk)
+    assert list(Job.objects.values()) == before
+    assert not LogEntry.objects.exists()
+    client.force_login(staff_with(user, "view_job", f"{verb}_job"))
+    assert client.get(on_all).status_code == 200
+    assert client.post(on_page, {"confirmed": "yes"}).status_code == 302
+    assert list(Job.objects.values()) != before
+
+
+def staff_with(user, *codenames):
+    user.user_permissions.set(type(user.user_permissions.first()).objects.filter(codename__in=codenames))
+    return type(user).objects.get(pk=user.pk)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "clear"])
+def test_a_get_never_changes_anything(admin_client, verb):
+    job = JobFactory(dead=True)
+    for name, args in (("act", [job.pk, verb]), ("try", [job.pk])):
+        assert admin_client.get(reverse(f"admin:django_faktory_job_{name}", args=args)).status_code == 405
+    admin_client.get(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&state=dead")
+    assert admin_client.get(reverse("admin:django_faktory_job_all_step")).status_code == 302
+    assert Job.objects.get().state == "dead"
+
+
+def test_a_forged_or_foreign_step_does_nothing(admin_client, client):
+    JobFactory(dead=True)
+    step = reverse("admin:django_faktory_job_all_step")
+    begun = sweeps.begin("discard", sweeps.Scope("dead"), user=0, why="", using="default")
+    for sealed in ("", "forged", sweeps.sealed(begun), sweeps.sealed(begun)[:-2]):
+        told = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
+        assert "begin again for the rest" in told
+    assert Job.objects.count() == 1
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", "null", '{"args":', '{"args":[],"custom":7}', ""])
+def test_a_job_whose_text_somebody_broke_is_shown(admin_client, text):
+    job = JobFactory(dead=True, payload=text, result=text, history=text, failure=text)
+    assert page(admin_client, "change", "", job.pk)
+    assert page(admin_client, "edit", "", job.pk)
+
+
+def test_a_job_s_page_leads_to_all_that_belongs_to_it(admin_client):
+    order = Order.objects.create(customer="ada@example.org", item="Engine", price="1.00")
+    batch = Batch.objects.create(bid="b-1", description="its batch", total=1, pending=1)
+    entry = CronEntry.objects.create(name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="t")
+    worker = WorkerFactory(wid="w1")
+    queue = QueueFactory(name="mail")
+    job = JobFactory(working=True, queue="mail", about=f"shop.order/{order.pk}", bid=batch.bid, attempt=2)
+    CronRun.objects.create(entry=entry, jid=job.jid, outcome="enqueued", tick=timezone.now())
+    shown = page(admin_client, "change", "", job.pk)
+    for name, row in (("batch", batch), ("cronentry", entry), ("workerprocess", worker), ("queue", queue)):
+        assert reverse(f"admin:django_faktory_{name}_change", args=[row.pk]) in shown
+    assert reverse("admin:shop_order_change", args=[order.pk]) in shown
+    assert "Attempt 2 runs" in shown
+
+
+def test_a_job_s_page_costs_few_queries(admin_client, django_assert_max_num_queries):
+    job = JobFactory(
+        dead=True, bid="b-1", about="shop.order/1", lock_key="k",
+        history="[" + ",".join('{"errtype":"E","message":"m","backtrace":["l"]}' for _ in range(60)) + "]",
+    )  # fmt: skip
+    shown = page(admin_client, "change", "", job.pk)
+    assert "10 earlier attempts" in shown
+    with django_assert_max_num_queries(10):
+        page(admin_client, "change", "", job.pk)
+
+
+def test_a_queue_is_paused_resumed_and_cleared(admin_client):
+    queue = QueueFactory(name="mail")
+    for state in ({}, {"blocked": True}, {"dead": True}):
+        JobFactory(queue="mail", **state)
+    JobFactory()
+    name = "admin:django_faktory_queue_changelist"
+    act(admin_client, name, "pause", queue, why="partner is down")
+    queue.refresh_from_db()
+    assert queue.paused_at
+    shown = admin_client.get(reverse("admin:django_faktory_queue_change", args=["mail"])).content.decode()
+    assert "paused" in shown
+    assert 'value="resume"' in shown
+    act(admin_client, name, "resume", queue)
+    queue.refresh_from_db()
+    assert queue.paused_at is None
+    asked = act(admin_client, name, "clear", queue)
+    assert "Clear: 2 jobs?" in words(asked.content.decode())
+    all_of(admin_client, "clear", "queue=mail")
+    assert set(Job.objects.values_list("queue", "state")) == {("mail", "dead"), ("default", "enqueued")}
+    assert "partner is down" in LogEntry.objects.order_by("pk").first().get_change_message()
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "clear"])
+def test_each_act_on_queues_asks_for_its_own_permission(client, action):
+    others = {"pause_queue", "resume_queue", "clear_queue"} - {f"{action}_queue"}
+    client.force_login(staff("view_queue", "change_queue", *others))
+    queue = QueueFactory(name="mail")
+    shown = client.get(reverse("admin:django_faktory_queue_change", args=["mail"])).content.decode()
+    assert f'value="{action}"' not in shown
+    act(client, "admin:django_faktory_queue_changelist", action, queue)
+    queue.refresh_from_db()
+    assert queue.paused_at is None
+
+
+def test_queues_and_workers_cost_the_same_few_queries_however_many(admin_client, django_assert_max_num_queries):
+    for number in range(30):
+        JobFactory(queue=QueueFactory().name, working=True, wid=WorkerFactory(wid=f"w{number}").wid)
+        JobFactory(queue=f"q{number}")
+    for name in ("queue", "workerprocess"):
+        address = reverse(f"admin:django_faktory_{name}_changelist")
+        admin_client.get(address)
+        with django_assert_max_num_queries(10):
+            admin_client.get(address)
+
+
+def test_a_worker_s_page_tells_what_it_runs(admin_client):
+    WorkerFactory(wid="w 1/x", rss_kb=300_000, labels=["<gpu>"])
+    job = JobFactory(working=True, wid="w 1/x")
+    listed = admin_client.get(reverse("admin:django_faktory_workerprocess_changelist")).content.decode()
+    [address] = {part for part in listed.split('"') if part.endswith("/change/")}
+    shown = admin_client.get(address).content.decode()
+    for told in (job.jid, "292 MB", "&lt;gpu&gt;", "Terminate"):
+        assert told in shown
+
+
+def test_to_terminate_is_asked_for_once_more_and_to_quiet_is_not(admin_client):
+    worker = WorkerFactory()
+    name = reverse("admin:django_faktory_workerprocess_changelist")
+    asked = {"action": "terminate", "_selected_action": [worker.pk]}
+    assert "No, take me back" in admin_client.post(name, asked).content.decode()
+    worker.refresh_from_db()
+    assert worker.state == "running"
+    admin_client.post(name, {**asked, "action": "quiet"})
+    worker.refresh_from_db()
+    assert worker.state == "quiet"

@@ -1,0 +1,167 @@
+"""Locks in the admin: who holds which key is seen, and a lock is released by hand, by those who may: case L26."""
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db.models import F
+from django.urls import reverse
+
+from django_faktory.models import Job, JobLock
+from tests.locks.conftest import holders, jid, node, state_of  # noqa: F401  (a fixture)
+
+LOCKS = "admin:django_faktory_joblock_changelist"
+JOBS = "admin:django_faktory_job_changelist"
+
+
+@pytest.fixture
+def one(node):  # noqa: F811
+    """A node where A runs for worker `old`, and A1 waits for it."""
+    one = node(key=lambda job: f"key of {job.args[0]}")
+    one.push("A", "A1", "B")
+    assert one.fetch(wid="old") == [jid("A")]
+    return one
+
+
+@pytest.fixture
+def on_call(client):
+    """Somebody with these permissions only."""
+
+    def log_in(*permissions):
+        user = User.objects.create_user("on-call", password="x", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client.force_login(user)
+        return client
+
+    return log_in
+
+
+def words(response):
+    return " ".join(re.sub(r"<[^>]*>", " ", response.content.decode()).split())
+
+
+def job_page(client, name):
+    pk = Job.objects.get(jid=jid(name)).pk
+    return words(client.get(reverse("admin:django_faktory_job_change", args=[pk])))
+
+
+def release(client, lock, **more):
+    asked = {"action": "release", "_selected_action": [lock.pk]} | more
+    return client.post(reverse(LOCKS), asked, follow=True)
+
+
+def test_a_lock_is_listed_with_its_key_holder_and_times(admin_client, one):
+    page = words(admin_client.get(reverse(LOCKS)))
+    lock = JobLock.objects.get()
+    assert all(told in page for told in ("key of A", jid("A"), "old", f"{lock.acquired_at:%Y-%m-%d}"))
+    assert "(over)" not in page
+    JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
+    assert "(over)" in words(admin_client.get(reverse(LOCKS)))
+
+
+@pytest.mark.parametrize(("query", "is_found"), [("key of", True), (jid("A"), True), ("old", True), ("ld", False)])
+def test_a_lock_is_found_by_key_jid_or_wid(admin_client, one, query, is_found):
+    page = words(admin_client.get(reverse(LOCKS), {"q": query}))
+    assert (jid("A") in page) is is_found
+
+
+def test_its_page_tells_the_token_and_how_many_wait(admin_client, one):
+    lock = JobLock.objects.get()
+    page = words(admin_client.get(reverse("admin:django_faktory_joblock_change", args=[lock.pk])))
+    assert f"Token: {lock.pk}" in page
+    assert "Jobs that wait for it: 1" in page
+
+
+def test_a_job_s_page_tells_who_holds_its_key(admin_client, one):
+    token = JobLock.objects.get().pk
+    assert f"Lock held by this job, {jid('A')}" in job_page(admin_client, "A")
+    assert f"Lock token {token} " in job_page(admin_client, "A")
+    assert f"Lock held by another job, {jid('A')}" in job_page(admin_client, "A1")
+    assert "Lock held by nobody" in job_page(admin_client, "B")
+    JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
+    assert f"nobody: that of {jid('A')} was over at" in job_page(admin_client, "A")
+
+
+def test_a_job_without_a_key_says_nothing_of_holders(admin_client, node):  # noqa: F811
+    node([]).push("A")
+    assert "Lock held by" not in job_page(admin_client, "A")
+
+
+def test_a_retry_by_hand_takes_no_running_job_from_its_worker_nor_its_lock(admin_client, one):
+    """L26."""
+    running = Job.objects.get(jid=jid("A"))
+    admin_client.post(reverse(JOBS), {"action": "retry", "_selected_action": [running.pk]}, follow=True)
+    assert (state_of("A"), holders()) == ("working", [jid("A")])
+    assert one.fetch(wid="w2", count=9) == [jid("B")]
+
+
+def test_a_lock_released_by_hand_is_the_next_job_s_and_its_old_holder_can_do_nothing_to_it(admin_client, one):
+    """L26."""
+    stale = JobLock.objects.get()
+    page = words(release(admin_client, stale, confirmed="yes"))
+    assert "Released 1 lock." in page
+    assert one.fetch(wid="w2") == [jid("A1")]
+    lock = JobLock.objects.get()
+    assert (lock.jid, lock.pk > stale.pk) == (jid("A1"), True)
+    assert one.broker.extend_locks([stale.pk]) == {stale.pk}, "its worker is told"
+    assert one.ack("A", wid="old") == [True]
+    assert JobLock.objects.get().pk == lock.pk
+    assert one.ack("A1", wid="w2") == [True]
+    assert holders() == []
+
+
+def test_a_retry_of_a_job_that_failed_waits_for_who_has_its_key_by_then(admin_client, one):
+    """L26."""
+    one.fail("A", wid="old")
+    assert one.fetch(wid="w2") == [jid("A1")]
+    token = JobLock.objects.get().pk
+    failed = Job.objects.get(jid=jid("A"))
+    admin_client.post(reverse(JOBS), {"action": "retry", "_selected_action": [failed.pk]}, follow=True)
+    assert state_of("A") == "blocked"
+    assert one.ack("A", wid="old") == [False]
+    assert JobLock.objects.get().pk == token
+
+
+def test_before_it_is_released_it_is_asked(admin_client, one):
+    lock = JobLock.objects.get()
+    page = words(release(admin_client, lock))
+    assert f"key of A, held by {jid('A')} of worker old" in page
+    assert "Yes, release" in release(admin_client, lock).content.decode()
+    assert holders() == [jid("A")]
+    assert not LogEntry.objects.exists()
+
+
+def test_it_is_on_record(admin_client, one):
+    release(admin_client, JobLock.objects.get(), confirmed="yes")
+    entry = LogEntry.objects.get()
+    assert (entry.user.username, entry.get_change_message()) == ("admin", "Released by hand.")
+    assert "key of A" in entry.object_repr
+
+
+def test_a_lock_that_another_has_taken_since_the_page_was_shown_is_left_alone(admin_client, one):
+    stale = JobLock.objects.get()
+    one.ack("A", wid="old")
+    one.fetch(wid="w2")
+    release(admin_client, stale, confirmed="yes")
+    assert holders() == [jid("A1")]
+
+
+def test_who_may_only_look_can_release_nothing(on_call, one):
+    client = on_call("view_joblock")
+    page = client.get(reverse(LOCKS)).content.decode()
+    assert jid("A") in page
+    assert "Release by hand" not in page
+    release(client, JobLock.objects.get(), confirmed="yes")
+    assert holders() == [jid("A")]
+
+
+def test_who_has_no_permission_sees_nothing(on_call, one):
+    assert on_call("view_job").get(reverse(LOCKS)).status_code == 403
+
+
+def test_a_get_releases_nothing(admin_client, one):
+    lock = JobLock.objects.get()
+    admin_client.get(reverse(LOCKS), {"action": "release", "_selected_action": lock.pk, "confirmed": "yes"})
+    assert holders() == [jid("A")]

@@ -1,0 +1,152 @@
+"""The overview: what it tells, what it costs, who may see it."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.urls import reverse
+from django.utils import timezone
+
+from django_faktory.dashboard import charts, groups, overview
+from django_faktory.dashboard.charts import Point
+from django_faktory.measuring import Series
+from django_faktory.models import Counter, OutboxEntry, WorkerProcess
+from django_faktory.store import measures, queues
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+PAGE = "admin:django_faktory_overview_changelist"
+PART = "admin:django_faktory_overview_part"
+
+
+def seen(client, name=PAGE):
+    answer = client.get(reverse(name))
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_an_empty_project_is_told_so(admin_client):
+    page = seen(admin_client)
+    for told in ("Nothing.", "Nobody has used a queue yet.", "No worker is there"):
+        assert told in page
+
+
+def test_it_tells_what_is_wrong(admin_client):
+    QueueFactory(name="mail", paused_at=timezone.now())
+    JobFactory(queue="mail")
+    JobFactory(dead=True, errtype="Timeout", jobtype="shop.send", failure='{"message":"order 7 took 30 s"}')
+    JobFactory(blocked=True)
+    OutboxEntry.objects.create(jid="refused-job", queue="mail", job="{}", error="no room")
+    WorkerFactory(beat_at=timezone.now() - timedelta(hours=1))
+    page = seen(admin_client)
+    for told in (
+        "Queue mail is paused; waiting jobs: 1",
+        "Timeout",
+        "order N took N s",
+        "Jobs that wait for a lock: 1",
+        "Jobs refused on their way elsewhere: 1",
+        "Workers not heard of for 1 min: 1",
+    ):
+        assert told in page
+
+
+def test_it_tells_depth_latency_what_runs_and_who_works(admin_client):
+    QueueFactory(name="mail")
+    JobFactory.create_batch(2, queue="mail", enqueued_at=timezone.now() - timedelta(minutes=5, seconds=2))
+    JobFactory(working=True, jobtype="shop.slow", wid="w1", started_at=timezone.now() - timedelta(hours=2))
+    WorkerFactory(wid="w1", hostname="app-1", rss_kb=200_000)
+    page = seen(admin_client)
+    for told in ("5 min", "shop.slow", "app-1:1", "195 MB"):
+        assert told in page
+
+
+def test_counts_end_at_the_cap(monkeypatch):
+    monkeypatch.setattr(overview, "COUNTED", 2)
+    monkeypatch.setattr(queues, "COUNTED", 2)
+    QueueFactory(name="default")
+    JobFactory.create_batch(5)
+    read = overview.read(using="default")
+    assert [line.depth for line in read.queues] == ["2+"]
+    assert read.tiles[0].number in ("2+", "5,000+")
+    assert overview.capped(3, 2) == "2+"
+
+
+def test_it_asks_as_often_for_much_as_for_little(admin_client, django_assert_max_num_queries):
+    for number in range(30):
+        QueueFactory(name=f"q{number}")
+        JobFactory.create_batch(2, queue=f"q{number}")
+        JobFactory(dead=True, errtype=f"E{number}")
+        JobFactory(working=True, wid=f"wid-of-{number}")
+        WorkerFactory(wid=f"wid-of-{number}")
+    seen(admin_client)
+    with django_assert_max_num_queries(18):
+        seen(admin_client, PART)
+
+
+def test_charts_add_up_minutes_and_days():
+    now = timezone.now()
+    passed = Series(succeeded=3, failed=1)
+    measures.add({("q", "t"): passed}, using="default", now=now)
+    measures.add({("q", "t"): passed, ("r", "t"): passed}, using="default", now=now - timedelta(hours=1))
+    measures.add({("q", "t"): passed}, using="default", now=now - timedelta(hours=9))
+    Counter.objects.create(day=datetime.now(UTC).date(), slot=0, processed=10, failed=4)
+    hours, days = overview.read(using="default").charts
+    assert hours.summary == "Last 3 hours: 9 succeeded, 3 failed"
+    assert days.summary == "Last 30 days: 6 succeeded, 4 failed"
+    assert overview.minutes(now, using="default", queue="r").summary == "Last 3 hours: 3 succeeded, 1 failed"
+
+
+def test_a_bar_is_as_high_as_its_share_of_the_highest():
+    chart = charts.chart("T", [Point("a", 3, 1), Point("b", 1, 0), Point("c", 0, 0)])
+    assert chart.most == 4
+    assert [(bar.well_height, bar.badly_height) for bar in chart.bars] == [("75", "25"), ("25", "0"), ("0", "0")]
+    assert (chart.bars[0].badly_y, chart.bars[0].well_y) == ("75", "0")
+    assert charts.chart("T", []).bars == ()
+
+
+@pytest.mark.parametrize(
+    ("message", "head"),
+    [
+        ("order 17 of 3.50 EUR\nmore", "order N of N EUR"),
+        ("no row 0x7f3a for 0191e0c0-aaaa-bbbb-cccc-0123456789ab", "no row N for N"),
+        ("jid 0191e0c0aaaabbbb is gone", "jid N is gone"),
+        ("no such column", "no such column"),
+        ("", ""),
+    ],
+)
+def test_messages_that_differ_in_numbers_have_one_head(message, head):
+    assert groups.head_of(message) == head
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ('{"retry_count":1,"message":"a \\"b\\" \\u00e9","errtype":"E"}', 'a "b" é'),
+        ('{"message":"cut \\u00', "cut "),
+        ('{"message":"\\ud800\\u0000"}', "?\ufffd"),
+        ("", ""),
+    ],
+)
+def test_a_message_is_read_from_the_beginning_of_a_failure(failure, message):
+    assert groups.message_of(failure) == message
+
+
+def test_who_has_not_the_permission_sees_neither_page_nor_part_nor_entry(client, django_user_model):
+    user = django_user_model.objects.create_user("viewer", password="x", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename="view_job"))
+    client.force_login(user)
+    assert client.get(reverse(PAGE)).status_code == client.get(reverse(PART)).status_code == 403
+    index = client.get(reverse("admin:app_list", args=["django_faktory"])).content.decode()
+    assert reverse(PAGE) not in index
+    user.user_permissions.add(Permission.objects.get(codename="view_statistics"))
+    assert reverse(PAGE) in client.get(reverse("admin:app_list", args=["django_faktory"])).content.decode()
+    assert client.get(reverse(PAGE)).status_code == 200
+
+
+def test_looking_changes_nothing(admin_client):
+    JobFactory()
+    WorkerFactory()
+    before = list(WorkerProcess.objects.values())
+    seen(admin_client, PART)
+    assert list(WorkerProcess.objects.values()) == before

@@ -1,0 +1,83 @@
+"""A browser that sees what a person sees, and takes note of all that it complains of."""
+
+import os
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+WAIT_MS = 15_000
+
+
+class Screen:
+    """A window, and what went wrong in it."""
+
+    def __init__(self, page, base):
+        self.page, self._base = page, base
+        self.complaints = []
+        page.set_default_timeout(WAIT_MS)
+        page.route("**/favicon.ico", lambda route: route.fulfill(status=204))  # browsers ask, and it is the project's
+        page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def go(self, path):
+        answer = self.page.goto(f"{self._base}{path}")
+        assert answer.status == 200, f"{path}: {answer.status}"
+
+    def log_in(self):
+        self.go("/admin/login/?next=/admin/django_faktory/overview/")
+        self.page.get_by_label("Username").fill("on-call")
+        self.page.get_by_label("Password").fill("secret")
+        self.page.get_by_role("button", name="Log in").click()
+        self.page.get_by_role("heading", name="Overview").wait_for()
+
+    def sees(self, *words):
+        for text in words:
+            self.page.locator("main").get_by_text(text).first.wait_for()
+
+    def keep(self, name):
+        """A picture, where somebody wants them: FAKTORY_SCREENSHOTS names a folder."""
+        if folder := os.environ.get("FAKTORY_SCREENSHOTS"):
+            Path(folder).mkdir(exist_ok=True, parents=True)
+            self.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+@pytest.fixture(scope="module")
+def chromium(chromium_path):
+    """Started once for each module: as long as it is there an event loop runs in this thread, where Django would refuse
+    to ask the database, and other modules' tests could start none."""
+    from playwright.sync_api import sync_playwright  # the path before says whether it is there
+
+    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+    os.environ.pop("DJANGO_ALLOW_ASYNC_UNSAFE")
+    if before is not None:
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = before
+
+
+@pytest.fixture
+def screen(chromium, transactional_db, live_server):
+    """`screen(width=…, theme=…)` opens a window in which a superuser is logged in."""
+    User.objects.create_superuser("on-call", password="secret")
+    opened = []
+
+    def open_(*, width=1280, height=900, theme="light", script=True):
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme, java_script_enabled=script
+        )
+        opened.append(context)
+        found = Screen(context.new_page(), live_server.url)
+        found.log_in()
+        return found
+
+    yield open_
+    for context in opened:
+        context.close()

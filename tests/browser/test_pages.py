@@ -1,0 +1,117 @@
+"""Each page in light and dark, on a desk and on a phone: nothing sticks out, all is labelled."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_faktory import Batch
+from django_faktory.cron_models import CronEntry
+from django_faktory.measuring import Series
+from django_faktory.models import Batch as BatchRow
+from django_faktory.models import Counter, Job, JobLock
+from django_faktory.store import measures
+from example_project.shop.models import Order
+from example_project.shop.tasks import send_invoice
+from tests.factories import JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.timeout(180)
+
+HISTORY = """[{"attempt":1,"wid":"app-1-w1","errtype":"requests.exceptions.Timeout",
+"message":"order 7: no answer in 30 s",
+"started_at":"2026-05-01T11:59:00Z","failed_at":"2026-05-01T11:59:30Z",
+"backtrace":["  File \\"shop/tasks.py\\", line 12",
+"    answer = session.post(url, timeout=30)"]},{"attempt":2,"wid":"app-2-w1",
+"errtype":"requests.exceptions.Timeout","message":"order 7: no answer in 30 s",
+"started_at":"2026-05-01T12:00:00Z","failed_at":"2026-05-01T12:00:30Z",
+"backtrace":["  File \\"shop/tasks.py\\", line 12"]}]"""
+LABELLED = """() =>
+[...document.querySelectorAll('#content input:not([type=hidden]), #content select, #content textarea')]
+.filter((one) => one.offsetParent && !one.labels.length && !one.getAttribute('aria-label') && one.type !== 'submit'
+&& !one.closest('#changelist-search') && !one.closest('.actions')).map((one) => one.outerHTML)"""
+STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def fill():
+    """A project on a bad day."""
+    now = timezone.now()
+    for number, name in enumerate(("critical", "default", "mail", "partners")):
+        QueueFactory(name=name, paused_at=now - timedelta(hours=1) if name == "partners" else None)
+        for place in range(4 * number):
+            JobFactory(queue=name, jobtype="shop.tasks.check_stock", enqueued_at=now - timedelta(seconds=9 * place))
+    for number in range(3):
+        WorkerFactory(wid=f"app-{number}-w1", hostname=f"app-{number}", pid=400 + number, rss_kb=91_000, beat_at=now)
+        begun = now - timedelta(minutes=number)
+        JobFactory(working=True, wid=f"app-{number}-w1", jobtype="shop.tasks.send_invoice", started_at=begun)
+    WorkerFactory(wid="app-9-w1", hostname="app-9", pid=409, beat_at=now - timedelta(hours=1))
+    order = Order.objects.create(customer="ada@example.org", item="Analytical Engine", price="1843.00")
+    for number in range(25):
+        JobFactory(
+            dead=True, jobtype="shop.tasks.call_webhook", queue="partners", errtype="requests.exceptions.Timeout",
+            failure=f'{{"message":"order {number}: no answer in 30 s"}}', history=HISTORY, attempt=2, finished_at=now,
+            about=f"shop.order/{order.pk}", payload='{"jid":"a","args":[7,{"address":"https://example.org/hook"}]}',
+        )  # fmt: skip
+    JobFactory(
+        dead=True,
+        jobtype="shop.tasks.charge_card",
+        errtype="shop.Declined",
+        failure='{"message":"card 4242 is declined"}',
+    )
+    for minute in range(0, 180, 3):
+        passed = Series(succeeded=40 + minute % 37, failed=minute % 11)
+        measures.add({("mail", "t"): passed}, using="default", now=now - timedelta(minutes=minute))
+    for day in range(30):
+        Counter.objects.create(day=now.date() - timedelta(days=day), slot=0, processed=9000 - 97 * day, failed=11 * day)
+    with Batch(description="delivery 42", success=send_invoice.callback(1)):
+        send_invoice.enqueue(1)
+        for parcel in (1, 2):
+            with Batch(description=f"parcel {parcel}", complete=send_invoice.callback(1)):
+                send_invoice.enqueue(parcel)
+    JobLock.objects.create(
+        key="order 7", jid="some-job", attempt=1, wid="app-1-w1", lease=timedelta(seconds=35), acquired_at=now,
+        expires_at=now,
+    )  # fmt: skip
+    CronEntry.objects.create(
+        name="nightly report", schedule="0 3 * * *", zone="UTC", jobtype="shop.tasks.daily_report", next_at=now
+    )
+    return order
+
+
+def pages(order):
+    dead = Job.objects.filter(errtype="requests.exceptions.Timeout").latest("pk")
+    error = "error=requests.exceptions.Timeout&task=shop.tasks.call_webhook&head=order+N:+no+answer+in+N+s"
+    batch = BatchRow.objects.get(depth=0)
+    return {
+        "overview": "overview/", "jobs": "job/?state=dead", "job": f"job/{dead.pk}/change/",
+        "edit": f"job/{dead.pk}/edit/",
+        "errors": "job/errors/", "error": f"job/errors/one/?{error}", "all": "job/all/?verb=discard&state=dead",
+        "queues": "queue/", "queue": "queue/partners/change/", "workers": "workerprocess/",
+        "worker": "workerprocess/app-1-w1/change/", "batches": "batch/", "batch": f"batch/{batch.pk}/change/",
+        "cron": "cronentry/", "entry": f"cronentry/{CronEntry.objects.get().pk}/change/", "locks": "joblock/",
+        "lock": f"joblock/{JobLock.objects.get().pk}/change/", "app": "", "outbox": "outboxentry/",
+        "object": f"../shop/order/{order.pk}/change/",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("device", "width"), [("desk", 1280), ("phone", 390)])
+def test_every_page_looks_as_it_should(screen, theme, device, width):
+    order = fill()
+    seen = screen(width=width, theme=theme)
+    for name, path in pages(order).items():
+        seen.go(f"/admin/django_faktory/{path}")
+        seen.keep(f"{name}-{device}-{theme}")
+        assert seen.complaints == [], name
+        assert seen.page.evaluate(LABELLED) == [], name
+        assert seen.page.evaluate(STICKS_OUT) <= 0, name
+
+
+def test_without_a_script_all_can_be_done(screen):
+    fill()
+    seen = screen(script=False)
+    seen.go("/admin/django_faktory/job/errors/")
+    seen.page.get_by_role("link", name="requests.exceptions.Timeout").click()
+    seen.page.get_by_role("button", name="Retry the rest").click()
+    seen.page.get_by_role("button", name="Go on").click()
+    seen.sees("Done.")
+    assert not Job.objects.dead().filter(errtype="requests.exceptions.Timeout").exists()

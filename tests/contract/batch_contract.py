@@ -1,0 +1,81 @@
+"""What every Broker promises of batches. Rules: W26. Mixed into the contract's classes."""
+
+import pytest
+
+from django_faktory.admission import parse_job
+from django_faktory.errors import FaktoryError, UnknownBatch
+from django_faktory.models import Batch
+from django_faktory.payloads import Ack, NewBatch
+
+
+def member(bid, number):
+    return parse_job(f'{{"jid":"member-{number:04d}","jobtype":"M","args":[],"custom":{{"bid":"{bid}"}}}}')
+
+
+def callback(kind):
+    return parse_job(f'{{"jid":"callback-{kind}","jobtype":"{kind}","args":[1]}}')
+
+
+@pytest.mark.django_db(transaction=True)
+class BatchContract:
+    """Give `broker`, as for BrokerContract."""
+
+    @staticmethod
+    def do_next(broker, me, cls):
+        [job] = cls.fetch(broker, wid=me)
+        broker.ack([Ack(jid=job.jid, wid=me)])
+        return job
+
+    def test_a_batch_goes_from_its_members_to_its_callbacks(self, broker, me):
+        bid = broker.new_batch(
+            NewBatch(description="ü", complete=callback("complete"), success=callback("success")), by=me
+        )
+        assert broker.push([member(bid, 1), member(bid, 2)]) == [None, None]
+        broker.commit_batch(bid)
+        told = broker.batch_status(bid)
+        assert (told.bid, told.description, told.total, told.pending, told.failed) == (bid, "ü", 2, 2, 0)
+        assert told.created_at
+        ran = [self.do_next(broker, me, type(self)).jid for _ in range(4)]
+        assert ran == ["member-0001", "member-0002", "callback-complete", "callback-success"]
+        told = broker.batch_status(bid)
+        assert (told.pending, told.complete_st, told.success_st, told.is_broken) == (0, "2", "2", False)
+
+    def test_a_child_knows_its_parent_and_the_parent_waits(self, broker, me):
+        parent = broker.new_batch(NewBatch(success=callback("parents")), by=me)
+        child = broker.new_batch(NewBatch(parent_bid=parent, success=callback("childs")), by=me)
+        for bid in (parent, child):
+            broker.commit_batch(bid)
+        assert broker.batch_status(child).parent_bid == parent
+        assert [self.do_next(broker, me, type(self)).jid for _ in range(2)] == ["callback-childs", "callback-parents"]
+
+    def test_who_runs_a_member_may_add_and_nobody_else(self, broker, me):
+        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        broker.push([member(bid, 1)])
+        broker.commit_batch(bid)
+        with pytest.raises(FaktoryError, match="it is committed"):
+            broker.open_batch(bid, by=me)
+        [refusal] = broker.push([member(bid, 2)])
+        assert bid in str(refusal)
+        self.fetch(broker, wid=me)
+        assert broker.open_batch(bid, by=me) == bid
+        assert broker.push([member(bid, 3)]) == [None]
+        assert broker.batch_status(bid).total == 2
+
+    def test_an_unknown_batch_is_named(self, broker, me):
+        for verb in (broker.open_batch, broker.commit_batch, broker.batch_status):
+            with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
+                verb("b-nowhere")
+        with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
+            broker.new_batch(NewBatch(parent_bid="b-nowhere", success=callback("success")), by=me)
+        [refusal] = broker.push([member("b-nowhere", 1)])
+        assert "no such batch b-nowhere" in str(refusal)
+        assert not Batch.objects.exists()
+
+    def test_members_come_with_a_turn_too(self, broker, me):
+        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        broker.exchange([member(bid, 1)], [], [])
+        broker.commit_batch(bid)
+        [one] = self.fetch(broker, wid=me)
+        told = broker.exchange([], [Ack(jid=one.jid, wid=me), Ack(jid="member-none", wid=me)], [])
+        assert told.acked[0] is True
+        assert self.do_next(broker, me, type(self)).jid == "callback-success"

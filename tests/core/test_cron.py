@@ -1,0 +1,297 @@
+"""Cron lines: what they say, in which zone, when clocks change, and which missed ticks are made up for."""
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from itertools import takewhile
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_faktory import Cron
+from django_faktory.cron import MOST_TICKS, Due, Schedule, crons, due
+from django_faktory.errors import InvalidCron
+
+pytestmark = pytest.mark.core
+
+BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
+NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+
+
+def times(line, zone, begin, hours):
+    """The ticks of so many hours, as clocks there show them; begin is their midnight."""
+    schedule, there = Schedule.of(line, zone), ZoneInfo(zone)
+    first = datetime.fromisoformat(begin).replace(tzinfo=there).astimezone(UTC)
+    ticks = takewhile(lambda tick: tick < first + timedelta(hours=hours), schedule.ticks(first - timedelta(seconds=1)))
+    return [f"{tick.astimezone(there):%H:%M%z}" for tick in ticks]
+
+
+# Berlin: 29 March 2026, 02:00 is 03:00; 25 October 2026, 03:00 is 02:00.
+# New York: 8 March, 02:00 is 03:00; 1 November, 02:00 is 01:00.
+DAYS = {
+    (BERLIN, "forward"): ("2026-03-29", "+0100", "+0200", 1),
+    (BERLIN, "back"): ("2026-10-25", "+0200", "+0100", 2),
+    (NEW_YORK, "forward"): ("2026-03-08", "-0500", "-0400", 1),
+    (NEW_YORK, "back"): ("2026-11-01", "-0400", "-0500", 1),
+}
+"""Zone and direction: the day, the offsets before and after it, and the last hour that begins before the change."""
+
+cases = pytest.mark.parametrize(("zone", "direction"), DAYS)
+
+
+def wall(zone, direction):
+    """The hours of that day, with their offsets, as its people count them."""
+    _, before, after, last = DAYS[zone, direction]
+    again = last + 2 if direction == "forward" else last
+    return [(hour, before) for hour in range(last + 1)] + [(hour, after) for hour in range(again, 24)]
+
+
+@cases
+def test_hourly_runs_each_hour_that_passes(zone, direction):
+    hours = wall(zone, direction)
+    assert len(hours) == (23 if direction == "forward" else 25)
+    assert times("0 * * * *", zone, DAYS[zone, direction][0], len(hours)) == [
+        f"{hour:02}:00{offset}" for hour, offset in hours
+    ]
+
+
+@cases
+def test_every_fifteen_minutes_runs_each_quarter_that_passes(zone, direction):
+    hours = wall(zone, direction)
+    assert times("*/15 * * * *", zone, DAYS[zone, direction][0], len(hours)) == [
+        f"{hour:02}:{minute:02}{offset}" for hour, offset in hours for minute in (0, 15, 30, 45)
+    ]
+
+
+QUARTERS, HOURS = range(0, 60, 15), range(24)
+LINES = {
+    "0 * * * *": ([0], HOURS),
+    "30 * * * *": ([30], HOURS),
+    "*/15 * * * *": (QUARTERS, HOURS),
+    "0 */2 * * *": ([0], HOURS[::2]),
+    "0 */3 * * *": ([0], HOURS[::3]),
+    "15 */2 * * *": ([15], HOURS[::2]),
+    "*/15 1-2 * * *": (QUARTERS, [1, 2]),
+}
+"""Lines that are due whenever clocks show it, and what clocks show then."""
+
+# By half an hour, at midnight, and once by a whole day.
+ODD_DAYS = [
+    ("Australia/Lord_Howe", "2026-04-05"),
+    ("Australia/Lord_Howe", "2026-10-04"),
+    ("America/Havana", "2026-03-08"),
+    ("America/Havana", "2026-11-01"),
+    ("America/Santiago", "2026-09-06"),
+    ("Pacific/Apia", "2011-12-30"),
+]
+
+
+@pytest.mark.parametrize(("zone", "day"), [*ODD_DAYS, *((zone, DAYS[zone, way][0]) for zone, way in DAYS)])
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_passing_hours_is_due_whenever_clocks_show_it(line, zone, day):
+    minutes, hours = LINES[line]
+    first = datetime.fromisoformat(day).replace(tzinfo=UTC) - timedelta(days=1)
+    passing = [first + timedelta(minutes=5 * number) for number in range(3 * 24 * 12)]
+    shown = [(moment, moment.astimezone(ZoneInfo(zone))) for moment in passing]
+    expected = [moment for moment, clock in shown if clock.minute in minutes and clock.hour in hours]
+    ticks = Schedule.of(line, zone).ticks(first - timedelta(microseconds=1))
+    assert list(takewhile(lambda tick: tick <= passing[-1], ticks)) == expected
+
+
+def test_a_line_of_passing_hours_finds_a_day_that_is_years_away():
+    following = Schedule.of("*/59 2 29 2 *", "Australia/Lord_Howe").after(datetime(2024, 3, 1, tzinfo=UTC))
+    assert following == datetime(2028, 2, 29, 2, 0, tzinfo=ZoneInfo("Australia/Lord_Howe"))
+
+
+def test_daily_in_the_gap_runs_once_at_its_end():
+    assert times("30 2 * * *", BERLIN, "2026-03-29", 23) == ["03:00+0200"]
+    assert times("30 2 * * *", NEW_YORK, "2026-03-08", 23) == ["03:00-0400"]
+
+
+def test_daily_in_the_hour_that_comes_twice_runs_once_in_the_first():
+    assert times("30 2 * * *", BERLIN, "2026-10-25", 25) == ["02:30+0200"]
+    assert times("30 1 * * *", NEW_YORK, "2026-11-01", 25) == ["01:30-0400"]
+    assert times("30 2 * * *", NEW_YORK, "2026-11-01", 25) == ["02:30-0500"]
+
+
+def test_daily_at_half_past_two_runs_once_a_day_all_year():
+    schedule = Schedule.of("30 2 * * *", BERLIN)
+    days = [tick.astimezone(ZoneInfo(BERLIN)).date() for tick in between(schedule, "2026-01-01", "2027-01-01")]
+    assert len(days) == len(set(days)) == 365
+
+
+def between(schedule, begin, end):
+    first, last = (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in (begin, end))
+    for tick in schedule.ticks(first):
+        if tick >= last:
+            return
+        yield tick
+
+
+def test_two_ticks_that_the_gap_swallowed_are_one():
+    assert times("0,30 2 * * *", BERLIN, "2026-03-29", 23) == ["03:00+0200"]
+
+
+def test_a_look_in_the_hour_that_comes_again_does_not_go_back():
+    at = datetime(2026, 10, 25, 2, 10, fold=1, tzinfo=ZoneInfo(BERLIN))
+    following = Schedule.of("30 2 * * *", BERLIN).after(at)
+    assert following == datetime(2026, 10, 26, 2, 30, tzinfo=ZoneInfo(BERLIN))
+
+
+@given(
+    line=st.sampled_from(
+        ["0 * * * *", "30 2 * * *", "*/15 * * * *", "0,30 1-3 * * *", "15 */2 * * *", "*/7 * * * * *"]
+    ),
+    zone=st.sampled_from([BERLIN, NEW_YORK, "Australia/Lord_Howe", "Asia/Kolkata", "UTC"]),
+    moment=st.integers(0, 365 * 86_400).map(
+        lambda seconds: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    ),
+)
+def test_ticks_grow_and_do_not_depend_on_when_one_looks(line, zone, moment):
+    schedule = Schedule.of(line, zone)
+    ticks = schedule.ticks(moment)
+    first, second, third = next(ticks), next(ticks), next(ticks)
+    assert moment < first < second < third
+    assert schedule.after(first) == second
+    assert schedule.after(second - timedelta(microseconds=1)) == second
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("61 * * * *", 'minute: expected 0 to 59, *, a list (1,2), a range (1-5) or a step (*/5), got "61"'),
+        ("* 24 * * *", "hour: expected 0 to 23"),
+        ("* * 32 * *", "day-of-month: expected 1 to 31"),
+        ("0 0 30 2 *", "day-of-month: expected 1 to 31 of a month that has it"),
+        ("* * * 13 *", "month: expected 1 to 12 or JAN to DEC"),
+        ("* * * * 8", "day-of-week: expected 0 to 7 or SUN to SAT"),
+        ("* * * * MON-", 'got "MON-"'),
+        ("60 * * * * *", "second: expected 0 to 59"),
+        ("* * * *", "expected five fields (minute, hour, day-of-month, month, day-of-week)"),
+        ("@often", "expected one of @yearly"),
+        ("* * */20 * 1L", "expected a day that comes"),
+        ("", "expected a cron line"),
+        ("   ", "expected a cron line"),
+        ("*/0 * * * *", "minute: expected"),
+        (5, "expected a cron line"),
+        ("0 " * 200, "expected a cron line"),
+    ],
+)
+def test_a_bad_line_names_the_field_and_what_it_takes(line, said):
+    with pytest.raises(InvalidCron) as raised:
+        Schedule.of(line, "UTC")
+    assert str(raised.value).startswith("schedule: ")
+    assert said in str(raised.value)
+
+
+@given(st.text("0123456789*/,-#LW@ MONSU", max_size=20))
+def test_any_text_is_a_schedule_or_an_error_of_ours(line):
+    with suppress(InvalidCron):
+        assert Schedule.of(line, "UTC").after(NOON) > NOON
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlni", "", "../etc/passwd", "Europe", "\x00", 5])
+def test_a_bad_zone_is_named(zone):
+    with pytest.raises(InvalidCron) as raised:
+        Schedule.of("0 * * * *", zone)
+    assert str(raised.value).startswith("zone: expected the name of a time zone")
+
+
+def test_a_schedule_can_be_read_out():
+    assert str(Schedule.of("30 2 * * *", BERLIN)) == "At 02:30 every day"
+    assert str(Schedule.of("@hourly", "UTC")) == str(Schedule.of("0 * * * *", "UTC"))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"missed": "never"}, "missed"),
+        ({"window": 0}, "window"),
+        ({"window": 1.5}, "window"),
+        ({"window": True}, "window"),
+        ({"overlap": "forbid"}, "overlap"),
+        ({"zone": "Mars/Olympus"}, "zone"),
+    ],
+)
+def test_a_bad_option_of_an_entry_is_named(options, field):
+    with pytest.raises(InvalidCron) as raised:
+        Cron("0 * * * *", **options)
+    assert raised.value.field == field
+
+
+def test_an_entry_is_a_line_or_a_cron_or_several():
+    one = Cron("0 * * * *")
+    assert crons("0 * * * *") == crons(one) == crons([one]) == (one,)
+    assert crons(()) == ()
+    with pytest.raises(InvalidCron):
+        crons(["0 * * * *"])
+
+
+# --- ticks that nobody took
+
+
+def judged(first, now, missed, window_s=86_400, line="0 * * * *"):
+    return due(Schedule.of(line, "UTC"), first, now, missed=missed, window_s=window_s)
+
+
+def at(hour, minute=0, second=0):
+    return datetime(2026, 5, 1, hour, minute, second, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_a_tick_that_is_a_minute_late_is_not_missed(missed):
+    assert judged(at(12), at(12, 1), missed) == Due([at(12)], None, at(13))
+
+
+def test_skip_leaves_out_what_was_missed():
+    assert judged(at(9), at(12, 30), "skip") == Due([], at(9), at(13))
+    assert judged(at(9), at(12, 0, 5), "skip") == Due([at(12)], at(9), at(13))
+
+
+def test_once_runs_for_the_latest_that_was_missed():
+    assert judged(at(9), at(12, 30), "once") == Due([at(12)], at(9), at(13))
+    assert judged(at(12), at(12, 30), "once") == Due([at(12)], None, at(13))
+
+
+def test_once_runs_for_none_that_was_missed_where_one_is_on_time():
+    assert judged(at(9), at(12, 0, 5), "once") == Due([at(12)], at(9), at(13))
+
+
+def test_all_runs_for_each():
+    assert judged(at(9), at(12, 30), "all") == Due([at(9), at(10), at(11), at(12)], None, at(13))
+
+
+def test_the_window_bounds_what_is_made_up_for():
+    assert judged(at(9), at(12, 30), "all", window_s=2 * 3600) == Due([at(11), at(12)], at(9), at(13))
+    assert judged(at(9), at(12, 30), "once", window_s=600) == Due([], at(9), at(13))
+
+
+def test_no_window_is_too_short_for_what_is_on_time():
+    assert judged(at(12), at(12, 0, 50), "all", window_s=1) == Due([at(12)], None, at(13))
+
+
+def test_very_many_are_made_up_for_in_several_goes():
+    plan = judged(at(1), at(12), "all", line="* * * * *")
+    assert len(plan.ticks) == MOST_TICKS
+    assert plan.next_at == at(1) + timedelta(minutes=MOST_TICKS)
+    rest = judged(plan.next_at, at(12), "all", line="* * * * *")
+    assert rest.ticks[0] == plan.next_at
+
+
+def test_a_year_of_seconds_is_skipped_at_once():
+    first = datetime(2025, 5, 1, tzinfo=UTC)
+    for missed, count in [("skip", 61), ("once", 61)]:
+        plan = judged(first, at(12), missed, line="* * * * * *")
+        assert len(plan.ticks) == count
+        assert plan.passed == first
+
+
+@pytest.mark.parametrize("line", ["* * * * *", "0 3 * * *", "0 0 1 1 *", "*/7 * * * * *", "59 23 31 12 *"])
+def test_the_latest_tick_is_found_wherever_it_is(line):
+    schedule = Schedule.of(line, "UTC")
+    first, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, 12, tzinfo=UTC)
+    latest = schedule.latest(first, until)
+    assert schedule.after(latest - timedelta(seconds=1)) == latest
+    assert schedule.after(latest) > until
+    assert schedule.latest(first, first - timedelta(seconds=1)) is None

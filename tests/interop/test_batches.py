@@ -1,0 +1,54 @@
+"""Batches by other people's clients: PyPI's pyfaktory has verbs for them, npm's faktory-worker sends any."""
+
+import json
+import subprocess
+
+import pytest
+from pyfaktory import Batch, Client, Job, Producer
+from pyfaktory.models import TargetJob
+
+from django_faktory.models import Batch as BatchRow
+from django_faktory.models import Job as JobRow
+from tests.interop.conftest import HERE
+from tests.server.conftest import serve  # noqa: F401  (a fixture)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_npms_client_runs_bar_before_foo_and_adds_from_inside_only(url, node_folder):
+    """W26; the original's own example: a parent, a child, and a callback of each."""
+    command = ["node", str(HERE / "node" / "batch.js"), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told.pop("outside").startswith("ERR batch BID: it is committed, so only one of its own jobs")
+    ran = told.pop("ran")
+    assert sorted(ran[:-1]) == ["Added", "BarJob", "BatchJob", "BatchJob"]
+    assert ran[-1] == "FooJob", "last of all"
+    assert told == {"opened": True, "callback": "success", "child": [True, 0, "2"]}
+
+
+def test_pyfaktory_makes_a_batch_and_another_clients_worker_leads_to_its_callback(url, start_worker):
+    """W26."""
+    with Client(faktory_url=url, role="producer") as client:
+        producer = Producer(client=client)
+        callback = TargetJob(jobtype="add", args=[4, 5], queue="after")
+        asked = Batch(parent_bid=None, description="of pyfaktory", success=callback, complete=None)
+        bid = bid_in(producer.batch_new(asked))
+        for _ in range(3):
+            producer.push(Job(jobtype="add", args=[4, 5], custom={"bid": bid}))
+        assert producer.batch_open(bid)
+        assert producer.batch_commit(bid)
+        start_worker("pyfaktory")
+        wait_until(lambda: JobRow.objects.filter(queue="after").exists(), 30, what="the callback")
+        with pytest.raises(Exception, match=f"batch {bid}: a callback of it was enqueued already"):
+            producer.batch_open(bid)
+    row = BatchRow.objects.get()
+    assert (row.bid, row.description, row.total, row.pending) == (bid, "of pyfaktory", 3, 0)
+    assert json.loads(JobRow.objects.get().payload)["custom"] == {"_bid": bid, "_cb": "success"}
+
+
+def bid_in(reply):
+    """pyfaktory hands over the reply as it came."""
+    return reply.split("\r\n")[1] if reply.startswith("$") else reply

@@ -1,0 +1,247 @@
+"""BATCH over the wire: the sub-verbs, who may add, the seed's parent and child, and what is refused (W26)."""
+
+import json
+
+import pytest
+
+from django_faktory.models import Batch, Job
+from django_faktory.store import upkeep
+from tests.waiting import wait_until
+
+NEW = {"success": {"jobtype": "Success", "args": [1]}}
+
+
+@pytest.fixture
+def client(connect):
+    return connect()
+
+
+@pytest.fixture
+def worker(connect):
+    return connect(wid="worker-1", hostname="h", pid=1, labels=[])
+
+
+def ask(client, line):
+    """The reply as text, without the sign of its kind."""
+    reply = client.ask(line).decode()
+    return reply[1:] if reply[:1] in "+-" else reply
+
+
+def new(client, **batch):
+    return ask(client, "BATCH NEW " + json.dumps(batch or NEW))
+
+
+def push(client, jobtype, bid, number, **fields):
+    custom = {"bid": bid} | fields.pop("custom", {})
+    job = {"jid": f"member-{number:04d}", "jobtype": jobtype, "args": [], "custom": custom} | fields
+    return ask(client, "PUSH " + json.dumps(job))
+
+
+def work(worker):
+    """Take a job and do it; returns it."""
+    job = json.loads(ask(worker, "FETCH default"))
+    assert ask(worker, "ACK " + json.dumps({"jid": job["jid"]})) == "OK"
+    return job
+
+
+def fail(worker):
+    job = json.loads(ask(worker, "FETCH default"))
+    assert ask(worker, "FAIL " + json.dumps({"jid": job["jid"], "errtype": "E", "message": "m"})) == "OK"
+
+
+def progress(client, bid):
+    told = status(client, bid)
+    return told["pending"], told["failed"], told["complete_st"], told["success_st"], "broken" in told
+
+
+def status(client, bid):
+    return json.loads(ask(client, f"BATCH STATUS {bid}"))
+
+
+def test_a_batch_from_new_to_its_callback(client, worker):
+    bid = new(client, description="d", success={"jobtype": "Done", "args": [1], "queue": "default"})
+    assert bid.startswith("b-")
+    assert push(client, "Member", bid, 1) == "OK"
+    assert ask(client, f"BATCH COMMIT {bid}") == "OK"
+    told = status(client, bid)
+    assert told.pop("created_at")
+    assert told == {
+        "bid": bid, "description": "d", "total": 1, "pending": 1, "failed": 0, "complete_st": "", "success_st": "",
+    }  # fmt: skip
+    assert work(worker)["custom"] == {"bid": bid}
+    callback = work(worker)
+    assert callback["jobtype"] == "Done"
+    assert callback["args"] == [1]
+    assert callback["custom"] == {"_bid": bid, "_cb": "success"}
+    assert status(client, bid)["success_st"] == "2"
+
+
+def test_the_seeds_example_bar_always_runs_before_foo(client, worker):
+    parent = new(client, success={"jobtype": "FooJob"})
+    push(client, "BatchJob", parent, 1)
+    child = new(client, parent_bid=parent, success={"jobtype": "BarJob"})
+    push(client, "BatchJob", child, 2)
+    assert ask(client, f"BATCH COMMIT {child}") == "OK"
+    assert ask(client, f"BATCH COMMIT {parent}") == "OK"
+    assert [work(worker)["jobtype"] for _ in range(4)] == ["BatchJob", "BatchJob", "BarJob", "FooJob"]
+    assert status(client, child)["parent_bid"] == parent
+
+
+def test_who_waits_for_a_callbacks_queue_gets_it_at_once(client, worker, connect):
+    bid = new(client, success={"jobtype": "Done", "queue": "rare"})
+    push(client, "Member", bid, 1)
+    ask(client, f"BATCH COMMIT {bid}")
+    waiting = connect(wid="worker-2", hostname="h", pid=2, labels=[])
+    waiting.send("FETCH rare")
+    work(worker)
+    assert json.loads(waiting.reply())["jobtype"] == "Done"
+
+
+def test_only_who_runs_a_member_may_add_after_commit(client, worker, connect):
+    bid = new(client)
+    push(client, "Member", bid, 1)
+    ask(client, f"BATCH COMMIT {bid}")
+    assert push(client, "Outsider", bid, 2).startswith(f"ERR batch {bid}: it is committed")
+    assert ask(client, f"BATCH OPEN {bid}").startswith(f"ERR batch {bid}")
+    json.loads(ask(worker, "FETCH default"))
+    assert ask(worker, f"BATCH OPEN {bid}") == bid
+    assert push(worker, "Inside", bid, 3) == "OK"
+    stranger = connect(wid="worker-2", hostname="h", pid=2, labels=[])
+    assert push(stranger, "Outsider", bid, 4).startswith("ERR batch")
+    assert push(client, "Inside too", bid, 5) == "OK", "a job often pushes over a connection without a wid"
+    assert Batch.objects.get().total == 3
+
+
+def test_a_refused_member_refuses_no_other_of_its_bulk(client):
+    good, bad = new(client), "b-unknown"
+    jobs = [
+        {"jid": f"member-{number:04d}", "jobtype": "M", "args": [], "custom": {"bid": bid}}
+        for number, bid in enumerate([good, bad, good])
+    ]
+    refused = json.loads(ask(client, "PUSHB " + json.dumps(jobs)))
+    assert refused == {"member-0001": "no such batch b-unknown"}
+    assert status(client, good)["total"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("BATCH", "expected NEW {…}, OPEN bid, COMMIT bid or STATUS bid, got nothing"),
+        ("BATCH CLOSE b-1", "got CLOSE"),
+        ("BATCH NEW", "BATCH NEW"),
+        ("BATCH NEW {}", 'expected a "success" or a "complete" callback'),
+        ('BATCH NEW {"success":null}', 'expected a "success" or a "complete" callback'),
+        ('BATCH NEW {"success":3}', "success: expected a job, got 3"),
+        ('BATCH NEW {"success":{}}', "success: jobs must have a jobtype parameter"),
+        ('BATCH NEW {"complete":{"jobtype":"A","custom":{"bid":"b-1"}}}', "custom.bid: expected none in a callback"),
+        ('BATCH NEW {"description":4,"success":{"jobtype":"A"}}', "description"),
+        ('BATCH NEW {"bid":"b-1","parent_bid":"b-1","success":{"jobtype":"A"}}', "bid: expected none"),
+        ('BATCH NEW {"parent_bid":"b-unknown","success":{"jobtype":"A"}}', "no such batch b-unknown"),
+        ("BATCH OPEN", "BATCH OPEN: expected the id of a batch, got nothing"),
+        ("BATCH COMMIT b-unknown", "no such batch b-unknown"),
+        ("BATCH STATUS b-unknown", "no such batch b-unknown"),
+        ("BATCH STATUS a b", "expected the id of a batch"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_is_made(client, line, told):
+    reply = ask(client, line)
+    assert reply.startswith("ERR ")
+    assert told in reply
+    assert not Batch.objects.exists()
+    assert not Job.objects.exists()
+    assert ask(client, "batch new {}".replace("batch", "BATCH")).startswith("ERR"), "the connection goes on"
+
+
+def test_sub_verbs_take_any_case(client):
+    bid = ask(client, "BATCH new " + json.dumps(NEW))
+    assert ask(client, f"BATCH commit {bid}") == "OK"
+    assert json.loads(ask(client, f"BATCH Status {bid}"))["success_st"] == "1"
+
+
+BOTH = {"complete": {"jobtype": "Complete"}, "success": {"jobtype": "Success"}}
+LATER = "2999-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"at": LATER}, 'MUTATE {"cmd":"discard","target":"scheduled"}'),
+        ({"at": LATER}, 'MUTATE {"cmd":"clear","target":"scheduled"}'),
+        ({}, "QUEUE REMOVE default"),
+        ({"retry": 0}, "FAIL"),
+        ({"retry": -1}, 'MUTATE {"cmd":"clear","target":"dead"}'),
+        ({"custom": {"expires_at": "2020-01-01T00:00:00Z"}}, "nobody takes it in time"),
+    ],
+)
+def test_a_member_that_goes_without_success_settles_its_batch(client, worker, fields, line):
+    """No batch hangs: complete comes, success does not, and the status says so."""
+    bid = new(client, **BOTH)
+    assert push(client, "Member", bid, 1, **fields) == "OK"
+    assert ask(client, f"BATCH COMMIT {bid}") == "OK"
+    if "retry" in fields:
+        fail(worker)
+    if line.startswith("nobody"):
+        upkeep.expire(using="default")
+    elif line != "FAIL":
+        assert ask(client, line) == "OK"
+    wait_until(lambda: progress(client, bid) == (0, 0, "1", "", True))
+    assert work(worker)["jobtype"] == "Complete"
+    assert progress(client, bid) == (0, 0, "2", "", True)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("way", ["killed", "died"])
+def test_a_member_that_is_dead_keeps_success_open_until_it_is_sent_back_to_work(client, worker, way):
+    bid = new(client, **BOTH)
+    if way == "killed":
+        push(client, "Member", bid, 1, at=LATER)
+        ask(client, 'MUTATE {"cmd":"kill","target":"scheduled"}')
+    else:
+        push(client, "Member", bid, 1, retry=-1)
+        fail(worker)
+    ask(client, f"BATCH COMMIT {bid}")
+    assert work(worker)["jobtype"] == "Complete"
+    assert progress(client, bid) == (1, 1, "2", "", False)
+    assert ask(client, 'MUTATE {"cmd":"requeue","target":"dead"}') == "OK"
+    assert [work(worker)["jobtype"] for _ in range(2)] == ["Member", "Success"]
+    assert progress(client, bid) == (0, 0, "2", "2", False)
+
+
+def test_what_is_flushed_leaves_no_batch_and_no_callback(client, worker, settings):
+    settings.FAKTORY = {"ALLOW_FLUSH": True}
+    bid = new(client, **BOTH)
+    push(client, "Member", bid, 1)
+    ask(client, f"BATCH COMMIT {bid}")
+    job = json.loads(ask(worker, "FETCH default"))
+    assert ask(client, "FLUSH") == "OK"
+    assert ask(worker, "ACK " + json.dumps({"jid": job["jid"]})) == "OK"
+    assert ask(client, f"BATCH STATUS {bid}") == f"ERR no such batch {bid}"
+    assert not Job.objects.exists()
+
+
+def test_once_a_callback_is_enqueued_not_even_its_own_jobs_may_add(client, worker):
+    bid = new(client, **BOTH)
+    for number in (1, 2):
+        push(client, "Member", bid, number)
+    ask(client, f"BATCH COMMIT {bid}")
+    fail(worker)
+    work(worker)
+    assert ask(client, 'MUTATE {"cmd":"requeue","target":"retries"}') == "OK"
+    assert work(worker)["jobtype"] == "Complete"
+    again = json.loads(ask(worker, "FETCH default"))
+    assert again["custom"]["bid"] == bid
+    expected = f"ERR batch {bid}: a callback of it was enqueued already, nothing can be added any more"
+    assert ask(worker, f"BATCH OPEN {bid}") == expected
+    assert push(worker, "Late", bid, 3) == expected
+    assert new(worker, parent_bid=bid, **NEW) == expected
+    assert (Batch.objects.count(), Job.objects.count()) == (1, 1)
+
+
+def test_a_batch_that_is_finished_takes_no_child_and_a_second_commit(client, worker):
+    bid = new(client)
+    ask(client, f"BATCH COMMIT {bid}")
+    work(worker)
+    assert new(client, parent_bid=bid, **NEW).startswith(f"ERR batch {bid}: a callback of it was enqueued already")
+    assert ask(client, f"BATCH COMMIT {bid}") == "OK"
+    assert Batch.objects.count() == 1
+    assert not Job.objects.exists()

@@ -1,0 +1,106 @@
+"""A client in a process of its own, to be stopped and killed: takes jobs over the wire, and is in their keys' places.
+
+It goes from node to node, as clients do whose node is gone. A lease is over, as far as a client can know, when so much
+time has passed since it last said something that extends it: then it reports the lock as lost.
+Knows neither Django nor the store. What it writes are lines for the test: a word, and a jid, a wid or whose runs.
+"""
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from tests.locks.places import Place
+from tests.server.raw import RawClient, worker
+
+
+class LockClient:
+    def __init__(self, folder, name, lease_s):
+        self.folder, self.name, self.lease_s = Path(folder), name, lease_s
+        self.chance = random.Random()
+        self.wid, self._client = "", None
+        self._lives = self._runs = 0
+        self._valid_until = 0.0
+
+    def run(self):
+        while not (self.folder / "enough").exists():
+            self._live()
+        if self._client is not None:
+            self._client.ask("END")
+
+    def _live(self):
+        self._connect()
+        asked_at = time.monotonic()
+        try:
+            told = self._client.ask("FETCH a b")
+        except OSError:
+            told = b""
+        if told == b"" or (told is not None and told.startswith(b"-")):
+            self._client, self.wid = None, ""  # what it got and did not hear of is left to the lease of who it was
+            return
+        if told is not None:
+            self._valid_until = asked_at + self.lease_s
+            job = json.loads(told)
+            self._work(job["jid"], job["custom"]["lock"])
+
+    def _work(self, jid, key):
+        self._runs += 1
+        run = f"{jid}@{self.wid}/{self._runs}"
+        place = Place(self.folder, key)
+        inside = place.enter(run)
+        if inside is not None:
+            self._say("overlap", inside, run)
+        is_lost = not self._extended()
+        until = time.monotonic() + self.chance.choice((0.0, 0.0, 0.02, 0.1))
+        while (rest_s := until - time.monotonic()) > 0 or self.chance.random() < 0.3:
+            time.sleep(max(0.0, min(rest_s, self.lease_s / 4)))
+            is_lost |= not self._extended()
+        if is_lost or time.monotonic() > self._valid_until:
+            self._say("lost", run)
+        place.leave()
+        if self.chance.random() < 0.1:
+            self._insist("FAIL", {"jid": jid, "errtype": "E", "message": "by chance"})
+        else:
+            self._say("ends", jid)
+            self._insist("ACK", {"jid": jid})
+
+    def _extended(self):
+        """Whether it was said and heard in time."""
+        asked_at = time.monotonic()
+        self._insist("BEAT", {"wid": self.wid})
+        is_in_time = time.monotonic() < self._valid_until
+        self._valid_until = asked_at + self.lease_s
+        return is_in_time
+
+    def _insist(self, verb, fields):
+        """Say it until somebody answers: `+OK`, or that the worker is given up."""
+        while True:
+            self._connect()
+            try:
+                told = self._client.ask(f"{verb} {json.dumps(fields)}")
+            except OSError:
+                told = b""
+            if told is not None and told.startswith(b"+"):
+                return
+            self._client = None
+
+    def _connect(self):
+        while self._client is None:
+            if not self.wid:
+                self._lives += 1
+                self.wid = f"{self.name}-{self._lives}"
+                self._say("wid", self.wid)
+            try:
+                host, port = self.chance.choice((self.folder / "nodes").read_text().split()).rsplit(":", 1)
+                self._client = RawClient.identified((host, int(port)), timeout_s=5, **worker(self.wid))
+            except (OSError, AssertionError):  # refused, reset, or closed before HELLO was answered
+                time.sleep(0.02)
+
+    def _say(self, *words):
+        with (self.folder / f"{self.name}.log").open("a") as log:
+            log.write(" ".join(words) + "\n")
+
+
+if __name__ == "__main__":
+    LockClient(sys.argv[1], sys.argv[2], float(sys.argv[3])).run()

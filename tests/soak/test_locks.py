@@ -1,0 +1,185 @@
+"""Jobs of few keys on two nodes, while nodes and clients are killed and clients stand still: one of a key at a time.
+
+An overlap may be only where a client stood still for longer than its lease, which it reports. `make soak` does it with
+2,000 jobs.
+"""
+
+import json
+import math
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job, JobLock
+from django_faktory.store import operations
+from django_faktory.store.transactions import run
+from tests.commands.test_nodes import kill
+from tests.programs import Program
+from tests.server.raw import RawClient
+from tests.waiting import wait_until
+
+JOBS = int(os.environ.get("FAKTORY_SOAK_LOCKS", "160"))
+KEYS, CLIENTS = 20, 16
+LEASE_S = 3
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180 + JOBS)]
+SETTINGS = {
+    "LOCKET": {"ENABLED": True, "HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": LEASE_S},
+    "WORKER_TIMEOUT": 3 * LEASE_S,
+}
+
+
+class Fleet:
+    """Two nodes and their clients, and what becomes of them."""
+
+    def __init__(self, folder, runfaktory, address):
+        self.folder, self._run, self._address = folder, runfaktory, address
+        self.killed = self.stopped = self.nodes_killed = 0
+        self.clients, self._still, self._spared = {}, {}, {}
+        self.nodes = [self._node(), self._node()]
+        self._tell()
+
+    def _node(self):
+        program = self._run("127.0.0.1:0", "--server-only", "--no-reload", **SETTINGS)
+        return self._address(program), program
+
+    def _tell(self):
+        """Where the nodes are."""
+        (self.folder / "new").write_text(" ".join(f"{host}:{port}" for (host, port), _ in self.nodes))
+        (self.folder / "new").replace(self.folder / "nodes")
+
+    def start_client(self):
+        name = f"c{len(self.clients)}"
+        arguments = ("-m", "tests.soak.lock_client", str(self.folder), name, str(LEASE_S))
+        self.clients[name] = Program(*arguments)
+
+    def living(self):
+        return [name for name, program in self.clients.items() if program.is_alive()]
+
+    def victims(self):
+        """Who may be stopped or killed: who went on lately is spared until it had the time to say what it lost."""
+        ended = Counter(name for name, _ in self.said()["ends"])
+        return [name for name in self.living() if ended[name] > self._spared.get(name, -1)]
+
+    def kill_client(self):
+        name = wait_until(lambda: (found := self.victims()) and random.choice(found))
+        self.clients[name].signal(signal.SIGKILL)
+        self.clients[name].code()
+        self.killed += 1
+        self.start_client()
+
+    def stop_client(self):
+        """One that has a lock, or had it just now, stands still for longer than its lease."""
+        victims = self.victims()
+        name = wait_until(lambda: next((name for name in holders() if name in victims), None))
+        self.clients[name].signal(signal.SIGSTOP)
+        self._spared[name] = math.inf
+        self._still[name] = time.monotonic() + LEASE_S + 1
+        self.stopped += 1
+
+    def let_go_on(self, *, at_once=False):
+        for name, until in list(self._still.items()):
+            if at_once or time.monotonic() > until:
+                del self._still[name]
+                self._spared[name] = Counter(name for name, _ in self.said()["ends"])[name]
+                self.clients[name].signal(signal.SIGCONT)
+
+    def kill_node(self):
+        place = random.randrange(2)
+        kill(self.nodes[place])
+        self.nodes[place] = self._node()
+        self._tell()
+        self.nodes_killed += 1
+
+    def said(self):
+        """What the clients said: for each word, who, and the rest."""
+        found = defaultdict(list)
+        for path in self.folder.glob("*.log"):
+            for line in path.read_text().splitlines():
+                word, *rest = line.split()
+                found[word].append((path.stem, *rest))
+        return found
+
+    def gone_wids(self):
+        """Those of killed clients, and those that clients have put away."""
+        of = defaultdict(list)
+        for name, wid in self.said()["wid"]:
+            of[name].append(wid)
+        living = self.living()
+        return [wid for name, wids in of.items() for wid in (wids[:-1] if name in living else wids)]
+
+    def end(self):
+        self.let_go_on(at_once=True)
+        (self.folder / "enough").touch()
+        assert [self.clients[name].code() for name in self.living()].count(0) == CLIENTS
+
+    def clean_up(self):
+        for program in self.clients.values():
+            program.clean_up()
+
+
+def holders():
+    """Clients that hold locks."""
+    wids = JobLock.objects.filter(is_lapsed=False).values_list("wid", flat=True)
+    return [wid.rpartition("-")[0] for wid in wids]
+
+
+def push_all(node):
+    client = RawClient.identified(node[0])
+    for start in range(0, JOBS, 40):
+        jobs = [
+            {"jid": f"lock-{n:06d}", "jobtype": "noop", "queue": "ab"[n % 2], "args": [n % KEYS]}
+            for n in range(start, start + 40)
+        ]
+        for job in jobs:
+            job["custom"] = {"lock": f"key {job['args'][0]}"}
+        assert client.ask(f"PUSHB {json.dumps(jobs)}") == b"{}"
+    client.close()
+
+
+def left(fleet, *, gives_up=False):
+    """How many jobs are left. What failed is sent to work again by hand, and nobody is a poison pill here."""
+    if gives_up:
+        OrmBroker("default").lost(fleet.gone_wids())
+    run(
+        "default", lambda _: Job.objects.filter(losses__gt=0).update(losses=0)
+    )  # again, where it was a deadlock's victim
+    failed = Job.objects.filter(state__in=["retries", "dead"]).values_list("pk", flat=True)
+    operations.requeue(list(failed), using="default")
+    return Job.objects.count()
+
+
+def test_clients_and_nodes_that_are_killed_let_no_two_jobs_of_a_key_run_at_once(runfaktory, address, tmp_path):
+    """L24."""
+    fleet = Fleet(tmp_path, runfaktory, address)
+    try:
+        push_all(fleet.nodes[0])
+        for _ in range(CLIENTS):
+            fleet.start_client()
+        wait_until(lambda: left(fleet) < JOBS, 60)
+        acts = [fleet.kill_client, fleet.kill_client, fleet.stop_client, fleet.kill_node]
+        while acts or left(fleet) > JOBS // 4:
+            acts = acts or [random.choice([fleet.kill_client] * 8 + [fleet.stop_client] * 2 + [fleet.kill_node])]
+            acts.pop()()
+            before = left(fleet)
+            wait_until(lambda before=before: left(fleet) < before, 60, every_s=random.uniform(0.1, 0.4))
+            fleet.let_go_on()
+        wait_until(lambda: fleet.let_go_on() or left(fleet, gives_up=True) == 0, 60 + JOBS / 10, every_s=0.2)
+        fleet.end()
+    finally:
+        fleet.clean_up()
+    said = fleet.said()
+    lost = {run for _, run in said["lost"]}
+    overlaps = [runs for _, *runs in said["overlap"]]
+    print(  # noqa: T201  (pytest -s shows it)
+        f"{JOBS} jobs, killed {fleet.killed} clients and {fleet.nodes_killed} nodes, stopped {fleet.stopped} clients:"
+        f" {len(lost)} locks reported lost, {len(overlaps)} overlaps"
+    )
+    assert [runs for runs in overlaps if lost.isdisjoint(runs)] == []
+    assert {jid for _, jid in said["ends"]} == {f"lock-{n:06d}" for n in range(JOBS)}
+    assert list(JobLock.objects.values_list("key", "jid")) == []
+    assert min(fleet.killed, fleet.nodes_killed, fleet.stopped) > 0

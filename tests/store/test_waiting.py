@@ -1,0 +1,52 @@
+"""How much waits in queues, told for many of them by a few statements, and never counted to a queue's end."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_faktory.store import queues
+from tests.factories import JobFactory, QueueFactory
+
+pytestmark = pytest.mark.django_db
+
+
+def test_size_and_latency_count_what_is_ready_and_what_is_blocked():
+    now = timezone.now()
+    for name in ("mail", "low", "empty"):
+        QueueFactory(name=name)
+    JobFactory(queue="mail", enqueued_at=now - timedelta(seconds=50), weight=3)
+    JobFactory(queue="mail", enqueued_at=now - timedelta(seconds=10), weight=-3)
+    JobFactory(queue="low", blocked=True, enqueued_at=now - timedelta(seconds=20))
+    JobFactory(queue="low", enqueued_at=now - timedelta(seconds=5))
+    JobFactory(queue="low", scheduled=True)
+    found = queues.waiting(["mail", "low", "empty"], using="default")
+    assert {name: (one.size, round(one.latency_s, -1)) for name, one in found.items()} == {
+        "mail": (2, 50),
+        "low": (2, 20),
+        "empty": (0, 0),
+    }
+    assert found["mail"].latency_s == pytest.approx(queues.latency(["mail"], using="default")["mail"], abs=5)
+
+
+def test_a_hundred_queues_cost_as_many_statements_as_one():
+    for number in range(100):
+        JobFactory(queue=QueueFactory(name=f"q{number:02}").name)
+
+    def statements(names):
+        with CaptureQueriesContext(
+            connection,
+        ) as caught:
+            assert {one.size for one in queues.waiting(names, using="default").values()} == {1}
+        return len(caught)
+
+    assert statements(["q00"]) == statements([f"q{number:02}" for number in range(100)])
+
+
+def test_a_long_queue_is_not_counted_to_its_end():
+    QueueFactory(name="mail")
+    for _ in range(5):
+        JobFactory(queue="mail")
+    assert queues.waiting(["mail"], using="default", most=3)["mail"].size == 3

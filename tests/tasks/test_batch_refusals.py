@@ -1,0 +1,206 @@
+"""What cannot be done with a batch: refused by an exception that names it and the rule, nothing half made."""
+
+from datetime import timedelta
+
+import pytest
+
+from django_faktory import Batch, BatchClosed, FaktoryError, UnknownBatch, task
+from django_faktory.brokers import get_broker
+from django_faktory.compat import InvalidTask
+from django_faktory.errors import InvalidPayload
+from django_faktory.models import Batch as Row
+from django_faktory.models import Job
+from django_faktory.payloads import NewBatch
+from django_faktory.testing import drain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+said = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    said.clear()
+
+
+@task
+def note(what=None): ...
+
+
+@task(unique_for=60)
+def alone(): ...
+
+
+@task(takes_context=True)
+def add_a_job(context):
+    refused(context.batch, note.enqueue)
+
+
+@task(takes_context=True)
+def add_a_child(context):
+    refused(context.batch, lambda: Batch(success=note).__enter__())
+
+
+@task(takes_context=True)
+def add_a_job_again(context):
+    if context.attempt == 1:
+        raise ValueError("the second attempt comes when complete was enqueued")
+    refused(context.batch, note.enqueue)
+
+
+@task(takes_context=True)
+async def add_as_a_coroutine(context):
+    async with context.batch:
+        await note.aenqueue("beside")
+
+
+def refused(batch, add):
+    before = Row.objects.count(), Job.objects.count()
+    with pytest.raises(BatchClosed) as error, batch:
+        add()
+    said.append(str(error.value).replace(batch.bid, "BID"))
+    assert (Row.objects.count(), Job.objects.count()) == before
+
+
+def finished():
+    with Batch(success=note) as batch:
+        note.enqueue()
+    drain()
+    return batch
+
+
+ENQUEUED = "batch BID: a callback of it was enqueued already, nothing can be added any more"
+COMMITTED = "batch BID: it is committed, so only one of its own jobs, while it runs, can add to it"
+
+
+def test_without_a_callback_it_is_refused_and_told_what_is_expected():
+    with pytest.raises(TypeError, match=r"Batch: expected success=… or complete=…, or both: a task, or task\.callback"):
+        Batch(description="nothing to do")
+    assert not Row.objects.exists()
+
+
+@pytest.mark.parametrize("wrong", ["shop.tasks.publish", 5, lambda: None])
+def test_a_callback_that_is_no_task_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"Batch: expected a task, or task\.callback\(…\), as callback, got "):
+        Batch(success=wrong)
+
+
+def test_a_callback_that_might_not_be_enqueued_in_its_time_is_refused():
+    with pytest.raises(InvalidTask, match="alone: unique_for: expected none in a batch's callback"):
+        Batch(success=alone)
+
+
+def test_a_callback_for_later_is_refused():
+    with pytest.raises(InvalidTask, match="note: run_after: expected none in a batch's callback"):
+        Batch(complete=note.using(run_after=timedelta(minutes=1)).callback())
+
+
+def test_a_callback_with_arguments_that_json_cannot_hold_is_refused_before_anything_is_made():
+    with pytest.raises(TypeError, match="object"):
+        Batch(success=note.callback(object()))
+    assert not Row.objects.exists()
+
+
+def test_an_unknown_batch_is_named():
+    with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
+        Batch.find("b-nowhere")
+
+
+def test_an_unknown_parent_is_named_and_no_child_is_made():
+    callback = note.get_backend().callback_job(note, [], {})
+    with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
+        get_broker().new_batch(NewBatch(success=callback, parent_bid="b-nowhere"))
+    assert not Row.objects.exists()
+
+
+def test_a_batch_that_was_removed_while_its_block_is_open_is_named_and_takes_no_job():
+    batch = Batch(success=note)
+
+    def half_way():
+        with batch:
+            Row.objects.all().delete()
+            note.enqueue()
+
+    with pytest.raises(UnknownBatch) as error:
+        half_way()
+    assert str(error.value) == f"no such batch {batch.bid}"
+    assert not Job.objects.exists()
+
+
+def test_nobody_adds_from_outside_after_commit():
+    with Batch(success=note) as batch:
+        note.enqueue()
+    for add in (note.enqueue, lambda: Batch(success=note).__enter__()):
+        refused(Batch.find(batch.bid), add)
+    assert said == [COMMITTED, COMMITTED]
+    assert batch.status().total == 1
+
+
+def test_a_block_is_entered_once():
+    with Batch(success=note) as batch:
+        note.enqueue()
+    refused(batch, note.enqueue)
+    assert said == ["batch BID: its `with` was entered before; add to it from its own jobs, by context.batch"]
+
+
+def test_a_batch_cannot_be_its_own_child():
+    def within_itself():
+        with Batch(success=note) as batch, batch:
+            pass
+
+    with pytest.raises(BatchClosed, match=r"batch b-\w+: its `with` was entered before"):
+        within_itself()
+    assert not Row.objects.exists()
+
+
+@pytest.mark.parametrize("late", [add_a_job, add_a_child])
+def test_a_callback_adds_nothing_to_its_batch(late):
+    with Batch(success=late):
+        pass
+    drain()
+    assert said == [ENQUEUED]
+
+
+def test_a_second_attempt_may_come_too_late_to_add():
+    with Batch(complete=note, success=note) as batch:
+        add_a_job_again.enqueue()
+    drain(until=timedelta(hours=1))
+    assert said == [ENQUEUED]
+    assert batch.status().total == 1
+
+
+def test_a_finished_batch_is_no_parent():
+    batch = finished()
+    refused(Batch.find(batch.bid), lambda: Batch(success=note).__enter__())
+    assert said == [ENQUEUED]
+    callback = note.get_backend().callback_job(note, [], {})
+    with pytest.raises(BatchClosed, match=f"batch {batch.bid}: a callback of it was enqueued already"):
+        get_broker().new_batch(NewBatch(success=callback, parent_bid=batch.bid))
+    assert Row.objects.count() == 1
+
+
+def test_each_refusal_is_one_that_a_project_can_catch_together():
+    assert issubclass(UnknownBatch, FaktoryError)
+    assert issubclass(BatchClosed, FaktoryError)
+    assert not issubclass(BatchClosed, InvalidPayload)
+
+
+def test_a_block_within_the_same_running_batch_leaves_nothing_behind():
+    with Batch(success=note) as batch:
+        found = Batch.find(batch.bid)
+        with found, found:
+            note.enqueue("in")
+        note.enqueue("in too")
+    note.enqueue("out")
+    assert batch.status().total == 2
+
+
+def test_a_coroutine_adds_to_its_batch():
+    with Batch(success=note) as batch:
+        add_as_a_coroutine.enqueue()
+    assert [one.state for one in drain()] == ["succeeded"] * 3
+    assert batch.status().total == 2
+
+
+def test_a_batch_that_was_made_elsewhere_is_found_and_told():
+    batch = finished()
+    assert Batch.find(batch.bid).status() == batch.status()

@@ -1,0 +1,62 @@
+"""How long an uncommitted batch lives, and how long an ended one stays readable: as FAKTORY says."""
+
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+
+from django_faktory import Batch, BatchClosed, UnknownBatch, task
+from django_faktory.brokers import get_broker
+from django_faktory.maintenance import Maintenance
+from django_faktory.models import Batch as Row
+from django_faktory.payloads import NewBatch
+from django_faktory.testing import drain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@task
+def over(): ...
+
+
+def uncommitted():
+    callback = over.get_backend().callback_job(over, [], {})
+    return get_broker().new_batch(NewBatch(success=callback))
+
+
+def let_pass(**how_long):
+    """So much later: as if all that happened to batches had happened so much earlier."""
+    times = ("created_at", "expires_at", "finished_at")
+    Row.objects.update(**{name: F(name) - timedelta(**how_long) for name in times})
+    Maintenance("default").run_once()
+
+
+@pytest.mark.parametrize(("own", "minutes"), [({}, 30), ({"BATCH_COMMIT_WITHIN": 300}, 5)])
+def test_a_batch_that_is_not_committed_expires_when_the_setting_says(settings, own, minutes):
+    settings.FAKTORY = own
+    bid = uncommitted()
+    let_pass(minutes=minutes - 1)
+    assert get_broker().open_batch(bid) == bid
+    let_pass(minutes=2)
+    with pytest.raises(BatchClosed, match=f"{bid}: it was not committed in time, and expired"):
+        get_broker().open_batch(bid)
+
+
+@pytest.mark.parametrize(("own", "days"), [({}, 7), ({"BATCH_TTL": 2 * 86_400}, 2)])
+def test_an_ended_batch_stays_readable_as_long_as_the_setting_says(settings, own, days):
+    settings.FAKTORY = own
+    with Batch(success=over) as batch:
+        pass
+    drain()
+    let_pass(days=days, minutes=-1)
+    assert batch.status().success_st == "2"
+    let_pass(minutes=2)
+    with pytest.raises(UnknownBatch, match=batch.bid):
+        batch.status()
+
+
+def test_a_batch_that_has_not_ended_stays_however_old_it_is():
+    with Batch(success=over) as batch:
+        over.enqueue()
+    let_pass(days=400)
+    assert batch.status().pending == 1

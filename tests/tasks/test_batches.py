@@ -1,0 +1,111 @@
+"""`with Batch(…)`: what is enqueued inside joins it, nested ones are children, and all are born in one transaction."""
+
+import pytest
+from django.db import transaction
+
+from django_faktory import Batch, BatchClosed, task
+from django_faktory.models import Batch as Row
+from django_faktory.models import Job
+from django_faktory.testing import drain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ran = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran():
+    ran.clear()
+
+
+@task
+def note(what):
+    ran.append(what)
+
+
+@task(takes_context=True)
+def grow(context, what, times):
+    ran.append(what)
+    if times:
+        with context.batch:
+            grow.enqueue(f"{what}+", times - 1)
+            with Batch(success=note.callback(f"child of {what}")):
+                note.enqueue(f"in child of {what}")
+
+
+@task(takes_context=True)
+def too_late(context):
+    with context.batch:
+        note.enqueue("never")
+
+
+def test_a_batch_of_tasks_ends_with_its_callbacks_in_order():
+    with Batch(description="three", success=note.callback("success"), complete=note.callback("complete")) as batch:
+        for number in range(3):
+            note.enqueue(number)
+    assert batch.status().pending == 3
+    drain()
+    assert sorted(map(str, ran[:3])) == ["0", "1", "2"]
+    assert ran[3:] == ["complete", "success"]
+    assert batch.status().success_st == "2"
+
+
+def test_nested_batches_are_children_and_their_callbacks_come_first():
+    with Batch(success=note.callback("foo")):
+        note.enqueue("parent's")
+        with Batch(success=note.callback("bar")):
+            note.enqueue("child's")
+    drain()
+    assert set(ran[:2]) == {"parent's", "child's"}
+    assert ran[2:] == ["bar", "foo"]
+
+
+def test_a_running_task_adds_jobs_and_children_to_its_own_batch():
+    with Batch(success=note.callback("end")):
+        grow.enqueue("a", 2)
+    drain()
+    assert ran[-1] == "end"
+    assert sorted(ran[:-1]) == sorted(
+        ["a", "a+", "a++", "in child of a", "in child of a+", "child of a", "child of a+"]
+    )
+
+
+def test_an_exception_leaves_neither_batch_nor_jobs():
+    def half_way():
+        with Batch(success=note):
+            note.enqueue(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half_way()
+    assert not Row.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_a_batch_goes_with_the_callers_transaction():
+    with transaction.atomic():
+        with Batch(complete=note.callback("c")):
+            note.enqueue(1)
+        transaction.set_rollback(True)
+    assert not Row.objects.exists()
+    assert drain() is not None
+    assert ran == []
+
+
+def test_a_callback_can_read_its_batch_and_not_add_to_it():
+    with Batch(success=too_late.using(queue_name="default").callback()):
+        pass
+    drain()
+    assert ran == []
+    assert Job.objects.get().errtype.endswith(BatchClosed.__name__)
+
+
+def test_a_batch_without_callbacks_is_refused_before_anything_is_made():
+    with pytest.raises(TypeError, match="expected success=… or complete=…"):
+        Batch(description="nothing to do")
+
+
+def test_outside_of_the_block_nothing_joins():
+    with Batch(success=note.callback("s")):
+        note.enqueue("in")
+    result = note.enqueue("out")
+    assert Job.objects.get(jid=result.id).bid is None

@@ -1,0 +1,59 @@
+"""The examples of docs/batches.md, as they stand there: this module is made of them, and runs them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from django_faktory import Batch, conf
+from django_faktory.models import Batch as Row
+from django_faktory.testing import drain
+
+pytestmark = pytest.mark.django_db
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "batches.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+page = {"__name__": __name__}
+exec(compile("\n\n".join(SNIPPETS), str(DOCUMENT), "exec"), page)
+
+
+def names(ran):
+    return [one.jobtype.rpartition(".")[2] for one in ran]
+
+
+def test_every_snippet_is_run_here():
+    defined = set(re.findall(r"^def (\w+)", "\n".join(SNIPPETS), re.MULTILINE))
+    tasks = {"resize", "publish", "weigh", "pick", "write_label", "close_parcel", "send_off", "crawl"}
+    assert defined == tasks | {"make_album", "deliver", "progress"}
+
+
+def test_an_album_is_published_when_its_images_are_resized():
+    bid = page["make_album"](42, [1, 2, 3])
+    assert page["progress"](bid) == "0 of 3"
+    assert names(drain(raise_errors=True)) == ["resize"] * 3 + ["publish"]
+    assert page["progress"](bid) == "3 of 3"
+    assert page["progress"]("b-nowhere") == "long done"
+
+
+def test_a_delivery_is_sent_off_last():
+    page["deliver"](1, [1, 2])
+    ran = names(drain(raise_errors=True))
+    assert sorted(ran[:4]) == ["pick", "pick", "write_label", "write_label"]
+    assert sorted(ran[4:-1]) == ["close_parcel", "close_parcel", "weigh", "weigh"]
+    assert ran[4] == "weigh"
+    assert ran[-1] == "send_off"
+
+
+def test_a_crawl_adds_to_its_own_batch():
+    with Batch(success=page["publish"].callback(1)) as batch:
+        page["crawl"].enqueue("https://example.org")
+    assert names(drain(raise_errors=True)) == ["crawl"] * 4 + ["publish"]
+    assert batch.status().total == 4
+    assert Row.objects.count() == 1
+
+
+def test_the_settings_it_names_are_there_with_the_times_it_tells():
+    assert (conf.DEFAULTS["BATCH_TTL"], conf.DEFAULTS["BATCH_COMMIT_WITHIN"]) == (7 * 86_400, 30 * 60)
+    assert set(re.findall(r'FAKTORY\["(\w+)"\]', TEXT)) == {"BATCH_TTL", "BATCH_COMMIT_WITHIN"}

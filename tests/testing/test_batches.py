@@ -1,0 +1,371 @@
+"""`with Batch(…)` in a project's tests: drained, inlined, run at once, or only recorded."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.test import SimpleTestCase, TestCase
+
+from django_faktory import Batch, BatchClosed, Discard, UnknownBatch, task
+from django_faktory.brokers import get_broker
+from django_faktory.payloads import NewBatch
+from django_faktory.testing import drain, enqueued_jobs, inline, made_batches
+from tests.project.models import Mark
+
+DUMMY, IMMEDIATE = "DummyBackend", "ImmediateBackend"
+BOTH = pytest.mark.parametrize("name", [DUMMY, IMMEDIATE])
+ran = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran():
+    ran.clear()
+
+
+@task
+def note(what):
+    ran.append(what)
+
+
+@task(max_attempts=2)
+def fail_for_good():
+    raise ValueError("no luck")
+
+
+@task
+def drop():
+    raise Discard("not needed")
+
+
+@task
+def enqueue_another():
+    note.enqueue("another")
+
+
+@task(takes_context=True)
+def grow(context, what):
+    ran.append(what)
+    with context.batch:
+        note.enqueue(f"beside {what}")
+        with Batch(success=note.callback(f"after the child of {what}")):
+            note.enqueue(f"in the child of {what}")
+
+
+@task(takes_context=True)
+def add_too_late(context):
+    try:
+        with context.batch:
+            note.enqueue("never")
+    except BatchClosed as error:
+        ran.append(str(error))
+
+
+@task(takes_context=True)
+def tell(context):
+    ran.append(context.batch.status().total)
+
+
+def workflow():
+    """A parent, its child, and the child's child."""
+    with Batch(description="A", success=note.callback("A"), complete=note.callback("all executed")) as batch:
+        note.enqueue(1)
+        with Batch(description="B", success=note.callback("B")):
+            note.enqueue(2)
+            with Batch(description="C", success=note.callback("C")):
+                note.enqueue(3)
+    return batch
+
+
+IN_ORDER = [1, 2, 3, "C", "B", "all executed", "A"]
+
+# --- drain and inline
+
+
+@pytest.mark.django_db
+def test_draining_runs_members_and_callbacks_the_innermost_first():
+    batch = workflow()
+    assert [one.state for one in drain()] == ["succeeded"] * 7
+    assert ran == IN_ORDER
+    assert batch.status().success_st == "2"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inlined_it_runs_when_its_block_commits():
+    with inline():
+        with Batch(success=note.callback("success")):
+            note.enqueue(1)
+            assert ran == []
+        assert ran == [1, "success"]
+
+
+class InlineTest(TestCase):
+    def test_inlined_in_a_testcase_it_runs_when_inline_ends(self):
+        with inline():
+            workflow()
+        assert ran == IN_ORDER
+
+    def test_inlined_an_empty_batch_runs_its_callback_too(self):
+        with inline(), Batch(success=note.callback("success")):
+            pass
+        assert ran == ["success"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inlined_an_empty_batch_runs_its_callback_when_it_commits():
+    with inline():
+        with Batch(success=note.callback("success")):
+            pass
+        assert ran == ["success"]
+
+
+@pytest.mark.django_db
+def test_a_batch_that_nobody_commits_expires_as_time_is_drained():
+    callback = note.get_backend().callback_job(note, ["parent's"], {})
+    parent = get_broker().new_batch(NewBatch(complete=callback))
+    child = get_broker().new_batch(NewBatch(complete=callback, parent_bid=parent))
+    get_broker().commit_batch(parent)
+    drain(until=timedelta(minutes=29))
+    assert ran == []
+    drain(until=timedelta(minutes=31))
+    assert ran == ["parent's"]
+    with pytest.raises(BatchClosed, match=child):
+        get_broker().commit_batch(child)
+
+
+@pytest.mark.django_db
+def test_what_a_drained_job_enqueues_joins_no_batch_that_is_being_filled_around_it():
+    enqueue_another.enqueue()
+    with Batch(success=note.callback("success")) as batch:
+        drain()
+        assert batch.status().total == 0
+
+
+# --- run at once
+
+
+def test_at_once_members_run_in_the_block_and_callbacks_after_it(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=note.callback("success"), complete=note.callback("complete")) as batch:
+        note.enqueue_many([(1,), (2,)])
+        assert ran == [1, 2]
+    assert ran == [1, 2, "complete", "success"]
+    status = batch.status()
+    assert (status.total, status.pending, status.complete_st, status.success_st) == (2, 0, "2", "2")
+
+
+def test_at_once_callbacks_of_the_innermost_come_first(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    workflow()
+    assert ran == IN_ORDER
+
+
+def test_at_once_an_empty_batch_runs_its_callback(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=note.callback("success")):
+        pass
+    assert ran == ["success"]
+
+
+def test_at_once_a_running_job_adds_to_its_own_batch(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=note.callback("success")) as batch:
+        grow.enqueue("a")
+    assert ran == ["a", "beside a", "in the child of a", "after the child of a", "success"]
+    assert batch.status().total == 2
+
+
+def test_at_once_what_a_member_enqueues_on_its_own_does_not_join(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=note.callback("success")) as batch:
+        enqueue_another.enqueue()
+    assert batch.status().total == 1
+
+
+def test_at_once_a_callback_reads_its_batch_and_cannot_add_to_it(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(complete=tell, success=add_too_late) as batch:
+        note.enqueue(1)
+    assert ran == [1, 1, f"batch {batch.bid}: a callback of it was enqueued already, nothing can be added any more"]
+
+
+def test_at_once_a_dead_member_completes_and_never_succeeds(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=note.callback("success"), complete=note.callback("complete")) as batch:
+        fail_for_good.enqueue()
+    assert ran == ["complete"]
+    status = batch.status()
+    assert (status.pending, status.failed, status.is_broken) == (1, 1, False)
+
+
+def test_at_once_a_dropped_member_breaks_its_batch_and_the_parent(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with (
+        Batch(success=note.callback("success"), complete=note.callback("complete")) as parent,
+        Batch(success=note.callback("child's")) as child,
+    ):
+        drop.enqueue()
+    assert ran == ["complete"]
+    assert (child.status().is_broken, parent.status().is_broken) == (True, True)
+
+
+@pytest.mark.parametrize(("callback", "is_broken"), [(fail_for_good, False), (drop, True)])
+def test_at_once_a_callback_that_fails_for_good_holds_back_what_waits_for_it(tasks_setting, callback, is_broken):
+    tasks_setting(IMMEDIATE)
+    with (
+        Batch(success=note.callback("success"), complete=note.callback("parent's")) as parent,
+        Batch(complete=callback, success=note.callback("child's")) as child,
+    ):
+        note.enqueue(1)
+    assert ran == [1, "parent's"]
+    assert (child.status().complete_st, child.status().is_broken) == ("1", is_broken)
+    assert (parent.status().success_st, parent.status().is_broken) == ("", is_broken)
+
+
+def test_at_once_a_member_for_later_keeps_the_callbacks_waiting(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(complete=note.callback("complete")) as batch:
+        note.using(run_after=timedelta(hours=1)).enqueue(1)
+    assert ran == []
+    assert batch.status().pending == 1
+
+
+@pytest.mark.django_db
+def test_at_once_an_exception_takes_back_batch_and_rows_and_no_callback_comes(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    batch = Batch(success=note.callback("success"))
+
+    def half_way():
+        with batch:
+            Mark.objects.create(text="half")
+            with Batch(success=note.callback("child's")):
+                note.enqueue(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half_way()
+    assert ran == [1]
+    assert not Mark.objects.exists()
+    with pytest.raises(UnknownBatch, match=batch.bid):
+        batch.status()
+
+
+@pytest.mark.django_db
+def test_at_once_callbacks_see_the_rows_of_the_block_committed(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=in_transaction_told):
+        pass
+    with transaction.atomic(), Batch(success=in_transaction_told):
+        pass
+    assert ran[1] - ran[0] == 1, "the block's own transaction has ended; the caller's has not"
+
+
+@task
+def in_transaction_told():
+    ran.append(len(transaction.get_connection().savepoint_ids))
+
+
+# --- recorded
+
+
+def test_recorded_its_jobs_are_results_and_nothing_runs(tasks_setting):
+    backend = tasks_setting(DUMMY)
+    batch = workflow()
+    assert ran == []
+    assert [result.args for result in backend.results] == [[1], [2], [3]]
+    assert [result.args for result in backend.results if backend.bid_of(result) == batch.bid] == [[1]]
+    status = batch.status()
+    assert (status.total, status.pending, status.complete_st) == (1, 1, "")
+
+
+def test_recorded_an_empty_batch_enqueues_its_callback(tasks_setting):
+    backend = tasks_setting(DUMMY)
+    with Batch(success=note.using(queue_name="mail").callback("success")):
+        pass
+    [result] = backend.results
+    assert (result.task.jobtype, result.args, result.task.queue_name) == (note.jobtype, ["success"], "mail")
+
+
+def test_recorded_an_exception_takes_back_what_joined_and_nothing_else(tasks_setting):
+    backend = tasks_setting(DUMMY)
+    note.enqueue("before")
+
+    def half_way():
+        with Batch(success=note):
+            note.enqueue("in it")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half_way()
+    assert [result.args for result in backend.results] == [["before"]]
+    assert made_batches() == []
+
+
+def test_clearing_forgets_batches_too(tasks_setting):
+    backend = tasks_setting(DUMMY)
+    batch = workflow()
+    backend.clear()
+    with pytest.raises(UnknownBatch, match=batch.bid):
+        Batch.find(batch.bid)
+
+
+# --- all of them
+
+
+@BOTH
+def test_without_a_table_nobody_adds_from_outside_after_commit(tasks_setting, name):
+    tasks_setting(name)
+    with Batch(success=note) as batch:
+        note.using(run_after=timedelta(hours=1)).enqueue(1)
+    with pytest.raises(BatchClosed, match=f"{batch.bid}: it is committed"), Batch.find(batch.bid):
+        pass
+
+
+@BOTH
+def test_without_a_table_a_job_cannot_join_a_batch_that_is_not_there(tasks_setting, name):
+    backend = tasks_setting(name)
+    with Batch(success=note.callback("success")) as batch:
+        gone = backend.batches.kept.pop(batch.bid)
+        with pytest.raises(UnknownBatch, match=batch.bid):
+            note.enqueue("never")
+        backend.batches.kept[batch.bid] = gone
+    assert batch.status().total == 0
+    assert "never" not in ran
+
+
+class WithoutDatabaseTest(SimpleTestCase):
+    def test_the_backends_need_no_database(self):
+        for name in (DUMMY, IMMEDIATE):
+            path = f"django_faktory.testing.backends.{name}"
+            with self.settings(TASKS={"default": {"BACKEND": path, "QUEUES": []}}):
+                assert workflow().status().total == 1
+
+
+def told(batches):
+    return [
+        (
+            one.description,
+            one.success and one.success.args,
+            one.complete and one.complete.args,
+            [j.args for j in one.jobs],
+        )
+        for one in batches
+    ]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", [DUMMY, None])
+def test_made_batches_are_told_with_their_jobs_and_callbacks(tasks_setting, name):
+    if name:
+        tasks_setting(name)
+    batch = workflow()
+    made = made_batches()
+    assert told(made) == [("A", ["A"], ["all executed"], [[1]]), ("B", ["B"], None, [[2]]), ("C", ["C"], None, [[3]])]
+    assert [one.parent_bid for one in made] == ["", made[0].bid, made[1].bid]
+    assert made[0].bid == batch.bid
+    assert {job.bid for job in enqueued_jobs()} == {one.bid for one in made}
+
+
+def test_made_batches_ran_at_once_have_no_jobs_left(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    workflow()
+    assert [one.jobs for one in made_batches()] == [[], [], []]
