@@ -17,7 +17,7 @@ help:
 	@echo "make clean    remove what was made here, .venv too"
 
 setup:
-	@$(PYTHON) scripts/bootstrap.py --node
+	@$(PYTHON) scripts/bootstrap.py --node --browser
 
 demo:
 	@$(PYTHON) scripts/bootstrap.py
@@ -27,7 +27,7 @@ test: setup
 	@.venv/bin/python scripts/test.py $(ARGS)
 
 soak: setup
-	@FAKTORY_SOAK_KILLS=200 .venv/bin/python scripts/test.py tests/soak $(ARGS)
+	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 .venv/bin/python scripts/test.py tests/soak $(ARGS)
 
 fuzz:
 	@$(PYTHON) scripts/bootstrap.py --fuzz

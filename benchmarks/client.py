@@ -5,20 +5,32 @@ import socket
 
 
 class Client:
-    """One connection: a command, then its reply."""
+    """One connection: a command, then its reply. Without a wid it may push, and not fetch."""
 
     def __init__(self, port, **hello):
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = self.socket.makefile("rb")
-        assert self.stream.readline().startswith(b"+HI")
-        assert self.ask(f"HELLO {json.dumps({'v': 2} | hello)}") == b"+OK"
+        greeting = self.stream.readline()
+        if not greeting.startswith(b"+HI"):
+            raise RuntimeError(f"expected +HI, got {greeting!r}")
+        self.ask(f"HELLO {json.dumps({'v': 2} | hello)}")
+
+    @classmethod
+    def worker(cls, port, wid):
+        """One that may fetch."""
+        return cls(port, wid=wid, hostname="bench", pid=1, labels=[])
 
     def ask(self, line):
+        """The reply: bytes, or None for nothing. Raises RuntimeError with what an error says."""
         self.socket.sendall(line.encode() + b"\r\n")
         head = self.stream.readline().rstrip()
-        if head.startswith(b"-"):
-            raise RuntimeError(head.decode())
-        if not head.startswith(b"$") or head == b"$-1":
+        if head.startswith(b"-") or not head:
+            raise RuntimeError(head.decode() or "the server closed the connection")
+        if not head.startswith(b"$"):
             return head
-        return self.stream.read(int(head[1:]) + 2)[:-2]
+        return None if head == b"$-1" else self.stream.read(int(head[1:]) + 2)[:-2]
+
+    def close(self):
+        self.stream.close()
+        self.socket.close()

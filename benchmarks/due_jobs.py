@@ -2,56 +2,23 @@
 
     python -m benchmarks.due_jobs               (PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite)
 
-Uses and empties the database of `benchmarks.first_speed`; prints the machine and the settings first, as that does.
+Makes and empties the database of the other benchmarks; prints the machine and the settings first.
 """
 
 import json
 import random
-import socket
 import statistics
 import time
 import uuid
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from benchmarks.first_speed import empty, end, faktory, free_port, machine, prepare, wait_for
+from benchmarks.client import Client
+from benchmarks.database import empty, machine, prepare
+from benchmarks.processes import node
 
 JOBS = 10_000
 LONE = 100
 APART_S = 0.15
-
-
-@contextmanager
-def node(*options):
-    """A server, and workers unless told otherwise; where it listens."""
-    port = free_port()
-    process = faktory(f"127.0.0.1:{port}", "--no-reload", *options)
-    try:
-        wait_for(port)
-        yield port
-    finally:
-        end(process)
-
-
-class Client:
-    """One connection: a command, then its reply."""
-
-    def __init__(self, port):
-        self._socket = socket.create_connection(("127.0.0.1", port), 30)
-        self._stream = self._socket.makefile("rb")
-        self._stream.readline()
-        self.ask('HELLO {"v":2,"wid":"due-jobs","hostname":"bench","pid":1,"labels":[]}')
-
-    def ask(self, line):
-        self._socket.sendall(line.encode() + b"\r\n")
-        head = self._stream.readline()
-        if head.startswith(b"-") or not head:
-            raise RuntimeError(head.decode() or "closed")
-        return self._stream.read(int(head[1:]) + 2) if head.startswith(b"$") and head != b"$-1\r\n" else None
-
-    def close(self):
-        self._stream.close()
-        self._socket.close()
 
 
 def job(at):
@@ -64,7 +31,7 @@ def many_at_once():
 
     empty()
     at = time.time() + 8
-    with node("--server-only") as port:
+    with node("--server-only") as (_, port):
         client = Client(port)
         for _ in range(0, JOBS, 1000):
             client.ask(f"PUSHB {json.dumps([job(at) for _ in range(1000)])}")
@@ -81,8 +48,8 @@ def lone_over_the_wire(ahead_s):
     """How late each FETCH was answered, in ms; every job is pushed `ahead_s` before it is due."""
     empty()
     late = []
-    with node("--server-only") as port:
-        pusher, fetcher = Client(port), Client(port)
+    with node("--server-only") as (_, port):
+        pusher, fetcher = Client(port), Client.worker(port, "due-jobs")
         time.sleep(1)
         for _ in range(LONE):
             at = time.time() + ahead_s()

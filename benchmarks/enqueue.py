@@ -10,7 +10,7 @@ import statistics
 import time
 from contextlib import nullcontext
 
-from benchmarks.first_speed import empty, machine, prepare
+from benchmarks.database import empty, machine, prepare
 
 TURNS = 30
 CALLS = 100

@@ -1,8 +1,9 @@
 """Load on a Faktory server, any: half of the connections push, half fetch and acknowledge. Not pipelined.
 
-    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [push|bulk]
+    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [push|bulk|take]
 
-With `push` every connection pushes, one job a round trip; with `bulk` a thousand at once, by PUSHB.
+With `push` every connection pushes, one job a round trip; with `bulk` a thousand at once, by PUSHB; with `take` every
+one fetches and acknowledges what is there already.
 The original's load test rebuilt: even connections push one job a round trip to five queues at random, odd
 ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken.
 """
@@ -66,7 +67,7 @@ async def bulk_pusher(client, left):
         left["pushed"] = time.perf_counter()
 
 
-async def fetcher(client, left):
+async def fetcher(client, left, *, failing=0.01):
     while left["take"] > 0:
         queues = random.sample(QUEUES, len(QUEUES))
         job = await client.send("FETCH " + " ".join(queues))
@@ -74,24 +75,34 @@ async def fetcher(client, left):
             continue
         left["take"] -= 1
         jid = json.loads(job)["jid"]
-        if random.random() < 0.01:
+        if random.random() < failing:
             await client.send("FAIL " + json.dumps({"jid": jid, "errtype": "Oops", "message": "1 %"}))
         else:
             await client.send("ACK " + json.dumps({"jid": jid}))
         left["end"] = time.perf_counter()
 
 
-WORK = {"both": (pusher, fetcher), "push": (pusher, pusher), "bulk": (bulk_pusher, bulk_pusher)}
+async def taker(client, left):
+    await fetcher(client, left, failing=0)
+
+
+WORK = {
+    "both": (pusher, fetcher),
+    "push": (pusher, pusher),
+    "bulk": (bulk_pusher, bulk_pusher),
+    "take": (taker, taker),
+}
 
 
 async def run(host, port, jobs, connections, kind):
     even, odd = WORK[kind]
-    clients = [await Client().open(host, port, "load" if n % 2 else "") for n in range(connections)]
+    works = [odd if n % 2 else even for n in range(connections)]
+    clients = [await Client().open(host, port, "load" if work in (fetcher, taker) else "") for work in works]
     left = {"push": jobs, "take": jobs, "end": 0.0, "pushed": 0.0}
     start = time.perf_counter()
-    works = [odd(client, left) if n % 2 else even(client, left) for n, client in enumerate(clients)]
-    done, pending = await asyncio.wait([asyncio.ensure_future(work) for work in works], timeout=300)
-    over = left["end"] if kind == "both" else left["pushed"]
+    tasks = [asyncio.ensure_future(work(client, left)) for work, client in zip(works, clients, strict=True)]
+    done, pending = await asyncio.wait(tasks, timeout=300)
+    over = left["end"] if odd in (fetcher, taker) else left["pushed"]
     elapsed = over - start  # not the two seconds that the last FETCHes wait for nothing
     for task in done:
         task.result()

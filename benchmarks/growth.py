@@ -9,14 +9,13 @@ Every reading: results/growth.json.
 
 import argparse
 import json
-import threading
 import time
-import uuid
 from contextlib import contextmanager
 
-from benchmarks.client import Client
-from benchmarks.first_speed import HERE, empty, end, faktory, free_port, machine, prepare, wait_for
-from benchmarks.peers.arithmetic import median, percentile
+from benchmarks.database import HERE, empty, machine, prepare
+from benchmarks.peers.arithmetic import median
+from benchmarks.probe import Probe
+from benchmarks.processes import node, workers
 
 SIZES = {"backlog": 1_000_000, "done": 10_000_000, "snapshot": 60, "purge": 1_000_000}
 FETCHES_S = 5.0
@@ -74,66 +73,6 @@ def processed():
     return int(ask("SELECT COALESCE(SUM(processed), 0) FROM django_faktory_counter")[0])
 
 
-@contextmanager
-def server(*options):
-    port = free_port()
-    process = faktory(f"127.0.0.1:{port}", "--no-reload", *options)
-    try:
-        wait_for(port)
-        yield port
-    finally:
-        end(process)
-
-
-@contextmanager
-def workers(*options):
-    process = faktory("--worker-only", "--no-reload", *options)
-    try:
-        yield process
-    finally:
-        end(process)
-
-
-class Probe(threading.Thread):
-    """Fetches and acknowledges one job at a time; keeps how long each FETCH took, in milliseconds.
-
-    With `pushes` it brings its own jobs, so that there always is one.
-    """
-
-    def __init__(self, port, queue, *, pushes):
-        super().__init__(daemon=True)
-        self.client = Client(port, wid=f"probe-{queue}", hostname="bench", pid=1, labels=[])
-        self.queue, self.pushes = queue, pushes
-        self.took_ms, self.error, self.is_over = [], None, threading.Event()
-
-    def run(self):
-        try:
-            while not self.is_over.is_set():
-                if self.pushes:
-                    jid = uuid.uuid4().hex
-                    self.client.ask(f'PUSH {{"jid":"{jid}","jobtype":"probe","args":[],"queue":"{self.queue}"}}')
-                began = time.perf_counter()
-                job = self.client.ask(f"FETCH {self.queue}")
-                self.took_ms.append((time.perf_counter() - began) * 1000)
-                self.client.ask(f'ACK {{"jid":"{json.loads(job)["jid"]}"}}')
-        except Exception as error:  # noqa: BLE001 (told by the main thread)
-            self.error = error
-
-    def taken(self):
-        """The figures since the last call; none where not a single FETCH was answered."""
-        if self.error:
-            raise self.error
-        times, self.took_ms = self.took_ms, []
-        if not times:
-            return {"fetches": 0, "p50_ms": None, "p99_ms": None}
-        found = {"fetches": len(times), "p50_ms": round(median(times), 2)}
-        return found | {"p99_ms": round(percentile(times, 99), 2)}
-
-    def stop(self):
-        self.is_over.set()
-        self.join(10)
-
-
 def fetch_times(port, queue, seconds, *, pushes):
     probe = Probe(port, queue, pushes=pushes)
     probe.start()
@@ -170,7 +109,7 @@ def backlog(size, *, rounds, jobs, **_):
             empty()
             insert(0 if name == "empty queue" else size, "default" if name == "same queue" else "other", keep_s=600)
             ask("VACUUM ANALYZE django_faktory_job")
-            with server("--server-only") as port:
+            with node("--server-only") as (_, port):
                 # In the same queue the backlog itself; otherwise jobs just pushed.
                 readings["fetch"].append(fetch_times(port, "default", FETCHES_S, pushes=name != "same queue"))
             insert(jobs, keep_s=600)
@@ -227,7 +166,7 @@ def open_snapshot():
 def snapshot(seconds, *, step, **_):
     """Before, while one is open, and after: what workers do, and a lone FETCH in the same queue and another."""
     empty()
-    with server("--server-only") as port, workers("--queues", "default"):
+    with node("--server-only") as (_, port), workers("--queues", "default"):
         probes = {"same": Probe(port, "default", pushes=False), "other": Probe(port, "probe", pushes=True)}
         readings = Readings(probes, step)
         for probe in probes.values():
@@ -274,10 +213,10 @@ def purge(size, **_):
     """FETCH while nothing else happens, then while finished jobs whose time is over are deleted."""
     empty()
     found = {}
-    with server("--server-only") as port:
+    with node("--server-only") as (_, port):
         found["nothing else"] = fetch_times(port, "probe", FETCHES_S, pushes=True)
     insert(size, "old", state="dead", purge_in_s=-1)
-    with server("--server-only") as port:  # a node purges when it starts, then once a minute
+    with node("--server-only") as (_, port):  # a node purges when it starts, then once a minute
         probe = Probe(port, "probe", pushes=True)
         probe.start()
         began = time.perf_counter()

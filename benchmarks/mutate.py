@@ -3,21 +3,17 @@
     python -m benchmarks.mutate [JOBS]          (PostgreSQL; 1,000,000 dead jobs unless told otherwise)
 
 One client pushes, fetches and acknowledges one job at a time over a real server; another sends the long commands.
-It makes the database `faktory_bench_mutate`, and drops it at the end.
+It makes and empties the database of the other benchmarks.
 """
 
 import json
-import os
-import statistics
 import sys
-import threading
 import time
-import uuid
-
-os.environ["BENCH_NAME"] = "faktory_bench_mutate"
 
 from benchmarks.client import Client
-from benchmarks.first_speed import end, faktory, free_port, machine, wait_for
+from benchmarks.database import machine, prepare
+from benchmarks.probe import Probe
+from benchmarks.processes import node
 
 WANTED_P99_MS = 20
 IDLE_S = 5
@@ -32,67 +28,6 @@ SELECT 'dead-' || n, kind, 'backlog', 'dead', 0,
     '{"retry_count":26,"remaining":0,"message":"no","errtype":"KeyError","backtrace":[]}'
 FROM (SELECT n, CASE n %% 2 WHEN 0 THEN 'report' ELSE 'mail' END AS kind FROM generate_series(1, %s) AS n) AS made
 """
-
-
-class Probe(threading.Thread):
-    """A lone job, again and again; keeps how long each FETCH took, in milliseconds."""
-
-    def __init__(self, port):
-        super().__init__(daemon=True)
-        self.client = Client(port, wid="probe", hostname="bench", pid=1, labels=[])
-        self.took_ms = []
-        self.error = None
-        self.is_over = threading.Event()
-
-    def run(self):
-        try:
-            while not self.is_over.is_set():
-                jid = uuid.uuid4().hex
-                self.client.ask(f'PUSH {{"jid":"{jid}","jobtype":"probe","args":[],"queue":"probe"}}')
-                began = time.perf_counter()
-                job = self.client.ask("FETCH probe")
-                self.took_ms.append((time.perf_counter() - began) * 1000)
-                assert json.loads(job)["jid"] == jid
-                self.client.ask(f'ACK {{"jid":"{jid}"}}')
-        except Exception as error:  # noqa: BLE001 (told by the main thread)
-            self.error = error
-
-    def taken(self):
-        """The figures since the last call."""
-        if self.error:
-            raise self.error
-        times, self.took_ms = sorted(self.took_ms), []
-        p99 = times[int(len(times) * 0.99)]
-        return {
-            "fetches": len(times),
-            "p50_ms": round(statistics.median(times), 2),
-            "p99_ms": round(p99, 2),
-            "max_ms": round(times[-1], 2),
-        }
-
-
-def prepare():
-    os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
-    _administer("DROP DATABASE IF EXISTS faktory_bench_mutate", "CREATE DATABASE faktory_bench_mutate")
-    import django
-
-    django.setup()
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)
-
-
-def _administer(*statements):
-    import psycopg
-
-    from benchmarks.settings import DATABASES
-
-    at = DATABASES["default"]
-    with psycopg.connect(
-        host=at["HOST"], port=at["PORT"], user=at["USER"], password=at["PASSWORD"], dbname="postgres", autocommit=True
-    ) as connection:
-        for statement in statements:
-            connection.execute(statement)
 
 
 def insert(jobs):
@@ -114,7 +49,7 @@ def counted():
 
 
 def measure(name, probe, work):
-    probe.took_ms = []
+    probe.taken()
     began = time.perf_counter()
     work()
     took_s = time.perf_counter() - began
@@ -124,7 +59,7 @@ def measure(name, probe, work):
 
 
 def measured(port, jobs):
-    probe, person = Probe(port), Client(port)
+    probe, person = Probe(port, "probe", pushes=True), Client(port)
     probe.start()
     time.sleep(1)
     half = jobs // 2
@@ -142,29 +77,17 @@ def measured(port, jobs):
         'MUTATE {"cmd":"kill","target":"dead","filter":{"regexp":"*,\\"some t?xt\\"*"}}', {"mail dead": jobs - half}
     )
     long_work('MUTATE {"cmd":"clear","target":"dead"}', {})
-    probe.is_over.set()
-    probe.join(10)
+    probe.stop()
     return found
 
 
 def main():
     jobs = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     prepare()
-    try:
-        print(json.dumps(machine() | {"jobs": jobs}, indent=2), flush=True)
-        insert(jobs)
-        port = free_port()
-        server = faktory(f"127.0.0.1:{port}", "--server-only", "--no-reload")
-        try:
-            wait_for(port)
-            found = measured(port, jobs)
-        finally:
-            end(server)
-    finally:
-        from django.db import connection
-
-        connection.close()
-        _administer("DROP DATABASE IF EXISTS faktory_bench_mutate WITH (FORCE)")
+    print(json.dumps(machine() | {"jobs": jobs}, indent=2), flush=True)
+    insert(jobs)
+    with node("--server-only") as (_, port):
+        found = measured(port, jobs)
     worst = max(one["p99_ms"] for one in found[1:])
     print(f"FETCH beside long work, worst p99: {worst:.1f} ms (less than {WANTED_P99_MS} asked)")
     return 0 if worst < WANTED_P99_MS else 1

@@ -8,15 +8,15 @@ PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Prints medians
 import argparse
 import json
 import resource
-import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
-from benchmarks.first_speed import HERE, empty, end, faktory, free_port, machine, prepare, wait_for
+from benchmarks.client import Client
+from benchmarks.database import HERE, empty, machine, prepare
 from benchmarks.peers import readings
 from benchmarks.peers.arithmetic import median
+from benchmarks.processes import node
 
 LOADS = {
     "10 connections, 5 push and 5 fetch": ("both", 10),
@@ -26,23 +26,11 @@ LOADS = {
 }
 
 
-@contextmanager
-def node(*options):
-    """A server on a free port: (its process, the port)."""
-    empty()
-    port = free_port()
-    process = faktory(f"127.0.0.1:{port}", "--no-reload", *options)
-    try:
-        wait_for(port)
-        yield process, port
-    finally:
-        end(process)
-
-
 def load(kind, connections, jobs):
     """Jobs a second; every one of them is in the database afterwards, or was taken from it."""
     from django_faktory.models import Job
 
+    empty()
     with node("--server-only") as (_, port):
         command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", str(jobs), str(connections), kind]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=400)
@@ -55,27 +43,20 @@ def load(kind, connections, jobs):
 
 def idle_connections(count):
     """kB of the server's memory for each connection that has said HELLO and nothing since."""
+    empty()
     with node("--server-only") as (process, port):
-        _say_hello(port).close()  # what the first one loads is no connection's
+        Client(port).close()  # what the first one loads is no connection's
         before, _ = readings.memory_mb(readings.tree(process.pid))
-        clients = [_say_hello(port) for _ in range(count)]
+        clients = [Client(port) for _ in range(count)]
         after, _ = readings.memory_mb(readings.tree(process.pid))
         for client in clients:
             client.close()
     return (after - before) * 1024 / count
 
 
-def _say_hello(port):
-    client = socket.create_connection(("127.0.0.1", port))
-    client.recv(1000)
-    client.sendall(b'HELLO {"v":2}\r\n')
-    if client.recv(1000) != b"+OK\r\n":
-        raise RuntimeError("expected +OK to HELLO; is --connections above MAX_CONNECTIONS?")
-    return client
-
-
 def idle_node(seconds):
     """Transactions a second, CPU in percent of a core, and memory of server, workers and supervisor with no job."""
+    empty()
     with node() as (process, _):
         time.sleep(4)  # the workers have started, and said so
         _transactions()  # PostgreSQL counts what a session did at the end of its next query, a second later at least

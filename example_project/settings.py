@@ -24,6 +24,8 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
+    "rest_framework",
+    "django_filters",
     "django_faktory",
     "example_project.shop",
 ]
@@ -73,7 +75,19 @@ if REDIS_URL:
 
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
 # Tasks speak the language and live in the time zone of who enqueued them, and know the request they come from.
-FAKTORY = {"MIDDLEWARE": [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")]}
+FAKTORY = {
+    "MIDDLEWARE": [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")],
+    # Once a year, and for a worker in any language: nobody here runs it. The report of each day is in shop/tasks.py.
+    "CRON": {
+        "year's end": {
+            "schedule": "0 9 31 12 *",
+            "zone": "Europe/Berlin",
+            "jobtype": "accounts.close_year",
+            "queue": "accounts",
+            "job": {"retry": 3, "custom": {"expires_in": 86_400}},
+        }
+    },
+}
 
 # Mail goes to the console; Django 6.1 has its own word for it.
 if django.VERSION >= (6, 1):

@@ -1,6 +1,10 @@
-"""The shop at /, the admin with jobs, queues and workers at /admin/."""
+"""The shop at /, the admin with jobs, queues and workers at /admin/, the same for programs at /api/."""
 
 from django.contrib import admin
 from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls), path("", include("example_project.shop.urls"))]
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/", include("django_faktory.api.urls")),
+    path("", include("example_project.shop.urls")),
+]

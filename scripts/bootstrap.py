@@ -38,6 +38,8 @@ def main():
         add_mysqlclient(folder)
     if options.node:
         add_node_client()
+    if options.browser:
+        add_chromium(folder)
     if options.fuzz:
         add_fuzzer(folder)
 
@@ -47,6 +49,7 @@ def arguments():
     parser.add_argument("--venv", default=".venv", help="its folder")
     parser.add_argument("--django", help="which Django: 6.1 (default: the newest that this Python runs)")
     parser.add_argument("--node", action="store_true", help="Node's Faktory client too, for its tests")
+    parser.add_argument("--browser", action="store_true", help="Chromium too, for the tests with it")
     parser.add_argument("--fuzz", action="store_true", help="the fuzzer too")
     return parser.parse_args()
 
@@ -162,6 +165,18 @@ def add_node_client():
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
     if subprocess.run(command, cwd=NODE_FOLDER, check=False, stdin=subprocess.DEVNULL).returncode != 0:
         say("npm could not install it (see above)")
+
+
+def add_chromium(folder):
+    """Install it where there is none: as Debian's package, else as Playwright fetches it."""
+    ask = "import sys; sys.path.insert(0, '.'); from tests.services import chromium_path; sys.exit(not chromium_path())"
+    if subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0:
+        return
+    if not apt_install(["chromium", "fonts-dejavu-core"]):  # without a font its pages are empty boxes
+        say("fetching Chromium, for the tests with it")
+        fetch = [str(folder / "bin" / "playwright"), "install", "chromium"]
+        if subprocess.run(fetch, check=False).returncode != 0:
+            say("Chromium could not be fetched (see above): install it, and run this again")
 
 
 def say(text):

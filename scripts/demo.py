@@ -81,6 +81,7 @@ def put_jobs_through(checks, *, once, within_s):
     newest = Job.objects.order_by("-pk").first()
     since_now = Job.objects.filter(pk__gt=newest.pk if newest else 0).order_by("pk")
     expected = place_orders(since_now)
+    delivery = send_delivery()
     screen = Screen({job.jid: job.shows for job in expected})
     deadline = time.monotonic() + within_s
     told = False
@@ -89,14 +90,15 @@ def put_jobs_through(checks, *, once, within_s):
             check()
         jobs = list(since_now.all())
         screen.show(jobs)
-        if has_ended(jobs, expected):
+        if has_ended(jobs, expected) and not is_open(delivery):
             if once:
                 break
             if not told:
                 screen.note = "All as expected. Order something in the shop, or look at the admin. Ctrl-C stops."
                 told = True
         time.sleep(0.2)
-    return summary(list(since_now.all()), expected)
+    jobs_code = summary(list(since_now.all()), expected)
+    return batches_summary(delivery) or jobs_code
 
 
 def place_orders(since_now):
@@ -119,6 +121,52 @@ def place_orders(since_now):
         Expected(tasks.charge_card.enqueue(order.pk, "4242424242424242").id, "a good card", "succeeded", 1),
         Expected(tasks.charge_card.enqueue(order.pk, "4000000000000002").id, "declined for good", "dead", 2),
     ]
+
+
+def send_delivery():
+    """Three orders become parcels that leave together: seven batches, three deep."""
+    from example_project.shop.models import Order
+    from example_project.shop.orders import deliver
+
+    goods = ("Analytical Engine", "Difference Engine", "Punched cards")
+    orders = [Order.objects.create(customer="ada@example.org", item=item, price="100.00") for item in goods]
+    return deliver(orders)
+
+
+def tree_of(delivery):
+    """The batch of a delivery and all below it."""
+    from django_faktory.models import Batch
+
+    found, level = [], list(Batch.objects.filter(bid=delivery.bid))
+    while level:
+        found += level
+        level = list(Batch.objects.filter(parent_bid__in=[batch.bid for batch in level]).order_by("pk"))
+    return found
+
+
+def is_open(delivery):
+    return any(batch.finished_at is None for batch in tree_of(delivery))
+
+
+def batches_summary(delivery):
+    """Print how each batch ended, a child below its parent; returns the exit code."""
+    tree = tree_of(delivery)
+    good = [batch for batch in tree if (batch.pending, batch.success_st) == (0, "2")]
+    print(f"\n{'batch':<50} {'jobs':>5} {'pending':>7}  success callback")
+    told = {"": "NO: not enqueued", "1": "NO: not finished", "2": "done"}
+
+    def tell(parent):
+        for batch in (one for one in tree if one.parent_bid == parent):
+            name = "  " * batch.depth + batch.description
+            print(f"{name:<50.50} {batch.total:>5} {batch.pending:>7}  {told[batch.success_st]}")
+            tell(batch.bid)
+
+    tell("")
+    delivery.refresh_from_db()
+    print(
+        f"{len(good)} of {len(tree)} batches ended as expected, {delivery} {'left' if delivery.left_at else 'DID NOT LEAVE'}"
+    )
+    return 0 if len(good) == len(tree) and delivery.left_at else 1
 
 
 def has_ended(jobs, expected):

@@ -23,6 +23,7 @@ REST = """
 |---|---|
 | `FAKTORY_URL` | The Faktory server that jobs are sent to and worked for, where it is not this project's database: `tcp://:password@host:7419`, or `tcp+tls://…`. |
 | `FAKTORY_PROVIDER` | The *name* of the variable that holds that URL, as hosting services set it; it wins over `FAKTORY_URL`. |
+| `GEARMONKEY_URL` | Redis of the GearMonkey clients and workers; it wins over the setting of that name. |
 | `FAKTORY_PASSWORD` | The server's password, or a path beginning with `/` to a file that holds it; it wins over `PASSWORD`. |
 """
 

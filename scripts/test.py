@@ -1,7 +1,8 @@
-"""Run the tests on every database that can be reached, with coverage over all runs, and say what was left out.
+"""Run the tests on every database that can be reached, and say what was left out.
 
-`core` tests need no database and run once. With CI=true whatever cannot be reached is a failure.
-Arguments that are not its own go to pytest: `scripts/test.py tests/store -x`.
+`core` tests need no database and run once; so do folders that ask nothing special of theirs (tests/conftest.py).
+With CI=true whatever cannot be reached is a failure, and the coverage of all runs together is measured: that takes a
+third of the time more. Arguments that are not its own go to pytest: `scripts/test.py tests/store -x`.
 """
 
 import argparse
@@ -20,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests import services  # noqa: E402  (found by the path above)
 
-PROCESSES = 3
+PROCESSES = 4
 """Tests mostly wait, for a disk or for another process: more of them than two cores."""
 
 NOTHING_CHOSEN = 5
@@ -35,7 +36,7 @@ class Run:
         self.report = ROOT / ".demo" / f"tests-{kind}.xml"
         self.command = [sys.executable, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest"]
         self.command += ["-q", "-n", str(PROCESSES), f"--junit-xml={self.report}", "-o", "junit_logging=no"]
-        self.command += ([] if is_first else ["-m", "not core"]) + more
+        self.command += ([] if is_first else ["-m", "not core and not once"]) + more
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
 
     def __call__(self):
@@ -68,7 +69,8 @@ def main():
     asked = [services.DATABASES[kind]() for kind in wanted]
     others = [ask() for ask in services.OTHERS]
     reachable = [kind for kind, service in zip(wanted, asked, strict=True) if not service.missing]
-    measure = not options.no_coverage and not more
+    is_ci = os.environ.get("CI") == "true"
+    measure = (is_ci or options.coverage) and not options.no_coverage and not more
     if measure:
         coverage("erase")
     runs = [Run(kind, is_first=n == 0, measure=measure, more=more) for n, kind in enumerate(reachable)]
@@ -79,14 +81,15 @@ def main():
     missing = [service for service in (*asked, *others) if service.missing]
     is_covered = not measure or covered(everything=len(runs) == len(services.DATABASES))
     summary(runs, missing)
-    is_whole = not missing or os.environ.get("CI") != "true"
+    is_whole = not missing or not is_ci
     sys.exit(0 if all(run.is_good for run in runs) and is_covered and is_whole else 1)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description="Run the tests on every database that can be reached.")
     parser.add_argument("--databases", default=",".join(services.DATABASES), help="which (default: %(default)s)")
-    parser.add_argument("--no-coverage", action="store_true", help="do not measure it")
+    parser.add_argument("--coverage", action="store_true", help="measure it, as is done where CI=true")
+    parser.add_argument("--no-coverage", action="store_true", help="do not measure it where CI=true")
     options, more = parser.parse_known_args()
     unknown = set(options.databases.split(",")) - services.DATABASES.keys()
     if unknown:

@@ -2,11 +2,13 @@
 
 from django.contrib import admin
 
-from .models import DailyReport, Invoice, Order, WebhookCall
+from django_faktory.admin import JobsOfObjectMixin
+
+from .models import DailyReport, Delivery, Invoice, Order, Parcel, WebhookCall
 
 
 @admin.register(Order)
-class OrderAdmin(admin.ModelAdmin):
+class OrderAdmin(JobsOfObjectMixin, admin.ModelAdmin):
     list_display = ("__str__", "customer", "price", "in_stock", "paid_at", "placed_at")
 
 
@@ -20,6 +22,17 @@ class InvoiceAdmin(admin.ModelAdmin):
 class WebhookCallAdmin(admin.ModelAdmin):
     list_display = ("__str__", "answer", "received_at")
     list_select_related = ("order",)
+
+
+@admin.register(Delivery)
+class DeliveryAdmin(admin.ModelAdmin):
+    list_display = ("__str__", "left_at", "bid")
+
+
+@admin.register(Parcel)
+class ParcelAdmin(admin.ModelAdmin):
+    list_display = ("__str__", "delivery", "picked_at", "grams", "closed_at")
+    list_select_related = ("order", "delivery")
 
 
 @admin.register(DailyReport)

@@ -43,6 +43,33 @@ class WebhookCall(models.Model):
         return f"call about {self.order}: {self.answer}"
 
 
+class Delivery(models.Model):
+    """Parcels that leave together. It is born with the batch that makes them ready."""
+
+    bid = models.CharField(max_length=255, editable=False)
+    left_at = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        verbose_name_plural = "deliveries"
+
+    def __str__(self) -> str:
+        return f"delivery {self.pk}"
+
+
+class Parcel(models.Model):
+    """What one order becomes. Its steps are in order because batches are: picked, weighed, closed."""
+
+    delivery = models.ForeignKey(Delivery, on_delete=models.CASCADE, related_name="parcels")
+    order = models.OneToOneField(Order, on_delete=models.CASCADE)
+    label = models.CharField(max_length=255, editable=False)
+    picked_at = models.DateTimeField(null=True, editable=False)
+    grams = models.PositiveIntegerField(null=True, editable=False)
+    closed_at = models.DateTimeField(null=True, editable=False)
+
+    def __str__(self) -> str:
+        return f"parcel {self.pk} with {self.order}"
+
+
 class DailyReport(models.Model):
     """What was sold on one day."""
 

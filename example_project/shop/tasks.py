@@ -13,9 +13,9 @@ from django.db.models import Count, Sum
 from django.urls import reverse
 from django.utils import timezone
 
-from django_faktory import Discard, TaskTimeout, task
+from django_faktory import Cron, Discard, TaskTimeout, task
 
-from .models import DailyReport, Invoice, Order
+from .models import DailyReport, Delivery, Invoice, Order, Parcel
 
 
 class CardDeclined(Exception):
@@ -76,9 +76,54 @@ def ask_for_review(order):
     send_mail("How do you like it?", f"You ordered {order.item}.", None, [order.customer])
 
 
-@task(name="shop.daily_report")
-def daily_report(day):
-    """Sum up one day, given as 2026-05-01, and return the number of its orders."""
+@task
+def pick(parcel_id):
+    """Fetch the goods from their shelf."""
+    Parcel.objects.filter(pk=parcel_id, picked_at=None).update(picked_at=timezone.now())
+
+
+@task
+def write_label(parcel_id):
+    """Say where it goes."""
+    parcel = Parcel.objects.select_related("order").get(pk=parcel_id)
+    Parcel.objects.filter(pk=parcel_id).update(label=f"To {parcel.order.customer}")
+
+
+@task
+def weigh(parcel_id):
+    """A: the goods are there. No job looks after that: this one is the callback of the batch that brings them."""
+    goods = Parcel.objects.select_related("order")
+    parcel = goods.get(pk=parcel_id, picked_at__isnull=False, order__in_stock=True)
+    parcel.grams = 100 + 900 * len(parcel.order.item)
+    parcel.save(update_fields=["grams"])
+
+
+@task
+def close_parcel(parcel_id):
+    """B: after A, and when the label is written."""
+    parcel = Parcel.objects.get(pk=parcel_id, grams__isnull=False, label__gt="")
+    parcel.closed_at = parcel.closed_at or timezone.now()
+    parcel.save(update_fields=["closed_at"])
+
+
+@task(priority=20, takes_context=True)
+def send_off(context, delivery_id):
+    """C: after each parcel's B. A callback can read how its batch went."""
+    delivery = Delivery.objects.get(pk=delivery_id)
+    if delivery.parcels.filter(closed_at=None).exists():
+        raise RuntimeError(f"{delivery} of batch {context.batch.bid} has an open parcel: this must not happen")
+    delivery.left_at = delivery.left_at or timezone.now()
+    delivery.save(update_fields=["left_at"])
+    return delivery.parcels.count()
+
+
+@task(name="shop.daily_report", cron=Cron("5 0 * * *", zone="Europe/Berlin", overlap="skip"))
+def daily_report(day=""):
+    """Sum up one day, given as 2026-05-01, and return the number of its orders.
+
+    Comes by itself each night for the day before; where no node was up at that time, once when one is.
+    """
+    day = day or (timezone.localdate() - timedelta(days=1)).isoformat()
     begin = timezone.make_aware(datetime.fromisoformat(day))
     placed = Order.objects.filter(placed_at__gte=begin, placed_at__lt=begin + timedelta(days=1))
     found = placed.aggregate(orders=Count("pk"), total=Sum("price"))

@@ -5,4 +5,8 @@ from django.urls import path
 from . import views
 
 app_name = "shop"
-urlpatterns = [path("", views.home, name="home"), path("partner/orders/", views.partner, name="partner")]
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("deliveries/", views.deliver_all, name="deliver"),
+    path("partner/orders/", views.partner, name="partner"),
+]

@@ -8,9 +8,11 @@ from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods, require_POST
 
+from django_faktory import Batch, UnknownBatch
+
 from .forms import OrderForm
-from .models import DailyReport, Order, WebhookCall
-from .orders import place_order
+from .models import DailyReport, Delivery, Order, WebhookCall
+from .orders import deliver, place_order
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -22,7 +24,31 @@ def home(request):
         messages.success(request, f"Thank you! This is {order}; the invoice is on its way.")
         return redirect("shop:home")
     orders = Order.objects.select_related("invoice")[:10]
-    return render(request, "shop/home.html", {"form": form, "orders": orders, "report": DailyReport.objects.last()})
+    context = {
+        "form": form,
+        "orders": orders,
+        "report": DailyReport.objects.last(),
+        "to_deliver": Order.objects.filter(parcel=None).count(),
+        "deliveries": [(delivery, _status(delivery)) for delivery in Delivery.objects.order_by("-pk")[:3]],
+    }
+    return render(request, "shop/home.html", context)
+
+
+@require_POST
+def deliver_all(request):
+    """Every order that is in no parcel goes."""
+    orders = list(Order.objects.filter(parcel=None)[:100])
+    if orders:
+        messages.success(request, f"This is {deliver(orders)}; it leaves when its parcels are closed.")
+    return redirect("shop:home")
+
+
+def _status(delivery):
+    """How its batch is doing; a batch stays readable for a week after its end."""
+    try:
+        return Batch.find(delivery.bid).status()
+    except UnknownBatch:
+        return None
 
 
 @csrf_exempt  # machines call it, without a session

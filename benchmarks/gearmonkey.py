@@ -1,0 +1,120 @@
+"""Our GearMonkey worker beside one that sends the text's commands one by one: jobs a second, and a blocking run's time.
+
+    python -m benchmarks.gearmonkey            (Redis at REDIS_URL, database 15 by default: it is emptied)
+
+Both do nothing with each job. In turns, each with a process of its own; the client is naive for both.
+"""
+
+import json
+import multiprocessing
+import os
+import statistics
+import time
+
+from redis import Redis
+
+from benchmarks.first_speed import machine
+
+URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/15")
+JOBS, RUNS, ROUNDS = 3000, 300, 3
+INPUT = '[1, "text"]'
+
+
+def main():
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
+    import django
+
+    django.setup()
+    print(json.dumps(machine(), indent=2))
+    found = {worker.__name__: [] for worker in (naive, ours, ours_with_tasks)}
+    for _ in range(ROUNDS):
+        for worker in (naive, ours, ours_with_tasks):
+            found[worker.__name__].append(measured(worker))
+    for name, readings in found.items():
+        rate, ms = (statistics.median(column) for column in zip(*readings, strict=True))
+        print(f"{name:16} {rate:8.0f} jobs/s   blocking run {ms:6.2f} ms", flush=True)
+
+
+def measured(worker):
+    """Jobs a second of a backlog, and the median of a naive client's blocking runs, one by one, in milliseconds."""
+    with Redis.from_url(URL, socket_timeout=None) as redis:
+        redis.flushdb()
+        process = multiprocessing.get_context("spawn").Process(target=worker)
+        process.start()
+        try:
+            spans = [run(redis) for _ in range(RUNS)]
+            return drained(redis), statistics.median(spans[RUNS // 10 :]) * 1000
+        finally:
+            process.terminate()
+            process.join()
+
+
+def drained(redis):
+    """All jobs come at once, in one transaction: from there until the last has ended."""
+    pipeline = redis.pipeline()
+    for number in range(RUNS + 1, RUNS + JOBS + 1):
+        pipeline.hset(f"job:noop:{number}", mapping={"status": "idle", "input": INPUT})
+        pipeline.lpush("queue:noop:normal", number)
+    pipeline.set("uid:noop", RUNS + JOBS)
+    pipeline.publish("channel:noop", f"create:{RUNS + JOBS}")
+    pipeline.execute()
+    begun = time.perf_counter()
+    while redis.hget(f"job:noop:{RUNS + JOBS}", "status") != b"success":
+        time.sleep(0.002)
+    return JOBS / (time.perf_counter() - begun)
+
+
+def run(redis):
+    begun = time.perf_counter()
+    number = redis.incr("uid:noop")
+    redis.hset(f"job:noop:{number}", mapping={"status": "idle", "input": INPUT})
+    redis.publish("channel:noop", f"create:{number}")
+    redis.lpush("queue:noop:normal", number)
+    redis.brpop(f"lock:noop:{number}", 0)
+    return time.perf_counter() - begun
+
+
+def naive():
+    from tests.gearmonkey.naive import NaiveWorker
+
+    worker = NaiveWorker(Redis.from_url(URL, socket_timeout=None), "noop", lambda _: "")
+    worker.start()
+    worker.run()
+
+
+def ours():
+    import django
+
+    django.setup()
+    from django_faktory.gearmonkey import Worker
+
+    worker = Worker(URL)
+    worker.accept("noop", lambda _: "")
+    worker.run()
+
+
+def ours_with_tasks():
+    import django
+
+    django.setup()
+    from benchmarks.tasks import noop
+    from django_faktory.gearmonkey.address import connect
+    from django_faktory.gearmonkey.broker import QUEUE, GearMonkeyBroker
+    from django_faktory.gearmonkey.hints import Hints
+    from django_faktory.gearmonkey.station import Station
+    from django_faktory.worker.runner import Worker
+
+    station = Station(connect(URL), ["noop"], wid="benchmark")
+    broker = GearMonkeyBroker(station, {"noop": noop.jobtype})
+    Worker(
+        broker,
+        wid="benchmark",
+        queues=[QUEUE],
+        listen=lambda: Hints(station.redis, station.fns),
+        beat_interval=5,
+        read_ahead=0,
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What locks cost: a FETCH behind many locked jobs, one hot key, and plain jobs beside them.
+
+    python -m benchmarks.locks                  (100,000 locked jobs at the head; 2,000 jobs of one key)
+    BENCH_DATABASE=sqlite python -m benchmarks.locks --locked 10000
+
+The broker by itself, in this process: a push of many jobs of one key, a FETCH of the free one behind them, and then
+clients who take and end the jobs of one key as fast as they can. Every reading: results/locks.json.
+"""
+
+import argparse
+import json
+import threading
+import time
+import uuid
+
+from benchmarks.first_speed import HERE, empty, machine, prepare
+from benchmarks.peers.arithmetic import median, percentile
+
+
+def broker():
+    from django_faktory.brokers.orm import OrmBroker
+
+    return OrmBroker("default")
+
+
+def jobs(count, queue, **custom):
+    """Plain ones, or what `custom` asks for."""
+    from django_faktory.payloads import new_job
+
+    return [
+        new_job(jid=uuid.uuid4().hex, jobtype="noop", args=[number], queue=queue, custom=custom or None)
+        for number in range(count)
+    ]
+
+
+def milliseconds(seconds):
+    return {"p50_ms": round(median(seconds) * 1000, 2), "p99_ms": round(percentile(seconds, 99) * 1000, 2)}
+
+
+def fetch(one, *queues, wid="w", count=1):
+    from django_faktory.payloads import FetchRequest
+
+    [found] = one.fetch([FetchRequest(queues=queues, wid=wid, count=count)])
+    return found
+
+
+def end(one, job):
+    from django_faktory.payloads import Ack
+
+    return one.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
+
+
+def behind(one, locked, free=200):
+    """FETCH of free jobs, one after the other, behind so many that wait for a key that is held."""
+    began = time.perf_counter()
+    for _ in range(locked // 1000):
+        one.push(jobs(1000, "head", lock="hot"))
+    pushed_s = time.perf_counter() - began
+    [holder] = fetch(one, "head")
+    one.push(jobs(free, "head"))
+    took = []
+    for _ in range(free):
+        began = time.perf_counter()
+        [job] = fetch(one, "head")
+        took.append(time.perf_counter() - began)
+        assert job.lock_key is None
+    began = time.perf_counter()
+    end(one, holder)
+    released_s = time.perf_counter() - began
+    [successor] = fetch(one, "head")
+    assert successor.lock_key == "hot"
+    return {
+        "locked": locked,
+        "pushed_per_s": round(locked / pushed_s),
+        "fetch_of_the_free": milliseconds(took),
+        "release_ms": round(released_s * 1000, 2),
+    }
+
+
+def hot(one, count, clients, **custom):
+    """Clients who take and end jobs of one key, or plain ones; jobs a second."""
+    from django.db import connections
+
+    queue = uuid.uuid4().hex
+    for start in range(0, count, 500):
+        one.push(jobs(min(500, count - start), queue, **custom))
+    left, place = threading.Semaphore(count), threading.Lock()
+    overlaps = []
+
+    def client(number):
+        while left.acquire(blocking=False):
+            while not (found := fetch(one, queue, wid=f"w{number}")):
+                time.sleep(0.0005)
+            if is_alone := place.acquire(blocking=False):
+                time.sleep(0)  # whoever else got one comes now
+                place.release()
+            if custom and not is_alone:
+                overlaps.append(number)
+            assert end(one, found[0]) == [True]
+        connections.close_all()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"clients": clients, "jobs_per_s": round(count / (time.perf_counter() - began)), "overlaps": len(overlaps)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--locked", type=int, default=100_000)
+    parser.add_argument("--hot", type=int, default=2_000)
+    options = parser.parse_args()
+    prepare()
+    empty()
+    one = broker()
+    from django_faktory.models import JobLock
+
+    readings = {
+        "machine": machine(),
+        "plain": [hot(one, options.hot, clients) for clients in (1, 4)],
+        "hot key": [hot(one, options.hot, clients, lock="hot") for clients in (1, 4)],
+        "behind": behind(one, options.locked),
+    }
+    readings["lock rows left"] = JobLock.objects.count() - 1
+    empty()
+    text = json.dumps(readings, indent=2)
+    print(text)
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / "locks.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
