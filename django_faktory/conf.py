@@ -52,6 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "GEARMONKEY_AUDIT": False,
     # upkeep
     "WORKER_TIMEOUT": 60,
+    "DATABASE_TIMEOUT": 10.0,
     "DEAD_TTL": 180 * 86_400,
     "BATCH_TTL": 7 * 86_400,
     # metrics
@@ -96,6 +97,7 @@ DOCS: dict[str, str] = {
     "GEARMONKEY_MAX_INPUT_BYTES": "Longest input of a GearMonkey job; a longer one ends as an error.",
     "GEARMONKEY_AUDIT": "Whether idle GearMonkey jobs that are in no queue are found, and queued again.",
     "WORKER_TIMEOUT": "Seconds without a BEAT after which a worker counts as lost.",
+    "DATABASE_TIMEOUT": "Seconds `runfaktory` waits for PostgreSQL's answer to a verb before it cuts the connection.",
     "DEAD_TTL": "Seconds a dead job is kept.",
     "BATCH_TTL": "Seconds a batch stays readable after its end.",
     "METRICS_TTL": "Seconds the sums of each minute are kept, for charts; those since the beginning stay.",

@@ -20,10 +20,22 @@ from typing import NamedTuple, TypeVar
 
 from django.db import connections
 
-from . import conf, crontab, wakeups
+from . import conf, crontab, deadlines, wakeups
 from .brokers import configured_locket
 from .errors import BrokerUnavailable
-from .store import backfill, batches, failures, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
+from .store import (
+    backfill,
+    batches,
+    failures,
+    jobs,
+    locks,
+    looking,
+    measures,
+    ticks,
+    tracking,
+    upkeep,
+    workers,
+)
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
@@ -45,11 +57,21 @@ FORGET_UNSEEN_S = 3600
 """How long a worker process that never sent a BEAT is listed after it was last seen."""
 
 
+HEARD_WITHIN_S = 30.0
+"""Twice the time between two BEATs: a worker that lives is heard so soon after an outage, if it lives.
+
+While no server or no database was there, nobody's BEAT could be heard: a node counts no worker as lost before it has
+listened that long itself, else each outage longer than WORKER_TIMEOUT would let all running jobs run twice."""
+
+
 VANISHED_S = 10.0
 """How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
 
 
 WHEN_SEEN = math.inf
+
+LONGEST_STEP_S = 120.0
+"""How long the database may take for one of a step's transactions."""
 
 AFTER_FAILURE_S = 10.0
 """When a step that failed is tried again, unless it would be sooner."""
@@ -87,6 +109,7 @@ class Maintenance:
         self._look_around_at = 0.0
         self._seen: set[str] = set()  # steps that have something to do
         self._due_at: dict[str, float] = {}  # the others
+        self._listens_since = math.inf  # without a break
         self._keyless_after = 0
         self._tidier = Tidier(alias)
         self._steps = (
@@ -112,6 +135,7 @@ class Maintenance:
 
     def run(self) -> None:
         """Loop until `stop`; a database that is away is waited for, an error in one step stops no other."""
+        deadlines.allow_this_thread(LONGEST_STEP_S)
         while not self._stopping.is_set():
             sleep_s = self._round()
             if not self._stopping.is_set():
@@ -123,7 +147,9 @@ class Maintenance:
         self._seen.clear()
         self._awake_at = math.inf  # what is scheduled while it looks is looked for again
         self._alarm.clear()
-        sleep_s = self._guarded("due jobs", self._enqueue_due, LONGEST_SLEEP_S)
+        found_s = self._guarded("due jobs", self._enqueue_due, None)
+        self._listens_since = math.inf if found_s is None else min(self._listens_since, time.monotonic())
+        sleep_s = LONGEST_SLEEP_S if found_s is None else found_s
         for step in self._steps:
             is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
@@ -145,7 +171,8 @@ class Maintenance:
             self._alarm.set()
 
     def run_once(self) -> None:
-        """Every step once, until nothing is left to do: for commands and tests."""
+        """Every step once, until nothing is left to do: for commands and tests. As if it had listened all the time."""
+        self._listens_since = -math.inf
         while self._enqueue_due() <= 0:
             pass
         for step in self._steps:
@@ -220,6 +247,8 @@ class Maintenance:
 
     def _lose(self) -> bool:
         timeout_s = conf.get("WORKER_TIMEOUT")
+        if time.monotonic() - self._listens_since < min(timeout_s, HEARD_WITHIN_S):
+            return False
         return self._give_up(workers.silent(timeout_s, using=self.alias))
 
     def _lose_vanished(self) -> bool:

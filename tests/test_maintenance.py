@@ -143,6 +143,32 @@ def test_a_worker_that_fell_silent_is_given_up_and_named():
     assert set(WorkerProcess.objects.values_list("wid", flat=True)) == {"lively", "never-beat"}
 
 
+def test_after_an_outage_workers_have_time_to_be_heard_before_they_count_as_lost(monkeypatch):
+    """W20: while no node was there, or no database, nobody could hear them."""
+    WorkerFactory(wid="not heard", beat_at=ago(seconds=300))
+    upkeeper = Maintenance("default")
+    upkeeper._round()
+    assert WorkerProcess.objects.exists(), "the node has just started"
+    with monkeypatch.context() as away:
+        away.setattr(maintenance.looking, "look", fail_with(BrokerUnavailable("away")))
+        upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
+        upkeeper._round()
+    upkeeper._look_around_at = time.monotonic()
+    upkeeper._round()
+    assert WorkerProcess.objects.exists(), "the database was away just now"
+    upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
+    upkeeper._look_around_at = time.monotonic()
+    upkeeper._round()
+    assert not WorkerProcess.objects.exists()
+
+
+def fail_with(error):
+    def fail(**_):
+        raise error
+
+    return fail
+
+
 def test_a_job_claimed_for_a_worker_that_was_given_up_meanwhile_returns_too():
     """W20: the claim was on its way when the worker was killed and given up."""
     orphan = JobFactory(working=True, wid="given-up", started_at=ago(seconds=11))
@@ -250,6 +276,7 @@ def test_what_a_look_sees_is_done_in_the_same_round():
     """W19, W20: what is over is noticed within the time between two looks around."""
     upkeeper = Maintenance("default")
     upkeeper._round()
+    upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
     overdue = JobFactory(working=True, reserved_until=ago(seconds=1), wid="")
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))
     late = JobFactory(expires_at=ago(seconds=1))

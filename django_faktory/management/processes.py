@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
 
-from .. import brokers, conf, tls, wakeups
+from .. import brokers, conf, deadlines, tls, wakeups
 from ..brokers import Broker
 from ..errors import FaktoryError
 from ..maintenance import Maintenance
@@ -88,6 +88,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     """Server and maintenance, in one process."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     host, port = plan.address
+    deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     crier = wakeups.Crier(plan.alias)
     listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
     context = tls.server_context(*plan.tls) if plan.tls else None
@@ -114,6 +115,8 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
 def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """One worker; the first of them keeps house where no server of this plan does."""
     recorder = Recorder()
+    if plan.alias:
+        deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     broker = brokers.working_broker(recorder) if plan.alias else broker_of(plan)
     worker = Worker(
         broker,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 MAX_BATCH = 500
 """The weight of a transaction, a plain command being 1: so much that its own cost vanishes, so little that it
 stays short."""
+
+COMPLAIN_EVERY_S = 5.0
+"""A database that is away is told of as often, however many commands it fails."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -43,6 +47,8 @@ class Lane(Generic[Item, Answer]):
         self._carry_out, self._weigh, self._reset, self._loop = carry_out, weigh, reset, loop
         self._free = width
         self._is_called = False
+        self._failed = 0  # since it was last told
+        self._complain_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
         self._batches: SimpleQueue[list[tuple[Item, Callable[[Answer | FaktoryError], object]]] | None] = SimpleQueue()
         self._idle = asyncio.Event()
@@ -111,7 +117,7 @@ class Lane(Generic[Item, Answer]):
         try:
             return self._carry_out(items)
         except BrokerUnavailable as error:
-            logger.warning("database unavailable commands=%d error=%s", len(items), error)
+            self._complain(len(items), error)
             self._reset()
             return [BrokerUnavailable("database unavailable")] * len(items)
         except Exception as error:  # one poisoned command must not fail its neighbours, nor end the lane
@@ -122,3 +128,9 @@ class Lane(Generic[Item, Answer]):
                 return [error]
             logger.exception("command failed item=%.200r", items[0])
             return [FaktoryError("internal error")]
+
+    def _complain(self, commands: int, error: BrokerUnavailable) -> None:
+        self._failed += commands
+        if (now := time.monotonic()) >= self._complain_at:
+            logger.warning("database unavailable commands=%d error=%s", self._failed, error)
+            self._failed, self._complain_at = 0, now + COMPLAIN_EVERY_S

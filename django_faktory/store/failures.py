@@ -100,8 +100,8 @@ def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_f
         lost += count
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
     # Read before: MariaDB's DELETE would lock what it reads.
-    free = set(wids) - set(working.values_list("wid", flat=True))
-    WorkerProcess.objects.using(using).filter(wid__in=free).delete()
+    free = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
+    run(using, lambda _: WorkerProcess.objects.using(using).filter(wid__in=free).delete(), atomic=False)
     return lost
 
 

@@ -224,7 +224,7 @@ def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
 def extend(wids: Collection[str], *, using: str) -> int:
     """Let the locks of these workers live on; returns how many there were. One that nobody took meanwhile revives."""
     locks = JobLock.objects.using(using).filter(wid__in=[wid for wid in wids if wid])
-    return _extend(locks) if locks.exists() else 0
+    return _extend(locks) if run(using, lambda _: locks.exists(), atomic=False) else 0
 
 
 def extend_held(tokens: Collection[int], *, using: str) -> set[int]:

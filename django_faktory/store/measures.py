@@ -57,10 +57,14 @@ def purge(*, using: str, kept_for_s: float) -> int:
     """Forget minutes that are long over, at most `CHUNK`; returns how many rows went."""
     measures = Measure.objects.using(using)
     old = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
-    ids = list(old.order_by("minute").values_list("pk", flat=True)[:CHUNK])
-    if ids:
-        measures.filter(pk__in=ids).delete()
-    return len(ids)
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        ids = list(old.order_by("minute").values_list("pk", flat=True)[:CHUNK])
+        if ids:
+            measures.filter(pk__in=ids).delete()
+        return len(ids)
+
+    return run(using, verb, atomic=False)
 
 
 def ever(*, using: str) -> dict[tuple[str, str], Series]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from django.db.models import QuerySet
 
 from .. import jsontext
 from ..errors import InvalidPayload
 from ..lifecycle import State
 from ..models import Job, Tracking
+from .transactions import run
 
 CHUNK = 500
 
@@ -29,13 +32,19 @@ def outcomes(jids: Collection[str], *, using: str) -> list[Outcome]:
     """Of those that are stored, in no order."""
     found = []
     for chunk in _chunks(jids):
-        told = dict(Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent"))
+        said = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
+        told = dict(_rows(said))
         rows = Job.objects.using(using).filter(jid__in=chunk)
-        for jid, state, result, errtype, failure in rows.values_list("jid", "state", "result", "errtype", "failure"):
+        stored = rows.values_list("jid", "state", "result", "errtype", "failure")
+        for jid, state, result, errtype, failure in _rows(stored):
             has_failed = state in ENDS and state != State.SUCCEEDED
             error = _error(State(state), errtype, failure) if has_failed else ""
             found.append(Outcome(jid, state in ENDS, result, error, told.get(jid)))
     return found
+
+
+def _rows(found: QuerySet[Any, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return run(found.db, lambda _: list(found), atomic=False)
 
 
 def _error(state: State, errtype: str, failure: str) -> str:

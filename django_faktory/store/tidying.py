@@ -11,8 +11,11 @@ import threading
 import time
 
 from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..errors import BrokerUnavailable
 from .dialects.base import JOB
+from .transactions import run
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +41,21 @@ def dead_rows(*, using: str) -> int:
 
     0 where another one is at it, and on databases that clean up by themselves.
     """
-    connection = connections[using]
-    if connection.vendor != "postgresql":
+    if connections[using].vendor != "postgresql":
         return 0
-    with connection.cursor() as cursor:
-        cursor.execute(_DEAD, [JOB])
-        row = cursor.fetchone()
-    return row[0] if row else 0
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(_DEAD, [JOB])
+            row = cursor.fetchone()
+        return int(row[0]) if row else 0
+
+    return run(using, verb, atomic=False)
 
 
 def vacuum(*, using: str) -> None:
-    """Clean up the table of jobs. Not inside a transaction; nobody waits for it, but who alters the table."""
+    """Clean up the table of jobs. Not inside a transaction, and however long it takes: nobody waits for it, but who
+    alters the table."""
     with connections[using].cursor() as cursor:
         cursor.execute(_VACUUM)
 
@@ -85,7 +92,7 @@ class Tidier:
             vacuum(using=self.alias)
             self._left = dead_rows(using=self.alias)
             logger.debug("vacuumed seconds=%.2f left=%d", time.monotonic() - began, self._left)
-        except Error as error:
+        except (Error, BrokerUnavailable) as error:
             logger.warning("could not vacuum the table of jobs error=%s", error)
         finally:
             self._rests_until = time.monotonic() + REST * (time.monotonic() - began)

@@ -10,9 +10,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..errors import BrokerUnavailable
@@ -21,8 +22,13 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 6
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
+_READ_ONLY = frozenset({"25006", 1290, 1792})
+"""A primary that has become a standby: the next connection may find the new one."""
 
 T = TypeVar("T")
+
+around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
+"""What a process has set around each attempt: a limit to how long it may wait, see `deadlines`."""
 
 
 def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = True) -> T:
@@ -37,11 +43,14 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
         return verb(connection)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            if not atomic:
-                return verb(connection)
-            with transaction.atomic(using=alias):
-                return verb(connection)
-        except (OperationalError, InterfaceError) as error:
+            with around(connection):
+                if not atomic:
+                    return verb(connection)
+                with transaction.atomic(using=alias):
+                    return verb(connection)
+        except (OperationalError, InterfaceError, InternalError) as error:
+            if isinstance(error, InternalError) and _code(error) not in _READ_ONLY:
+                raise
             if attempt == ATTEMPTS or not is_collision(error):
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}") from error
@@ -52,11 +61,16 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
 
 def is_collision(error: Exception) -> bool:
     """Whether the same transaction may well pass when it is tried again."""
-    cause = error.__cause__
-    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else None)
+    code = _code(error)
     if code in _COLLISIONS:
         return True
     return isinstance(code, str) and ("database is locked" in code or "database table is locked" in code)
+
+
+def _code(error: Exception) -> object:
+    """SQLSTATE, or the server's own number; where there is neither, what the error says."""
+    cause = error.__cause__
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else None)
 
 
 def first_line(error: BaseException) -> str:

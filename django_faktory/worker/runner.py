@@ -193,17 +193,21 @@ class Worker:
         self._held.wait_empty(deadline - time.monotonic())
         self._fail_the_rest()
         has_ended = self._executors.close(time.monotonic() + 0.5)
-        self._flush(max(deadline, time.monotonic()) + FLUSH_S)
+        is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         self._heartbeat.stop()
         self._keeper.stop()
         self._loops["locks"].join(0.5)
         self._loops["beat"].join(0.5)
-        self._say_goodbye()
+        if is_heard:
+            self._say_goodbye()
         logger.info("worker stopped wid=%s", self.wid)
         return has_ended
 
-    def _flush(self, deadline: float) -> None:
-        """Let the reports be told: jobs that ended early leave them the rest of the time there is to stop."""
+    def _flush(self, deadline: float) -> bool:
+        """Let the reports be told: jobs that ended early leave them the rest of the time there is to stop.
+
+        False where they could not be: then a goodbye would not be heard either, and would wait for that.
+        """
         reporting = self._loops["report"]
         self._reporter.close(deadline)
         reporting.join(max(0.0, deadline - time.monotonic()) + 0.5)
@@ -213,6 +217,7 @@ class Worker:
                 self.wid,
                 1 + self._held.finished.qsize(),
             )
+        return not reporting.is_alive()
 
     def _fail_the_rest(self) -> None:
         for job in self._held.abandon():

@@ -102,3 +102,21 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
         run("default", end_own_session)
     jobs.push([payload()], using="default")
     assert Job.objects.count() == 1
+
+
+TAKE_NO_WRITES = {
+    "postgresql": "SET default_transaction_read_only = on",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "sqlite": "PRAGMA query_only = on",
+}
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_connection(atomic):
+    """A primary that has become a standby; where it is now, the next connection may find."""
+    with connection.cursor() as cursor:
+        cursor.execute(TAKE_NO_WRITES[connection.vendor])
+    with pytest.raises(BrokerUnavailable, match=r"(?i)database unavailable: .*read.?only"):
+        run("default", lambda _: JobFactory(), atomic=atomic)
+    run("default", lambda _: JobFactory(), atomic=atomic)
+    assert Job.objects.count() == 1

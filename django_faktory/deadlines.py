@@ -1,0 +1,100 @@
+"""No verb waits for ever: a connection on which the database says nothing is cut, which its driver tells as a lost one.
+
+A network that swallows packets, a pooler that hangs, a server that stands still: the socket stays open, nothing comes,
+and drivers wait. Long-running programs of ours (`runfaktory`) ask for limits; web requests have those of their project.
+Source: reliability class D2.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .store import transactions
+
+logger = logging.getLogger(__name__)
+
+CONNECT_WITHIN_S = 5
+LOOK_EVERY_S = 1.0
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    # The last two: a host that is gone is noticed by the system within half a minute.
+    "postgresql": {"connect_timeout": CONNECT_WITHIN_S, "keepalives_idle": 20, "tcp_user_timeout": 30_000},
+    "mysql": {"connect_timeout": CONNECT_WITHIN_S, "read_timeout": 60, "write_timeout": 60},
+}
+
+_of_process: _Watch | None = None
+_of_thread = threading.local()
+
+
+def enforce(alias: str, within_s: float) -> None:
+    """From now on a verb of this process may wait so long for its database; call it before there are connections.
+
+    Only PostgreSQL's drivers let a thread that waits be woken; MariaDB's have limits of their own for each answer,
+    which are set here where the project has not.
+    """
+    global _of_process  # noqa: PLW0603  (one thread looks after all)
+    connection = connections[alias]
+    options = connection.settings_dict.setdefault("OPTIONS", {})
+    for name, value in _DEFAULTS.get(connection.vendor, {}).items():
+        options.setdefault(name, value)
+    if connection.vendor == "postgresql":
+        _of_process = _Watch(within_s)
+        transactions.around = _limited
+
+
+def allow_this_thread(seconds: float) -> None:
+    """Upkeep reads more than a verb does."""
+    _of_thread.within_s = seconds
+
+
+@contextmanager
+def _limited(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """While this lasts, the connection is cut when the time is over."""
+    watch = _of_process
+    if watch is None:
+        yield
+        return
+    me = threading.get_ident()
+    watch.running[me] = (time.monotonic() + getattr(_of_thread, "within_s", watch.within_s), connection)
+    try:
+        yield
+    finally:
+        watch.running.pop(me, None)
+
+
+class _Watch:
+    """A thread that looks whose time is over."""
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
+        threading.Thread(target=self._run, name="faktory-deadlines", daemon=True).start()
+
+    def _run(self) -> None:
+        while _of_process is None or _of_process is self:
+            time.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            for thread, entry in list(self.running.items()):
+                if entry and now >= entry[0]:
+                    self.running[thread] = None  # once
+                    _cut(entry[1])
+
+
+def _cut(connection: BaseDatabaseWrapper) -> None:
+    """End the connection under the thread that waits on it: a copy of its socket is shut down."""
+    if (session := connection.connection) is None:
+        return  # it is being made, for which there is a time of its own
+    with suppress(Exception):  # a driver's own errors: it has ended meanwhile
+        with socket.socket(fileno=os.dup(session.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+        logger.warning("the database says nothing, the connection is cut alias=%s", connection.alias)

@@ -1,0 +1,143 @@
+"""A client in a process of its own, that makes jobs or takes them, over the wire, and notes each step.
+
+`python -m tests.faults.client FOLDER NAME make QUEUE JOBTYPE` or `… take QUEUE`. It goes from node to node as it finds
+them in FOLDER/nodes, until there is a file FOLDER/make-ends or FOLDER/take-ends. Knows neither Django nor the store.
+"""
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from tests.faults.history import Scribe
+from tests.server.raw import RawClient, worker
+
+TIMEOUT_S = 5
+BEAT_EVERY_S = 1.0
+FAILING = 40
+"""Each job of so many fails, and has no retry."""
+
+
+class Client:
+    def __init__(self, folder, name):
+        self.folder, self.name = Path(folder), name
+        self.scribe = Scribe(folder, name)
+        self.chance = random.Random()
+        self._client = None
+
+    def hello(self):
+        """What it says of itself when it connects."""
+        return {}
+
+    def ask(self, line):
+        """The reply; b"" where there was none. Connects until it can."""
+        while self._client is None:
+            self._connect()
+        try:
+            told = self._client.ask(line)
+        except OSError:
+            told = b""
+        if told == b"":
+            self.leave()
+        return told
+
+    def insist(self, line):
+        """Say it until it is heard: taken, or the job is gone, since an answer before this one was lost."""
+        while True:
+            told = self.ask(line)
+            if told[:1] == b"+" or told.startswith(b"-ERR Job not found"):
+                return
+            if told:
+                self.scribe.note("told", told.decode(errors="replace").replace(" ", "_"))
+                time.sleep(0.05)
+
+    def leave(self):
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _connect(self):
+        try:
+            host, port = self.chance.choice((self.folder / "nodes").read_text().split()).rsplit(":", 1)
+            self._client = RawClient.identified((host, int(port)), timeout_s=TIMEOUT_S, **self.hello())
+        except (OSError, AssertionError):  # refused, reset, or closed before HELLO was answered
+            time.sleep(0.05)
+
+
+class Maker(Client):
+    """Pushes each job once: where no answer comes, nobody knows whether it is there."""
+
+    def run(self, queue, jobtype):
+        number = 0
+        while not (self.folder / "make-ends").exists():
+            while self._client is None:
+                self._connect()
+            jid = f"{self.name}-{number:06d}"
+            job = {"jid": jid, "jobtype": jobtype, "queue": queue, "args": [number]}
+            if number % FAILING == 0:
+                job["retry"] = 0
+            self.scribe.note("sent", jid)
+            told = self.ask("PUSH " + json.dumps(job))
+            number += 1
+            if told == b"+OK":
+                self.scribe.note("ok", jid)
+            elif told:
+                self.scribe.note("refused", jid, told.decode(errors="replace").replace(" ", "_"))
+
+
+class Taker(Client):
+    """Runs one job at a time. Who did not hear what a FETCH brought is a new worker after that: the old one is lost,
+    and its job comes back."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._lives = 0
+        self._begin_anew()
+
+    def hello(self):
+        return worker(self.wid)
+
+    def run(self, queue):
+        while not (self.folder / "take-ends").exists():
+            if time.monotonic() - self._beaten_at > BEAT_EVERY_S:
+                self.beat()
+            told = self.ask(f"FETCH {queue}")
+            if told == b"":
+                self._begin_anew()
+            elif told is None:
+                pass
+            elif told.startswith(b"-"):
+                self.scribe.note("told", told.decode(errors="replace").replace(" ", "_"))
+                self._begin_anew()
+            else:
+                self._work(json.loads(told))
+
+    def beat(self):
+        told = self.ask("BEAT " + json.dumps({"wid": self.wid}))
+        if told and not told.startswith(b"-"):
+            self._beaten_at = time.monotonic()
+
+    def _begin_anew(self):
+        self.leave()
+        self._lives += 1
+        self.wid = f"{self.name}-{self._lives}"
+        self._beaten_at = float("-inf")
+
+    def _work(self, job):
+        jid = job["jid"]
+        self.scribe.note("begin", jid, self.wid)
+        time.sleep(self.chance.choice((0.0, 0.0, 0.0, 0.02)))
+        self.scribe.note("end", jid, self.wid)
+        if job.get("retry") == 0:
+            self.insist("FAIL " + json.dumps({"jid": jid, "errtype": "E", "message": "as it was told"}))
+        else:
+            self.insist("ACK " + json.dumps({"jid": jid}))
+        self.scribe.note("acked", jid, self.wid)
+
+
+ROLES = {"make": Maker, "take": Taker}
+
+if __name__ == "__main__":
+    folder, name, role, *more = sys.argv[1:]
+    ROLES[role](folder, name).run(*more)

@@ -1,0 +1,102 @@
+"""Wires that reset, fall silent, are slow, or pass a byte at a time: to the server, and from it to the database."""
+
+import random
+import time
+from contextlib import closing
+
+import pytest
+
+from tests.faults.proxy import Proxy
+from tests.faults.size import JOBS, scaled
+from tests.server.raw import RawClient, push
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 + JOBS // 5)]
+MAKERS, TAKERS = 3, 5
+STEP = "tests.faults.tasks.step"
+STOP_WITHIN_S = 30
+
+
+@pytest.fixture
+def proxies():
+    made = []
+
+    def start(target):
+        made.append(Proxy(target))
+        return made[-1]
+
+    yield start
+    for proxy in made:
+        proxy.close()
+
+
+def modes():
+    """Each at least once."""
+    often = scaled(2)
+    return random.sample(Proxy.MODES * often, len(Proxy.MODES) * often)
+
+
+def test_a_bad_wire_between_clients_and_server_costs_no_job(arena, database, proxies):
+    """FI-5."""
+    run, wires = arena(database), []
+
+    def through_wire(address):
+        host, port = address.rsplit(":", 1)
+        wires.append(proxies((host, int(port))))
+        return wires[0].address
+
+    run.start_node(at=through_wire)
+    run.start_takers(TAKERS)
+    run.start_makers(MAKERS)
+    harms = modes()
+    for mode in harms:
+        run.goes_on("acked", max(20, JOBS // len(harms) // 2))
+        wires[0].harm(mode)
+        time.sleep(random.uniform(1, 6))
+        wires[0].harm("")
+    run.goes_on("acked", 5)
+    found = run.verdict()
+    assert found.lost == found.made_up == found.stuck == set()
+    assert len(found.unsure) <= MAKERS * len(harms) * 4, "one for each connection that was cut or timed out"
+    assert found.doubled.total() <= TAKERS * len(harms)
+    assert run.all_alive()
+
+
+def test_a_bad_wire_to_the_database_costs_no_job(arena, cluster, proxies):
+    """FI-5."""
+    run = arena(cluster)
+    wire = proxies(("127.0.0.1", cluster.port))
+    far = cluster.address("127.0.0.1", wire.port)
+    run.start_node(environment=far)
+    run.start_workers(environment=far)
+    run.start_takers(TAKERS, queue="a")
+    run.start_makers(MAKERS, queue="a")
+    run.start_makers(1, jobtype=STEP)
+    run.goes_on("acked", 10)
+    harms = modes()
+    for mode in harms:
+        wire.harm(mode)
+        time.sleep(random.uniform(1, 6))
+        wire.harm("")
+        run.goes_on("acked", max(10, JOBS // len(harms) // 2))
+    found = run.verdict()
+    assert found.lost == found.made_up == found.stuck == set()
+    assert run.all_alive()
+
+
+def test_while_the_database_says_nothing_clients_are_told_and_all_can_be_stopped(arena, cluster, proxies):
+    """FI-5, D2: connections stand, and nothing comes."""
+    run = arena(cluster)
+    wire = proxies(("127.0.0.1", cluster.port))
+    far = cluster.address("127.0.0.1", wire.port)
+    node = run.start_node(environment=far)
+    pool = run.start_workers(environment=far)
+    run.start_makers(2, jobtype=STEP)
+    run.goes_on("end", 20)
+    with closing(RawClient.identified(run.address(node), timeout_s=60)) as client:
+        wire.harm("silence")
+        begun = time.monotonic()
+        assert client.ask(push(jid="not-heard")).startswith(b"-ERR database unavailable")
+        print(f"refused after {time.monotonic() - begun:.1f} s")  # noqa: T201
+    stops = [run.stop_node(node), run.stop(pool)]
+    print(f"ended after {stops}")  # noqa: T201
+    assert max(took for _, took in stops) <= STOP_WITHIN_S

@@ -1,0 +1,69 @@
+"""Servers that are killed, or leave as they should, while clients push and work."""
+
+import time
+
+import pytest
+
+from tests.faults.arena import pause_of_chance
+from tests.faults.size import JOBS, scaled
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300 + JOBS // 5)]
+MAKERS, TAKERS = 4, 6
+
+
+def test_killed_again_and_again_a_server_loses_nothing_it_accepted(arena, database):
+    """FI-1, and on SQLite FI-10."""
+    run = arena(database)
+    run.start_node()
+    run.start_takers(TAKERS)
+    run.start_makers(MAKERS)
+    slowest_s, kills = 0.0, scaled(10)
+    for _ in range(kills):
+        run.goes_on("ok", JOBS // kills)
+        time.sleep(pause_of_chance())
+        run.kill_node(run.nodes()[0])
+        run.start_node()
+        slowest_s = max(slowest_s, run.goes_on("ok"))
+    found = run.verdict()
+    print(f"{kills} kills, pushed again {slowest_s:.1f} s after the new server listened at the latest")  # noqa: T201
+    assert found.lost == found.made_up == found.stuck == set()
+    assert len(found.unsure) <= MAKERS * kills
+    assert found.doubled.total() == 0, "every taker lived, and its ACK was heard in the end"
+    assert database.is_sound()
+    assert "locked" not in str(run.history()["told"] + run.history()["refused"])
+
+
+def test_servers_that_are_replaced_one_by_one_lose_and_double_nothing(arena, database):
+    """FI-9."""
+    run = arena(database)
+    run.start_node(), run.start_node()
+    run.start_takers(TAKERS)
+    run.start_makers(MAKERS)
+    ends = []
+    for _ in range(scaled(10)):
+        run.start_node()
+        run.goes_on("ok", JOBS // scaled(10))
+        ends.append(run.stop_node(run.nodes()[0]))
+    found = run.verdict()
+    print(f"ended after {max(took for _, took in ends):.1f} s at the latest")  # noqa: T201
+    assert found.lost == found.made_up == found.stuck == set()
+    assert found.doubled.total() == 0
+    assert [code for code, _ in ends] == [0] * len(ends)
+    assert max(took for _, took in ends) <= 30
+
+
+def test_of_three_servers_two_may_die_at_once(arena, database):
+    run = arena(database)
+    for _ in range(3):
+        run.start_node()
+    run.start_takers(TAKERS)
+    run.start_makers(MAKERS)
+    for _ in range(scaled(4)):
+        run.goes_on("ok", JOBS // scaled(4))
+        for number in run.nodes()[:2]:
+            run.kill_node(number)
+        run.goes_on("end", 5)
+        run.start_node(), run.start_node()
+    found = run.verdict()
+    assert found.lost == found.made_up == found.stuck == set()
+    assert found.doubled.total() == 0

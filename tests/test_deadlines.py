@@ -1,0 +1,60 @@
+"""A database that says nothing is not waited for longer than set."""
+
+import time
+
+import pytest
+from django.db import connection
+
+from django_faktory import deadlines
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.store import transactions
+from django_faktory.store.transactions import run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Set one for this process until the test ends; the connection's settings stay as they are."""
+    monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(deadlines, "_of_process", None)
+    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
+    if connection.vendor != "postgresql":
+        pytest.skip("others' drivers cannot be woken, and have limits of their own")
+    yield lambda within_s: deadlines.enforce("default", within_s)
+    connection.close()
+
+
+def sleep(seconds):
+    def verb(at):
+        with at.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(%s)", [seconds])
+        return "done"
+
+    return verb
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_verb_whose_time_is_over_is_told_and_the_next_has_a_new_connection(limits, atomic):
+    limits(0.2)
+    began_at = time.monotonic()
+    with pytest.raises(BrokerUnavailable):
+        run("default", sleep(60), atomic=atomic)
+    assert time.monotonic() - began_at < 50
+    assert run("default", sleep(0), atomic=atomic) == "done"
+
+
+def test_verbs_in_time_are_left_alone_however_many_there_are(limits):
+    limits(30)
+    assert [run("default", sleep(0.06)) for _ in range(5)] == ["done"] * 5
+
+
+def test_a_thread_may_be_allowed_more(limits, monkeypatch):
+    limits(0.1)
+    monkeypatch.setattr(deadlines._of_thread, "within_s", 60, raising=False)
+    assert run("default", sleep(0.5)) == "done"
+
+
+def test_without_a_limit_nothing_is_cut():
+    assert run("default", lambda _: "done") == "done"
