@@ -12,6 +12,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.views.decorators.debug import sensitive_variables
 
 DEFAULTS: dict[str, Any] = {
     # where jobs live
@@ -21,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     # server
     "BIND": "127.0.0.1:7419",
     "PASSWORD": "",
+    "PASSWORD_TRIES": 20,
     "TLS_CERT": "",
     "TLS_KEY": "",
     "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
@@ -28,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "HELLO_TIMEOUT": 5.0,
     "COMMAND_TIMEOUT": 60.0,
     "ALLOW_FLUSH": None,
+    "REFUSED_COMMANDS": [],
     # worker
     "PROCESSES": None,
     "CONCURRENCY": 5,
@@ -69,6 +72,7 @@ DOCS: dict[str, str] = {
     "OUTBOX": "Aliases whose transactions enqueue tasks while jobs live elsewhere; `None`: `default`, where they do.",
     "BIND": "HOST:PORT the server listens on.",
     "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
+    "PASSWORD_TRIES": "Wrong passwords an address may send in a minute; then it is turned away. 0: any number.",
     "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
     "TLS_KEY": "PEM file with the certificate's private key; where it is empty, the key is in the file of `TLS_CERT`.",
     "MAX_COMMAND_BYTES": "Longest command line, in bytes.",
@@ -76,6 +80,7 @@ DOCS: dict[str, str] = {
     "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO; as many for the TLS handshake before it.",
     "COMMAND_TIMEOUT": "Seconds a command line may take from its first byte to its end.",
     "ALLOW_FLUSH": "Whether FLUSH, which forgets all jobs, is carried out; `None`: where `DEBUG` is true.",
+    "REFUSED_COMMANDS": "Commands the server refuses: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, `QUEUE REMOVE`.",
     "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
     "CONCURRENCY": "Threads in each worker process.",
     "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",
@@ -106,6 +111,13 @@ DOCS: dict[str, str] = {
 }
 
 
+SECRET = frozenset({"PASSWORD", "METRICS_TOKEN", "GEARMONKEY_URL"})
+"""Settings whose values are shown nowhere."""
+
+REFUSABLE = ("MUTATE", "QUEUE PAUSE", "QUEUE RESUME", "QUEUE REMOVE")
+"""What `REFUSED_COMMANDS` may name; FLUSH has a setting of its own."""
+
+
 def get(name: str) -> Any:
     """The value of `FAKTORY[name]`, or its default. Read at each call, so that override_settings works."""
     return configured().get(name, DEFAULTS[name])
@@ -134,6 +146,7 @@ def allows_flush() -> bool:
     return bool(settings.DEBUG if allowed is None else allowed)
 
 
+@sensitive_variables()
 def password() -> str:
     """The server's password: `FAKTORY_PASSWORD`, else the setting; "" is none. A path is read, its line end cut.
 
@@ -159,6 +172,7 @@ def password() -> str:
     )
 
 
+@sensitive_variables()
 def url() -> str:
     """The Faktory server clients talk to: by `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default."""
     provider = os.environ.get("FAKTORY_PROVIDER")

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from django.views.decorators.debug import sensitive_variables
+
 from .. import tls
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from ..payloads import WorkerIdentity
@@ -51,6 +53,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
+@sensitive_variables()
 def parse_url(url: str) -> Address:
     """Read `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…[?ca=FILE]`; the user's name and other parts are not looked at.
 

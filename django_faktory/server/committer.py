@@ -8,7 +8,6 @@ go back to the event loop after the broker has committed (W29).
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from ..errors import BrokerUnavailable, FaktoryError
+from ..logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_BATCH = 500
 """The weight of a transaction, a plain command being 1: so much that its own cost vanishes, so little that it

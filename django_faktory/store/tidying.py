@@ -6,15 +6,15 @@ a minute, by when a fast queue has left a million.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
 from django.db import Error, connections
 
+from ..logs import get_logger
 from .dialects.base import JOB
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DEAD_ROWS = 50_000
 """Walking over so many costs a claim a quarter of a millisecond, cleaning them up a tenth of a second."""

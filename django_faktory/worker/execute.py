@@ -44,6 +44,7 @@ from ..errors import (
 )
 from ..jsonvalues import encoded, normalized
 from ..lifecycle import State, outcome_of_failure
+from ..logs import get_logger
 from ..payloads import Ack, Failure, Reservation
 from ..results import Attempt, Call, call_of, failures_of, running, task_error
 from ..tasks import FaktoryTask, lookup
@@ -51,7 +52,7 @@ from .calling import acall, call
 from .connections import forget, in_transaction, tidy
 from .stopping import Stoppable
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _IMPOSED = (Cancelled, InvalidArgument, MissingObject, TaskTimeout)
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"

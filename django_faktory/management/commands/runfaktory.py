@@ -19,7 +19,7 @@ from ... import conf, tasks
 from ...task_checks import broken_modules
 from ...worker.launch import CANNOT_START
 from .. import orders
-from ..plan import make_plan
+from ..plan import make_plan, open_doors
 from ..processes import play, supervise
 from ..reloading import parent_to_stop_without, run_with_reloader
 
@@ -91,6 +91,8 @@ class Command(BaseCommand):
                 _require_migrations(plan.alias)
                 self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
+        for warning in open_doors(plan, shows_url=bool(options["url"])):
+            self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {plan}")
         code = supervise(plan, parent=parent_to_stop_without(), may_become_slim=self._is_program)
         if code:
