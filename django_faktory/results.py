@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from . import brokers, errors, jsontext
+from . import brokers, errors, jsontext, redaction
 from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
 from .errors import InvalidPayload
 from .lifecycle import State
@@ -106,12 +106,18 @@ def call_of(text: str) -> Call:
         raise InvalidPayload(f"invalid job: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
     """Django's TaskResult, of a job."""
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
+
+    def __repr__(self) -> str:
+        """Without its errors and, where the project hides arguments, with what may be seen of them only."""
+        jobtype = getattr(self.task, "jobtype", self.task.module_path)
+        args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
+        return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
 
     @property
     def progress(self) -> Tracked:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.utils.module_loading import import_string
+
 from . import conf
 
 
@@ -16,7 +18,17 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
+def _is_hook(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return value == "" or callable(import_string(value))
+    except Exception:  # noqa: BLE001  (importing runs anybody's code; whatever is wrong there, it cannot be used)
+        return False
+
+
 SECURITY_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "PASSWORD_TRIES": (_is_count, "a whole number, 0 or more"),
+    "REDACT": (_is_hook, "the dotted path of a function that takes a jobtype and arguments, or an empty text"),
     "REFUSED_COMMANDS": (_are_commands, f"a list of some of {', '.join(conf.REFUSABLE)}"),
 }

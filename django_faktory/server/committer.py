@@ -99,7 +99,7 @@ class Lane(Generic[Item, Answer]):
             try:
                 answer(told)
             except Exception:  # the others of the set wait for theirs
-                logger.exception("answer failed item=%.200r", item)
+                logger.exception("answer failed item=%s", _named(item))
 
     def _work(self) -> None:
         while (batch := self._batches.get()) is not None:
@@ -120,5 +120,10 @@ class Lane(Generic[Item, Answer]):
                 return [answer for item in items for answer in self._answers([item])]
             if isinstance(error, FaktoryError):
                 return [error]
-            logger.exception("command failed item=%.200r", items[0])
+            logger.exception("command failed item=%s", _named(items[0]))
             return [FaktoryError("internal error")]
+
+
+def _named(item: object) -> str:
+    """What it is and which job it is about; never what a client wrote into it."""
+    return f"{type(item).__name__} {getattr(item, 'jid', '')}".rstrip()
