@@ -20,10 +20,12 @@ from django.utils.duration import duration_iso_string
 
 from .errors import Discard, InvalidArgument, MissingObject
 from .jsonvalues import normalized, plain
+from .options import SEALED
 from .redaction import HIDDEN, is_on, told
 
 _OURS = (TypeError, ValueError, InvalidArgument, MissingObject)
 TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
+_TAKEN = {TYPE, MODEL, SEALED}
 
 _WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
     (datetime, "datetime", datetime.isoformat),  # before date: every datetime is one
@@ -101,7 +103,7 @@ def _written(value: Any) -> Any:
 def _mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
     """A user's dict; what looks like one of ours is wrapped, so that it arrives as it was."""
     written = {normalized(key): _written(item) for key, item in value.items()}
-    return {TYPE: "dict", VALUE: written} if TYPE in written or MODEL in written else written
+    return {TYPE: "dict", VALUE: written} if written.keys() & _TAKEN else written
 
 
 def _reference(instance: models.Model) -> dict[str, Any]:

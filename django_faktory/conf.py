@@ -47,6 +47,8 @@ DEFAULTS: dict[str, Any] = {
     "CRON": {},
     "LOCKET": {},
     "REDACT": "",
+    "ENCRYPT_ARGUMENTS": False,
+    "ENCRYPTION_KEYS": [],
     # GearMonkey
     "GEARMONKEY_URL": "",
     "GEARMONKEY_MODE": "direct",
@@ -96,6 +98,8 @@ DOCS: dict[str, str] = {
     "CRON": "Jobs that come again, by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
     "LOCKET": "Identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
     "REDACT": "Dotted path of a function `(jobtype, arguments)` that returns what people may see of them; empty: all.",
+    "ENCRYPT_ARGUMENTS": "Whether arguments and results of tasks are encrypted, unless the task says otherwise.",
+    "ENCRYPTION_KEYS": "Fernet keys of encrypted arguments: the first one encrypts, each of them decrypts.",
     "GEARMONKEY_URL": "Redis of the GearMonkey clients and workers; `GEARMONKEY_URL` of the environment wins.",
     "GEARMONKEY_MODE": '`"direct"`: jobs are run as they are taken; `"gateway"`: they become jobs of ours first.',
     "GEARMONKEY_FUNCTIONS": "Functions, and the names of the tasks that serve them, beside `@task(gearmonkey=…)`.",
@@ -113,7 +117,7 @@ DOCS: dict[str, str] = {
 }
 
 
-SECRET = frozenset({"PASSWORD", "METRICS_TOKEN", "GEARMONKEY_URL"})
+SECRET = frozenset({"ENCRYPTION_KEYS", "GEARMONKEY_URL", "METRICS_TOKEN", "PASSWORD"})
 """Settings whose values are shown nowhere."""
 
 REFUSABLE = ("MUTATE", "QUEUE PAUSE", "QUEUE RESUME", "QUEUE REMOVE")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from . import brokers, errors, jsontext, redaction
+from . import brokers, errors, jsontext, redaction, sealing
 from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
 from .errors import InvalidPayload
 from .lifecycle import State
@@ -62,6 +62,17 @@ class Call(msgspec.Struct):
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments; protocol clients that have none send none."""
         return (self.custom and self.custom.kwargs) or {}
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its arguments are encrypted."""
+        return sealing.is_sealed(self.args)
+
+    def opened(self) -> Call:
+        """The same with its arguments as they were given. Raises CannotDecrypt, InvalidPayload."""
+        args, kwargs = sealing.opened(self.jobtype, self.args)
+        custom = msgspec.structs.replace(self.custom or Custom(), kwargs=kwargs)
+        return msgspec.structs.replace(self, args=args, custom=custom)
 
     @property
     def bid(self) -> str:
@@ -117,6 +128,8 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """Without its errors and, where the project hides arguments, with what may be seen of them only."""
         jobtype = getattr(self.task, "jobtype", self.task.module_path)
         args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
+        if sealing.is_wanted(getattr(self.task, "encrypt", False)):
+            args = kwargs = redaction.HIDDEN
         return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
 
     @property
@@ -149,7 +162,8 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
         worker_ids=wids,
     )
     if job.result is not None:
-        object.__setattr__(result, "_return_value", jsontext.decode(job.result))
+        value = jsontext.decode(job.result)
+        object.__setattr__(result, "_return_value", sealing.opened_value(value) if call.is_sealed else value)
     return result
 
 

@@ -12,12 +12,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from django.core.checks import CheckMessage, Tags, Warning, register  # noqa: A004  (Django's name)
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
 from django.core.exceptions import ImproperlyConfigured
 
-from . import conf
+from . import conf, sealing
 from .brokers.connection import parse_url
 from .errors import FaktoryError
+from .tasks import registered
 
 SHORTEST = 16
 """Characters: a recorded handshake can be guessed at leisure, with some 100,000 tries a second on one processor."""
@@ -40,6 +41,16 @@ def check_bind(**_: Any) -> list[CheckMessage]:
             id="django_faktory.W060",
         )
     ]
+
+
+@register
+def check_encryption(**_: Any) -> list[CheckMessage]:
+    """What encrypts must be able to, before a job is refused for it."""
+    values, _password_of_it = _values()
+    is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or any(one.encrypt for one in registered())
+    trouble = sealing.problem() if is_asked_for else ""
+    hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+    return [Error(f"encryption of arguments: {trouble}", hint=hint, id="django_faktory.E060")] if trouble else []
 
 
 @register(Tags.security, deploy=True)

@@ -27,7 +27,13 @@ def _is_hook(value: Any) -> bool:
         return False
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+
+
 SECURITY_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "ENCRYPT_ARGUMENTS": (lambda value: isinstance(value, bool), "True or False"),
+    "ENCRYPTION_KEYS": (_are_texts, "a list of keys, each a text that Fernet.generate_key() makes"),
     "PASSWORD_TRIES": (_is_count, "a whole number, 0 or more"),
     "REDACT": (_is_hook, "the dotted path of a function that takes a jobtype and arguments, or an empty text"),
     "REFUSED_COMMANDS": (_are_commands, f"a list of some of {', '.join(conf.REFUSABLE)}"),

@@ -202,8 +202,8 @@ def _whole(entry: CronEntry) -> dict[str, Any]:
     told = _said_by(entry)
     return {
         **cron_entry_of(entry, runs[0] if runs else None),
-        **{field: told[field] for field in ("missed", "window", "overlap")},
         **cron_call_of(entry),
+        **{field: told[field] for field in ("missed", "window", "overlap")},
         "next_times": _next_times(entry),
         "runs": [cron_run_of(run) for run in runs],
     }

@@ -26,11 +26,12 @@ from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from .. import payloads
+from .. import payloads, sealing
 from ..brokers.base import Broker, Transaction
 from ..compat import TaskResultStatus, task_backends, task_finished, task_started
 from ..errors import (
     Cancelled,
+    CannotDecrypt,
     Discard,
     FaktoryError,
     InvalidArgument,
@@ -69,9 +70,12 @@ def prepare(reservation: Reservation) -> Execution | Failure:
     """Read a job and find its task. A Failure where either cannot be done: the job cannot run here."""
     try:
         call = call_of(reservation.text)
-        return Execution(reservation, call, lookup(call.jobtype))
+        task, is_sealed = lookup(call.jobtype), call.is_sealed
+        return Execution(reservation, call.opened() if is_sealed else call, task, is_sealed=is_sealed)
     except InvalidPayload as error:  # no retry can mend what is written
         return _refusal(reservation, error, verdict="kill")
+    except CannotDecrypt as error:  # another worker may have the key; a job without retries is kept, not dropped
+        return _refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
     except UnknownJobType as error:
         return _refusal(reservation, error)
 
@@ -80,16 +84,19 @@ class Execution:
     """One attempt at one job."""
 
     __slots__ = (
-        "_call", "_failures", "_is_over", "_is_unreadable", "_sender", "_value",
+        "_call", "_failures", "_is_over", "_is_sealed", "_is_unreadable", "_sender", "_value",
         "control", "reservation", "result", "task",
     )  # fmt: skip
 
-    def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
+    def __init__(
+        self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any], *, is_sealed: bool = False
+    ) -> None:
         self.reservation = reservation
         self.task = task
         self._call = call
         self._failures = failures_of(reservation.failure)
         self._sender = type(task_backends[task.backend])
+        self._is_sealed = is_sealed
         self._is_unreadable = False
         self._value: Any = None
         self._is_over = True
@@ -194,9 +201,14 @@ class Execution:
     def _ack(self, value: Any) -> Ack:
         self._is_unreadable = True
         job, self._value = self.reservation, normalized(value)
-        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=encoded(self._value))
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._kept())
         self._is_unreadable = False
         return report
+
+    def _kept(self) -> str:
+        """The result as it is stored: read by this project only, where its arguments are."""
+        text = encoded(self._value)
+        return encoded(sealing.seal_value(self._value)) if self._is_sealed else text
 
     def _succeeded(self) -> None:
         self._end(TaskResultStatus.SUCCESSFUL)

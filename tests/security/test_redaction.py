@@ -228,7 +228,8 @@ def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactiona
     events = []
     client = sentry_sdk.Client(
         dsn="http://key@127.0.0.1:1/1", include_local_variables=False,
-        before_send=lambda event, _: events.append(str(event)), default_integrations=False, auto_enabling_integrations=False,
+        before_send=lambda event, _: events.append(str(event)), default_integrations=False,
+        auto_enabling_integrations=False,
     )  # fmt: skip
     with hidden:
         result = stumbles.enqueue(MARKER, also=MARKER)
