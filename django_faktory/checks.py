@@ -368,6 +368,8 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "SHUTDOWN_TIMEOUT": _seconds(0),
     "BEAT_INTERVAL": _seconds(0.1),
     "POLL_INTERVAL": _seconds(0.01),
+    "UNKNOWN_JOBTYPE_GRACE": _seconds(0),
+    "MIGRATIONS_WAIT": _seconds(0),
     "MAX_ATTEMPTS": _whole(1),
     "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
     "RESULT_TTL": _whole(0),

@@ -123,7 +123,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retry_in_s: float | None = None
     """The task's own wish; None: the protocol's backoff."""
     verdict: str = ""
-    """"" as the retry count says; "kill" to dead at once; "discard" gone at once."""
+    """"" as the retry count says; "kill" to dead at once; "discard" gone at once; "later": it was
+    not begun, waits for `retry_in_s` and uses no retry, where the broker can do that."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):

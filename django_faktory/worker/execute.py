@@ -51,6 +51,7 @@ from ..results import Attempt, Call, call_of, failures_of, running, task_error
 from ..tasks import FaktoryTask, lookup
 from .calling import acall, call
 from .connections import forget, in_transaction, tidy
+from .newer import left_for_newer
 from .stopping import Stoppable
 
 logger = get_logger(__name__)
@@ -77,7 +78,7 @@ def prepare(reservation: Reservation) -> Execution | Failure:
     except CannotDecrypt as error:  # another worker may have the key; a job without retries is kept, not dropped
         return _refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
     except UnknownJobType as error:
-        return _refusal(reservation, error)
+        return left_for_newer(reservation, call.at, error) or _refusal(reservation, error)
 
 
 class Execution:

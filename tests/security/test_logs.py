@@ -95,7 +95,7 @@ def test_every_logger_of_ours_is_such_a_one():
 
 
 def test_hostile_names_and_messages_forge_nothing_in_the_log_of_runfaktory(runfaktory, address):
-    program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", PASSWORD_TRIES=0)
+    program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", UNKNOWN_JOBTYPE_GRACE=0)
     server = address(program)
     client = RawClient.identified(server, hostname=f"h\n{FORGED}", labels=[f"l\n{FORGED}"])
     for number, text in enumerate(HOSTILE):

@@ -197,7 +197,8 @@ def test_a_cron_entry_whose_arguments_are_hidden_keeps_them_when_it_is_saved(mar
 def test_no_log_line_and_no_recorded_failure_shows_what_is_hidden(work, state, caplog):
     bad = {"$type": "decimal", "value": MARKER}
     gone = {"$model": "shop.order", "pk": MARKER}
-    with hidden, caplog.at_level(logging.DEBUG):
+    all_fail = override_settings(FAKTORY=HIDE_ALL | {"UNKNOWN_JOBTYPE_GRACE": 0})
+    with all_fail, caplog.at_level(logging.DEBUG):
         results = [stumbles.enqueue(MARKER, also=MARKER)]
         others = [payload(jobtype="tests.project.tasks.fails_for_good", args=[one], retry=0) for one in (bad, gone)]
         jobs.push([*others, payload(jobtype="unknown", args=[MARKER], retry=0)], using="default")
