@@ -172,7 +172,10 @@ class Connection:
             self._read()
         [reply] = self._ask([line])
         if isinstance(reply, Error):
-            refused = AuthenticationFailed if "password" in reply.message.lower() else ProtocolError
+            told = reply.message.lower()
+            # One that turns an address away for a while says nothing about our password.
+            is_wrong = "password" in told and "too many" not in told
+            refused = AuthenticationFailed if is_wrong else ProtocolError
             raise refused(f"the server refused HELLO: {reply.message}")
 
     def _ask(self, lines: Sequence[bytes]) -> list[Reply]:

@@ -2,15 +2,17 @@
 
 import json
 import logging
+from urllib.parse import quote
 
 import pytest
 from django.test import override_settings
 
-from django_faktory.errors import ProtocolError
+from django_faktory.brokers import remote_broker
+from django_faktory.errors import BrokerUnavailable, ProtocolError
 from django_faktory.models import Job
 from django_faktory.payloads import WorkerIdentity
 from django_faktory.protocol.connection import MIN_ITERATIONS, ClientConnection, ServerConnection, hash_password
-from tests.server.raw import RawClient, over_both, push
+from tests.server.raw import CERTIFICATE, RawClient, over_both, push
 
 PASSWORD = "correct horse battery staple"
 
@@ -115,6 +117,20 @@ def test_who_is_in_stays_in_while_others_of_its_address_guess(serve, knock):
     bad, other = knock(server)
     bad.ask(hello(other, "wrong"))
     assert good.ask(push(jid="still-welcome")) == b"+OK"
+
+
+@over_both
+def test_a_client_with_the_right_password_tries_again_later_where_its_neighbours_guessed(serve, knock, transport):
+    with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
+        server = serve(password=PASSWORD)
+    bad, other = knock(server)
+    bad.ask(hello(other, "wrong"))
+    scheme, ca = ("tcp+tls", f"?ca={CERTIFICATE}") if transport == "tls" else ("tcp", "")
+    url = f"{scheme}://:{quote(PASSWORD)}@localhost:{server.address[1]}{ca}"
+    broker = remote_broker(url)
+    with pytest.raises(BrokerUnavailable, match="too many wrong passwords"):
+        broker.latency(["default"])
+    broker.close()
 
 
 def test_without_a_password_nobody_is_turned_away(serve, knock):
