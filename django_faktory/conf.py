@@ -92,7 +92,7 @@ DOCS: dict[str, str] = {
     "SHUTDOWN_TIMEOUT": "Seconds running jobs get to finish after SIGTERM.",
     "BEAT_INTERVAL": "Seconds between a worker's signs of life.",
     "POLL_INTERVAL": "Longest time in seconds between two looks for work; where hints come, five of them.",
-    "UNKNOWN_JOBTYPE_GRACE": "Seconds jobs of a task a worker lacks are left for workers with newer code; 0: they fail.",
+    "UNKNOWN_JOBTYPE_GRACE": "Seconds jobs of a task a worker lacks are left for those with newer code; 0: they fail.",
     "MIGRATIONS_WAIT": "Seconds `runfaktory` waits for migrations that are not applied; 0: it ends without ours.",
     "MAX_ATTEMPTS": "How often a task is tried at most, unless it says otherwise.",
     "RESERVE_FOR": "Seconds a worker may hold a task's job, unless the task says otherwise.",
