@@ -70,6 +70,8 @@ class Call(msgspec.Struct):
 
     def opened(self) -> Call:
         """The same with its arguments as they were given. Raises CannotDecrypt, InvalidPayload."""
+        if not self.is_sealed:
+            return self
         args, kwargs = sealing.opened(self.jobtype, self.args)
         custom = msgspec.structs.replace(self.custom or Custom(), kwargs=kwargs)
         return msgspec.structs.replace(self, args=args, custom=custom)

@@ -71,8 +71,7 @@ def prepare(reservation: Reservation) -> Execution | Failure:
     """Read a job and find its task. A Failure where either cannot be done: the job cannot run here."""
     try:
         call = call_of(reservation.text)
-        task, is_sealed = lookup(call.jobtype), call.is_sealed
-        return Execution(reservation, call.opened() if is_sealed else call, task, is_sealed=is_sealed)
+        return Execution(reservation, call, lookup(call.jobtype))
     except InvalidPayload as error:  # no retry can mend what is written
         return _refusal(reservation, error, verdict="kill")
     except CannotDecrypt as error:  # another worker may have the key; a job without retries is kept, not dropped
@@ -89,15 +88,13 @@ class Execution:
         "control", "reservation", "result", "task",
     )  # fmt: skip
 
-    def __init__(
-        self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any], *, is_sealed: bool = False
-    ) -> None:
+    def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
+        self._is_sealed, call = call.is_sealed, call.opened()
         self.reservation = reservation
         self.task = task
         self._call = call
         self._failures = failures_of(reservation.failure)
         self._sender = type(task_backends[task.backend])
-        self._is_sealed = is_sealed
         self._is_unreadable = False
         self._value: Any = None
         self._is_over = True

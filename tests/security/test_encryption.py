@@ -16,6 +16,7 @@ from django_faktory.errors import CannotDecrypt, CannotEncrypt, InvalidPayload
 from django_faktory.models import Job
 from django_faktory.payloads import FetchRequest
 from django_faktory.store import jobs
+from django_faktory.testing import assert_enqueued, drain
 from django_faktory.worker.execute import prepare
 from tests.factories import payload
 from tests.project.models import Mark
@@ -290,3 +291,21 @@ def test_a_wrong_setting_of_keys_is_told_without_them():
         found = [message for message in run_checks() if message.id == "django_faktory.E002"]
     assert len(found) == 1
     assert MARKER not in str(found)
+
+
+def test_tools_for_tests_read_what_is_encrypted(encrypting):
+    echo.enqueue(MARKER, also=7)
+    assert_enqueued(echo, args=[MARKER], kwargs={"also": 7})
+    [ran] = drain()
+    assert (ran.state, ran.result.return_value["args"]) == ("succeeded", [MARKER])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_immediate_backend_runs_what_is_encrypted():
+    immediate = {"default": {"BACKEND": "django_faktory.testing.backends.ImmediateBackend", "QUEUES": []}}
+    with keys(NEW), override_settings(TASKS=immediate):
+        result = echo.enqueue(MARKER)
+        with Batch(success=marks.callback(MARKER)):
+            echo.enqueue(1)
+    assert result.return_value["args"] == [MARKER]
+    assert Mark.objects.filter(text=MARKER).exists()
