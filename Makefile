@@ -10,7 +10,7 @@ help:
 	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
 	@echo "make soak     the tests that kill and wait, at full size"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
-	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations"
+	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations, secrets, known holes"
 	@echo "make format   format the code"
 	@echo "make setup    make .venv and install what the other targets need"
 	@echo "make docs     write docs/reference/settings.md anew"

@@ -20,9 +20,12 @@ from django.utils.duration import duration_iso_string
 
 from .errors import Discard, InvalidArgument, MissingObject
 from .jsonvalues import normalized, plain
+from .options import SEALED
+from .redaction import HIDDEN, is_on, told
 
 _OURS = (TypeError, ValueError, InvalidArgument, MissingObject)
 TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
+_TAKEN = {TYPE, MODEL, SEALED}
 
 _WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
     (datetime, "datetime", datetime.isoformat),  # before date: every datetime is one
@@ -74,7 +77,8 @@ def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
     except _OURS as error:
         if type(error) not in _OURS:  # a subclass is somebody else's, and may take other arguments
             raise
-        raise type(error)(f"{place}: {error}") from error.__cause__
+        # Where arguments are hidden, so is the cause: the ORM quotes what it was given.
+        raise type(error)(f"{place}: {error}") from (None if is_on() else error.__cause__)
 
 
 # --- writing
@@ -99,7 +103,7 @@ def _written(value: Any) -> Any:
 def _mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
     """A user's dict; what looks like one of ours is wrapped, so that it arrives as it was."""
     written = {normalized(key): _written(item) for key, item in value.items()}
-    return {TYPE: "dict", VALUE: written} if TYPE in written or MODEL in written else written
+    return {TYPE: "dict", VALUE: written} if written.keys() & _TAKEN else written
 
 
 def _reference(instance: models.Model) -> dict[str, Any]:
@@ -136,14 +140,14 @@ def _typed(name: object, value: Any) -> Any:
     if read is None or not isinstance(value, str):
         raise InvalidArgument(
             f'expected {{"$type": one of {", ".join(sorted(_READERS))}, "value": a string}}, got $type {name!r:.40} '
-            f"with {value!r:.40}; a task that takes such JSON as it is says plain_json=True"
+            f"with {told(value)}; a task that takes such JSON as it is says plain_json=True"
         )
     try:
         found = read(value)
     except (ValueError, ArithmeticError):
         found = None
     if found is None:
-        raise InvalidArgument(f"expected the text of a {name}, got {value!r:.80}")
+        raise InvalidArgument(f"expected the text of a {name}, got {told(value)}")
     return found
 
 
@@ -171,7 +175,7 @@ def _fetched(label: object, pk: Any, using: object) -> models.Model:
     try:
         found: models.Model = manager.get(pk=tuple(key) if isinstance(key, list) else key)
     except ObjectDoesNotExist:
-        raise MissingObject(f"{model._meta.label} {key} does not exist any more") from None  # noqa: SLF001
+        raise MissingObject(f"{model._meta.label} {HIDDEN if is_on() else key} does not exist any more") from None  # noqa: SLF001
     except (TypeError, ValueError, ValidationError) as error:
-        raise InvalidArgument(f"$model {label!r:.80}: no primary key: {key!r:.80}") from error
+        raise InvalidArgument(f"$model {label!r:.80}: no primary key: {told(key)}") from error
     return found

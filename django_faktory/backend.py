@@ -18,7 +18,7 @@ from django.core.checks import CheckMessage, Error
 from django.utils import timezone
 from msgspec.structs import replace
 
-from . import batches, brokers, conf, jsontext, middleware
+from . import batches, brokers, conf, jsontext, middleware, sealing
 from .arguments import encoded_call
 from .compat import (
     BaseTaskBackend,
@@ -191,11 +191,12 @@ def new_jid() -> str:
 
 def _job(task: FaktoryTask[..., Any], call: Call) -> JobPayload:
     result = call.result
+    args, kwargs = _arguments(task, result)
     job = new_job(
         jid=result.id,
         jobtype=task.jobtype,
-        args=result.args,
-        kwargs=result.kwargs,
+        args=args,
+        kwargs=kwargs,
         queue=task.queue_name,
         priority=int(task.priority),
         retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
@@ -211,6 +212,14 @@ def _job(task: FaktoryTask[..., Any], call: Call) -> JobPayload:
     if batch is not None and batch.by and job.options:
         return replace(job, options=replace(job.options, by=batch.by))
     return job
+
+
+def _arguments(task: FaktoryTask[..., Any], result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
+    """As the job carries them: encrypted, where the task or the project wants that."""
+    if not sealing.is_wanted(task.encrypt):
+        return result.args, result.kwargs
+    tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
+    return sealing.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
 
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:

@@ -27,6 +27,7 @@ from .compat import BaseTaskBackend, task_backends
 from .errors import InvalidPayload
 from .middleware import Middleware, made
 from .payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+from .security_rules import SECURITY_RULES
 
 _LARGEST = 2**31 - 1
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
@@ -130,7 +131,7 @@ def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
 def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key, value in configured.items():
         if key in RULES and not RULES[key][0](value):
-            shown = "something else" if key == "PASSWORD" else f"{value!r:.80}"
+            shown = "something else" if key in conf.SECRET else f"{value!r:.80}"
             yield Error(
                 f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown}",
                 hint=conf.DOCS.get(key),
@@ -360,12 +361,15 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "HELLO_TIMEOUT": _seconds(0.1),
     "COMMAND_TIMEOUT": _seconds(0.1),
     "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),
+    **SECURITY_RULES,
     "PROCESSES": _or_none(_whole(1, 1024)),
     "CONCURRENCY": _whole(1, 1024),
     "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),
     "SHUTDOWN_TIMEOUT": _seconds(0),
     "BEAT_INTERVAL": _seconds(0.1),
     "POLL_INTERVAL": _seconds(0.01),
+    "UNKNOWN_JOBTYPE_GRACE": _seconds(0),
+    "MIGRATIONS_WAIT": _seconds(0),
     "MAX_ATTEMPTS": _whole(1),
     "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
     "RESULT_TTL": _whole(0),

@@ -12,6 +12,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.views.decorators.debug import sensitive_variables
 
 DEFAULTS: dict[str, Any] = {
     # where jobs live
@@ -21,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     # server
     "BIND": "127.0.0.1:7419",
     "PASSWORD": "",
+    "PASSWORD_TRIES": 20,
     "TLS_CERT": "",
     "TLS_KEY": "",
     "MAX_COMMAND_BYTES": 16 * 1024 * 1024,
@@ -28,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "HELLO_TIMEOUT": 5.0,
     "COMMAND_TIMEOUT": 60.0,
     "ALLOW_FLUSH": None,
+    "REFUSED_COMMANDS": [],
     # worker
     "PROCESSES": None,
     "CONCURRENCY": 5,
@@ -35,6 +38,8 @@ DEFAULTS: dict[str, Any] = {
     "SHUTDOWN_TIMEOUT": 25.0,
     "BEAT_INTERVAL": 15.0,
     "POLL_INTERVAL": 1.0,
+    "UNKNOWN_JOBTYPE_GRACE": 600.0,
+    "MIGRATIONS_WAIT": 300.0,
     # jobs
     "MAX_ATTEMPTS": 26,
     "RESERVE_FOR": 1800,
@@ -43,6 +48,9 @@ DEFAULTS: dict[str, Any] = {
     "BATCH_COMMIT_WITHIN": 1800,
     "CRON": {},
     "LOCKET": {},
+    "REDACT": "",
+    "ENCRYPT_ARGUMENTS": False,
+    "ENCRYPTION_KEYS": [],
     # GearMonkey
     "GEARMONKEY_URL": "",
     "GEARMONKEY_MODE": "direct",
@@ -70,6 +78,7 @@ DOCS: dict[str, str] = {
     "OUTBOX": "Aliases whose transactions enqueue tasks while jobs live elsewhere; `None`: `default`, where they do.",
     "BIND": "HOST:PORT the server listens on.",
     "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
+    "PASSWORD_TRIES": "Wrong passwords an address may send in a minute; then it is turned away. 0: any number.",
     "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
     "TLS_KEY": "PEM file with the certificate's private key; where it is empty, the key is in the file of `TLS_CERT`.",
     "MAX_COMMAND_BYTES": "Longest command line, in bytes.",
@@ -77,12 +86,15 @@ DOCS: dict[str, str] = {
     "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO; as many for the TLS handshake before it.",
     "COMMAND_TIMEOUT": "Seconds a command line may take from its first byte to its end.",
     "ALLOW_FLUSH": "Whether FLUSH, which forgets all jobs, is carried out; `None`: where `DEBUG` is true.",
+    "REFUSED_COMMANDS": "Commands the server refuses: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, `QUEUE REMOVE`.",
     "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
     "CONCURRENCY": "Threads in each worker process.",
     "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",
     "SHUTDOWN_TIMEOUT": "Seconds running jobs get to finish after SIGTERM.",
     "BEAT_INTERVAL": "Seconds between a worker's signs of life.",
     "POLL_INTERVAL": "Longest time in seconds between two looks for work; where hints come, five of them.",
+    "UNKNOWN_JOBTYPE_GRACE": "Seconds jobs of a task a worker lacks are left for those with newer code; 0: they fail.",
+    "MIGRATIONS_WAIT": "Seconds `runfaktory` waits for migrations that are not applied; 0: it ends without ours.",
     "MAX_ATTEMPTS": "How often a task is tried at most, unless it says otherwise.",
     "RESERVE_FOR": "Seconds a worker may hold a task's job, unless the task says otherwise.",
     "RESULT_TTL": "Seconds the result of a task stays readable, unless the task says otherwise.",
@@ -90,6 +102,9 @@ DOCS: dict[str, str] = {
     "BATCH_COMMIT_WITHIN": "Seconds a batch may stay uncommitted; then it expires, and its callbacks never run.",
     "CRON": "Jobs that come again, by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
     "LOCKET": "Identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
+    "REDACT": "Dotted path of a function `(jobtype, arguments)` that returns what people may see of them; empty: all.",
+    "ENCRYPT_ARGUMENTS": "Whether arguments and results of tasks are encrypted, unless the task says otherwise.",
+    "ENCRYPTION_KEYS": "Fernet keys of encrypted arguments: the first one encrypts, each of them decrypts.",
     "GEARMONKEY_URL": "Redis of the GearMonkey clients and workers; `GEARMONKEY_URL` of the environment wins.",
     "GEARMONKEY_MODE": '`"direct"`: jobs are run as they are taken; `"gateway"`: they become jobs of ours first.',
     "GEARMONKEY_FUNCTIONS": "Functions, and the names of the tasks that serve them, beside `@task(gearmonkey=…)`.",
@@ -106,6 +121,13 @@ DOCS: dict[str, str] = {
     "API_READS": "How often a user may read by the REST API, such as `20/second`; empty: without a limit.",
     "API_ACTS": "How often a user may change something by the REST API; empty: without a limit.",
 }
+
+
+SECRET = frozenset({"ENCRYPTION_KEYS", "GEARMONKEY_URL", "METRICS_TOKEN", "PASSWORD"})
+"""Settings whose values are shown nowhere."""
+
+REFUSABLE = ("MUTATE", "QUEUE PAUSE", "QUEUE RESUME", "QUEUE REMOVE")
+"""What `REFUSED_COMMANDS` may name; FLUSH has a setting of its own."""
 
 
 def get(name: str) -> Any:
@@ -136,6 +158,7 @@ def allows_flush() -> bool:
     return bool(settings.DEBUG if allowed is None else allowed)
 
 
+@sensitive_variables()
 def password() -> str:
     """The server's password: `FAKTORY_PASSWORD`, else the setting; "" is none. A path is read, its line end cut.
 
@@ -161,6 +184,7 @@ def password() -> str:
     )
 
 
+@sensitive_variables()
 def url() -> str:
     """The Faktory server clients talk to: by `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default."""
     provider = os.environ.get("FAKTORY_PROVIDER")

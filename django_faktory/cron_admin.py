@@ -18,11 +18,12 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from . import crontab, jsontext, permissions, tasks
+from . import crontab, jsontext, permissions, redaction, tasks
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
 from .errors import FaktoryError, InvalidCron, InvalidPayload
 from .look_only import Styled, asks, log
+from .shapes import cron_call_of
 from .store import crontab as rows
 from .store import ticks
 
@@ -34,6 +35,7 @@ else:  # Django's own classes take no type parameters at run time
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
 DEFINITION = rows.Definition._fields
+_TEXTS = ("args", "kwargs", "job")
 _FIELD_OF = {"window": "window_s", "task": "jobtype"}
 
 
@@ -65,7 +67,7 @@ class CronEntryForm(EntryForm):
         check_policies(*policies.values())
         one = crontab.defined(
             **{field: found[field] for field in ("name", "schedule", "zone", "jobtype", "queue")},
-            **{field: _read(field, found[field]) for field in ("args", "kwargs", "job")},
+            **{field: _read(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
             policies=policies,
             is_json=True,
         )
@@ -109,7 +111,16 @@ class CronEntryAdmin(Styled):
     has_pause_permission = asks(permissions.PAUSE_CRON)
     has_resume_permission = asks(permissions.RESUME_CRON)
     has_run_permission = asks(permissions.RUN_CRON)
-    readonly_fields = ("origin", "state", "in_words", "next_times", "history", "created_at")
+    readonly_fields = (
+        "origin",
+        "state",
+        "in_words",
+        "next_times",
+        "history",
+        "created_at",
+        "shown_args",
+        "shown_kwargs",
+    )
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
         ("History", {"fields": ("history",)}),
@@ -132,7 +143,20 @@ class CronEntryAdmin(Styled):
 
     def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
         """A new entry has no past and no next times."""
-        return super().get_fieldsets(request, obj) if obj else [(None, {"fields": DEFINITION})]
+        if obj is None:
+            return [(None, {"fields": DEFINITION})]
+        found = super().get_fieldsets(request, obj)
+        return _without_arguments(found) if _hides(obj) else found
+
+    @admin.display(description="args")
+    def shown_args(self, entry: CronEntry) -> str:
+        """What may be seen of them."""
+        return jsontext.encode(cron_call_of(entry)["args"])
+
+    @admin.display(description="kwargs")
+    def shown_kwargs(self, entry: CronEntry) -> str:
+        """What may be seen of them."""
+        return jsontext.encode(cron_call_of(entry)["kwargs"])
 
     def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
         """What code still defines would come back; an entry's own page knows that, the list's action does not."""
@@ -319,3 +343,20 @@ def _shown(entry: CronEntry, moment: Any) -> str:
 
 def _alias(entry: CronEntry) -> str:
     return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
+
+
+def _hides(entry: CronEntry) -> bool:
+    """Whether its page shows less of the arguments than there is: then they are not for editing either."""
+    if not redaction.is_on():
+        return False
+    told = cron_call_of(entry)
+    return any(jsontext.encode(told[field]) != jsontext.compact(getattr(entry, field)) for field in ("args", "kwargs"))
+
+
+def _without_arguments(fieldsets: Any) -> list[Any]:
+    """With what may be seen of them in the place of the arguments."""
+    instead = {"args": "shown_args", "kwargs": "shown_kwargs"}
+    return [
+        (title, {**options, "fields": [instead.get(name, name) for name in options["fields"]]})
+        for title, options in fieldsets
+    ]

@@ -7,7 +7,6 @@ Source: reliability class D2.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -19,9 +18,10 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .logs import get_logger
 from .store import transactions
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CONNECT_WITHIN_S = 5
 LOOK_EVERY_S = 1.0

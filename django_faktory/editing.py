@@ -20,6 +20,7 @@ from .jsonvalues import encoded
 from .lifecycle import State
 from .models import Job
 from .payloads import JobPayload, priority_to_wire, rfc3339
+from .sealing import is_sealed
 from .store import editing, stats
 from .tasks import autodiscover, lookup
 
@@ -61,6 +62,7 @@ def call_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
 
 def _edited(changes: Changes, row: Job) -> editing.Edit:
     found = jsontext.members(row.payload)
+    _refuse_sealed(changes, found)
     if changes.args is not None:
         found["args"] = _json("args", changes.args)
     if changes.kwargs is not None:
@@ -76,6 +78,13 @@ def _edited(changes: Changes, row: Job) -> editing.Edit:
         check_call(job.jobtype, *call_of(Job(payload=job.text)))
     weight = row.weight if changes.priority is None else -changes.priority
     return editing.Edit(job, weight, changes.run_at)
+
+
+def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:
+    """Nobody edits what they cannot read; and half of an envelope is none."""
+    is_changed = changes.args is not None or changes.kwargs is not None
+    if is_changed and is_sealed(jsontext.decode(found.get("args", "[]"))):
+        raise InvalidPayload("args: they are encrypted and cannot be edited; discard this job and enqueue another")
 
 
 def _json(field: str, value: Any) -> str:

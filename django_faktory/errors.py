@@ -139,6 +139,14 @@ class MissingObject(FaktoryError):
     """A model instance that is an argument of the task does not exist any more."""
 
 
+class CannotEncrypt(FaktoryError):
+    """Arguments or a result should be encrypted, and cannot be; the message says what is missing."""
+
+
+class CannotDecrypt(FaktoryError):
+    """What was encrypted cannot be read here: a key or a package is missing. The job runs again later."""
+
+
 class InvalidTransition(FaktoryError):
     """A job in this state cannot undergo this event (see `lifecycle.TRANSITIONS`)."""
 

@@ -43,7 +43,7 @@ class Event(StrEnum):
     FAIL = "fail"  # failed, says the worker
     REAP = "reap"  # its reservation ran out: counts as a failure
     LOSE = "lose"  # its worker is gone: not its fault
-    RELEASE = "release"  # given back untouched
+    RELEASE = "release"  # given back untouched, for now or for later
     REQUEUE = "requeue"  # a person wants it to run now
     DEFER = "defer"  # a person wants it to run again, at a time of its own
     KILL = "kill"  # a person gives it up
@@ -88,7 +88,7 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.FAIL: _failed,
         Event.REAP: _failed,
         Event.LOSE: frozenset({State.ENQUEUED, State.DEAD}),
-        Event.RELEASE: _ready,
+        Event.RELEASE: _ready | {State.SCHEDULED},
     },
     State.RETRIES: {
         Event.DUE: _ready,

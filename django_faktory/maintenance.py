@@ -10,7 +10,6 @@ Knows no protocol and no worker's threads.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -23,26 +22,15 @@ from django.db import connections
 from . import conf, crontab, deadlines, wakeups
 from .brokers import configured_locket
 from .errors import BrokerUnavailable
-from .store import (
-    backfill,
-    batches,
-    failures,
-    jobs,
-    locks,
-    looking,
-    measures,
-    ticks,
-    tracking,
-    upkeep,
-    workers,
-)
+from .logs import get_logger
+from .store import backfill, batches, failures, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
 R = TypeVar("R")
 D = TypeVar("D")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LONGEST_SLEEP_S = 1.0
 """Bounds how late a job is that another node scheduled for sooner than all that this one knew of."""

@@ -18,6 +18,9 @@ from .errors import InvalidPayload
 from .jsonfields import ABSENT, instant, later, seconds, shown, string
 from .queries import is_about
 
+SEALED, SAME = "$encrypted", "same"
+"""The members of the envelope of encrypted arguments: what they are, and a mark that equal ones have in common."""
+
 TRACKED_FOR_S = 1800
 """How long after its end a tracked job tells of itself."""
 
@@ -124,8 +127,8 @@ def lock_key(key: object) -> str:
 
 def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
     """The same for the same jobtype and arguments, in whatever queue."""
-    named = "" if kwargs in (ABSENT, "{}") else f",{_canonical(kwargs)}"
-    told = f"{jsontext.encode(jobtype)},{_canonical(args)}{named}"
+    named = "" if kwargs in (ABSENT, "{}") else f",{canonical(kwargs)}"
+    told = f"{jsontext.encode(jobtype)},{canonical(_identity(args))}{named}"
     return f"locket:job_locks:{hashlib.sha256(told.encode()).hexdigest()}"
 
 
@@ -141,8 +144,8 @@ def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str
 
     A Django task's keyword arguments count as arguments: they have no other place.
     """
-    named = "" if kwargs in (ABSENT, "{}") else _canonical(kwargs)
-    parts = [jsontext.encode(jobtype), jsontext.encode(queue), _canonical(args), named]
+    named = "" if kwargs in (ABSENT, "{}") else canonical(kwargs)
+    parts = [jsontext.encode(jobtype), jsontext.encode(queue), canonical(_identity(args)), named]
     return hashlib.sha256(",".join(parts).encode()).hexdigest()
 
 
@@ -156,13 +159,24 @@ def _is_until_start(custom: Mapping[str, str]) -> bool:
     return until == "start"
 
 
+def _identity(args: str) -> str:
+    """What arguments are compared by: of an envelope, the mark that equal ones have in common."""
+    if SEALED not in args:
+        return args
+    match jsontext.decode(args):
+        case [{"same": str(mark)}]:
+            return jsontext.encode([mark])
+    return args
+
+
 class _Digits(str):
     """A number as it was written."""
 
     __slots__ = ()
 
 
-def _canonical(text: str) -> str:
+def canonical(text: str) -> str:
+    """JSON in one spelling: the same for the same values, however they are spaced, escaped or ordered by key."""
     return _rewritten(json.loads(text, parse_int=_Digits, parse_float=_Digits))
 
 

@@ -56,6 +56,10 @@ class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds a row is kept after its end; None: it goes at once, as the protocol says."""
     options: JobOptions | None = None
 
+    def __repr__(self) -> str:
+        """Without its arguments: reprs end in logs, and in reports of errors."""
+        return f"JobPayload(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r})"
+
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job handed to one worker. `attempt` fences it: an older attempt's report changes nothing."""
@@ -80,6 +84,10 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lock_key: str | None = None
     lock_token: int | None = None
     """Of its lock, where it has one: later locks of the same key have higher ones."""
+
+    def __repr__(self) -> str:
+        """Without its arguments: reprs end in logs, and in reports of errors."""
+        return f"Reservation(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r}, attempt={self.attempt})"
 
     def wire(self) -> str:
         """The job as FETCH gives it: the stored text, with what the server knows at the end."""
@@ -115,7 +123,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retry_in_s: float | None = None
     """The task's own wish; None: the protocol's backoff."""
     verdict: str = ""
-    """"" as the retry count says; "kill" to dead at once; "discard" gone at once."""
+    """"" as the retry count says; "kill" to dead at once; "discard" gone at once; "later": it was
+    not begun, waits for `retry_in_s` and uses no retry, where the broker can do that."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):

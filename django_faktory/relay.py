@@ -5,7 +5,6 @@ One loop, on every node; who comes second finds the rows leased. Knows no job.
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from django.db import connections
@@ -13,8 +12,9 @@ from django.db import connections
 from . import brokers
 from .brokers.outbox import Outbox
 from .errors import BrokerUnavailable
+from .logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EVERY_S = 1.0
 LONGEST_PAUSE_S = 15.0

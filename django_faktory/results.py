@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from . import brokers, errors, jsontext
+from . import brokers, errors, jsontext, redaction, sealing
 from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
 from .errors import InvalidPayload
 from .lifecycle import State
@@ -64,6 +64,19 @@ class Call(msgspec.Struct):
         return (self.custom and self.custom.kwargs) or {}
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether its arguments are encrypted."""
+        return sealing.is_sealed(self.args)
+
+    def opened(self) -> Call:
+        """The same with its arguments as they were given. Raises CannotDecrypt, InvalidPayload."""
+        if not self.is_sealed:
+            return self
+        args, kwargs = sealing.opened(self.jobtype, self.args)
+        custom = msgspec.structs.replace(self.custom or Custom(), kwargs=kwargs)
+        return msgspec.structs.replace(self, args=args, custom=custom)
+
+    @property
     def bid(self) -> str:
         """The batch it is a member of, or whose callback it is; "" for a job of none."""
         found = self.custom and (self.custom.bid or self.custom.callback_of)
@@ -106,12 +119,20 @@ def call_of(text: str) -> Call:
         raise InvalidPayload(f"invalid job: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
     """Django's TaskResult, of a job."""
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
+
+    def __repr__(self) -> str:
+        """Without its errors and, where the project hides arguments, with what may be seen of them only."""
+        jobtype = getattr(self.task, "jobtype", self.task.module_path)
+        args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
+        if sealing.is_wanted(getattr(self.task, "encrypt", False)):
+            args = kwargs = redaction.HIDDEN
+        return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
 
     @property
     def progress(self) -> Tracked:
@@ -143,7 +164,8 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
         worker_ids=wids,
     )
     if job.result is not None:
-        object.__setattr__(result, "_return_value", jsontext.decode(job.result))
+        value = jsontext.decode(job.result)
+        object.__setattr__(result, "_return_value", sealing.opened_value(value) if call.is_sealed else value)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from . import jsontext
+from . import jsontext, redaction
 from .cron_models import CronEntry, CronRun
 from .errors import InvalidPayload
 from .models import Batch, Job, JobLock, WorkerProcess
@@ -58,7 +58,8 @@ def whole_job_of(job: Job) -> dict[str, Any]:
         for one in attempts_of(job.history)
     ]
     result = None if job.result is None else _read(job.result)
-    return {**job_of(job), "job": _read(job.payload), "attempts": attempts, "result": result}
+    payload = redaction.shown_job(job.jobtype, job.payload)
+    return {**job_of(job), "job": _read(payload), "attempts": attempts, "result": result}
 
 
 def _read(text: str) -> Any:
@@ -126,6 +127,12 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
         "next_at": time_of(entry.next_at),
         "latest": run and cron_run_of(run),
     }
+
+
+def cron_call_of(entry: CronEntry) -> dict[str, Any]:
+    """What its jobs are called with, and what else they ask for, as far as it may be seen."""
+    found = {field: _read(getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    return found | {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
 
 
 def cron_run_of(run: CronRun) -> dict[str, Any]:

@@ -74,6 +74,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a key, True, or a function of the arguments that returns one of these or None",
     ),
     "track": (lambda value: isinstance(value, bool), "True or False"),
+    "encrypt": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
     "plain_json": (lambda value: isinstance(value, bool), "True or False"),
     "missing": (lambda value: value in ("fail", "discard"), '"fail" or "discard"'),
     "gearmonkey": (

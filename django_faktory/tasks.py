@@ -65,6 +65,7 @@ class TaskOptions(TypedDict, total=False):
     track: bool
     atomic: bool
     plain_json: bool
+    encrypt: bool
     missing: Literal["fail", "discard"]
     timeout: float
     cron: str | Cron | Sequence[Cron]
@@ -141,6 +142,8 @@ class FaktoryTask(GenericTask[P, R]):
     track: bool = False
     plain_json: bool = False
     """Whether arguments have JSON's types only, and nothing in them is read as a reference (`docs/arguments.md`)."""
+    encrypt: bool | None = None
+    """Whether its arguments and results are encrypted (`docs/security.md`); None: as `ENCRYPT_ARGUMENTS` says."""
     missing: str = "fail"
     """What becomes of a job where a model instance among its arguments is gone: "fail" or "discard"."""
     timeout: float | None = None

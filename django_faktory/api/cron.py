@@ -22,7 +22,7 @@ from ..cron import Schedule, check_policies
 from ..cron_models import CronEntry, CronRun
 from ..errors import InvalidCron, InvalidPayload
 from ..payloads import rfc3339
-from ..shapes import cron_entry_of, cron_run_of
+from ..shapes import cron_call_of, cron_entry_of, cron_run_of
 from ..store import crontab as rows
 from ..store import ticks
 from . import answers, inputs
@@ -202,7 +202,8 @@ def _whole(entry: CronEntry) -> dict[str, Any]:
     told = _said_by(entry)
     return {
         **cron_entry_of(entry, runs[0] if runs else None),
-        **{field: told[field] for field in ("args", "kwargs", "job", "missed", "window", "overlap")},
+        **cron_call_of(entry),
+        **{field: told[field] for field in ("missed", "window", "overlap")},
         "next_times": _next_times(entry),
         "runs": [cron_run_of(run) for run in runs],
     }

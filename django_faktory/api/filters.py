@@ -12,7 +12,8 @@ from msgspec.structs import asdict, replace
 
 from ..errors import InvalidQuery
 from ..models import Batch, CronEntry, Job, JobLock, Queue, WorkerProcess
-from ..queries import MAX_TEXT, Query, parse_query
+from ..queries import MAX_TEXT, Query
+from ..redaction import query_of
 
 _FIELDS = {
     "state": "states",
@@ -73,7 +74,7 @@ def asked_for(told: dict[str, Any]) -> Query:
 def _parsed(parameter: str, text: str) -> Query:
     prefix = "" if parameter == "query" else f"{parameter}:"
     try:
-        found = parse_query(prefix + text)
+        found = query_of(prefix + text)
     except InvalidQuery as error:
         at = None if error.at is None else max(0, error.at - len(prefix))
         raise _wrong(parameter, str(error), at) from error

@@ -18,7 +18,7 @@ from .. import acts, permissions, tasks
 from ..acts import Verb
 from ..editing import Changes, check_call, edit
 from ..models import Job, JobQuerySet
-from ..queries import parse_query
+from ..redaction import query_of
 from ..shapes import SHORT, whole_job_of
 from . import answers, inputs
 from .base import Resource, alias, broker
@@ -233,7 +233,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
     def _act_on_many(self, request: Request, verb: Verb) -> Response:
         told = self.said(inputs.Bulk)
-        query = parse_query(told["query"])
+        query = query_of(told["query"])
         if query.is_empty:
             legal = " or ".join(sorted(acts.STATES[verb]))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})

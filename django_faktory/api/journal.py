@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.apps import apps
 from django.db.models import Model
 from rest_framework.request import Request
 
-logger = logging.getLogger(__name__)
+from ..logs import get_logger
+
+logger = get_logger(__name__)
 
 ADDED, CHANGED, DELETED = 1, 2, 3
 """Django's flags; its own names are in an app that need not be installed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -15,9 +14,10 @@ from rest_framework.views import set_rollback
 
 from .. import errors
 from ..compat import InvalidTask
+from ..logs import get_logger
 from .rendering import Json
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 KIND = "urn:django-faktory:problem:"

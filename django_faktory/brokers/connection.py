@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from django.views.decorators.debug import sensitive_variables
+
 from .. import tls
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from ..payloads import WorkerIdentity
@@ -51,6 +53,7 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
+@sensitive_variables()
 def parse_url(url: str) -> Address:
     """Read `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…[?ca=FILE]`; the user's name and other parts are not looked at.
 
@@ -169,7 +172,10 @@ class Connection:
             self._read()
         [reply] = self._ask([line])
         if isinstance(reply, Error):
-            refused = AuthenticationFailed if "password" in reply.message.lower() else ProtocolError
+            told = reply.message.lower()
+            # One that turns an address away for a while says nothing about our password.
+            is_wrong = "password" in told and "too many" not in told
+            refused = AuthenticationFailed if is_wrong else ProtocolError
             raise refused(f"the server refused HELLO: {reply.message}")
 
     def _ask(self, lines: Sequence[bytes]) -> list[Reply]:

@@ -6,7 +6,6 @@ committed loses none: at least once, and in the order of the rows.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -14,11 +13,12 @@ from functools import partial
 from django.db import connections, transaction
 
 from ..errors import BrokerUnavailable, FaktoryError, NotUnique
+from ..logs import get_logger
 from ..payloads import JobPayload
 from ..store import outbox
 from .base import Broker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PAUSE_S = 5.0
 """After a failure, callers do not try again for so long: it is left to the relay, and no request waits for it."""

@@ -6,7 +6,6 @@ sent once more over a new connection when the old one turns out to be dead (W10,
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from ..errors import (
     NotUnique,
     ProtocolError,
 )
+from ..logs import get_logger
 from ..mutations import Mutation
 from ..payloads import (
     Ack,
@@ -53,7 +53,7 @@ from .replies import (
     state_in,
 )
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BULK_JOBS = 1000
 BULK_BYTES = 4 * 1024 * 1024

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..brokers import Broker, get_broker
 from ..errors import FaktoryError
-from ..queries import Query, parse_query
+from ..queries import Query
+from ..redaction import query_of
 from .screen import Screen
 
 OK, WRONG, NOTHING, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -49,7 +50,7 @@ class Call:
 
     def query(self) -> Query:
         """What was asked for, of the words of the command line."""
-        return parse_query(" ".join(self.options["query"]))
+        return query_of(" ".join(self.options["query"]))
 
 
 @dataclass(frozen=True, slots=True)

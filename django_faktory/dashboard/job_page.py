@@ -15,6 +15,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from .. import redaction
 from ..cron_models import CronRun
 from ..editing import EDITABLE
 from ..errors import FaktoryError
@@ -49,7 +50,8 @@ class Moment(NamedTuple):
 
 def told(job: Job, request: HttpRequest) -> dict[str, Any]:
     """All that the template shows."""
-    members = _members(job.payload)
+    payload = redaction.shown_job(job.jobtype, job.payload)
+    members = _members(payload)
     custom = _members(members.get("custom", ""))
     return {
         "job": job,
@@ -58,7 +60,7 @@ def told(job: Job, request: HttpRequest) -> dict[str, Any]:
         "args": laid_out(members.get("args", "")),
         "kwargs": laid_out(custom.get("kwargs", "")),
         "result": laid_out(job.result or ""),
-        "whole": laid_out(job.payload),
+        "whole": laid_out(payload),
         "timeline": timeline(job),
         "acts": verbs.fitting(job, request),
         "may_edit": job.state in EDITABLE and request.user.has_perm("django_faktory.change_job"),
@@ -83,8 +85,8 @@ def laid_out(text: str) -> str:
 
 
 def call_of(job: Job) -> tuple[str, str]:
-    """Its arguments as somebody edits them."""
-    members = _members(job.payload)
+    """Its arguments as somebody edits them; where some are hidden, as they are shown."""
+    members = _members(redaction.shown_job(job.jobtype, job.payload))
     kwargs = _members(members.get("custom", "")).get("kwargs", "")
     return laid_out(members.get("args", "[]")), laid_out(kwargs) or "{}"
 

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 
-from .. import conf, editing
+from .. import conf, editing, redaction
 from ..errors import FaktoryError, InvalidPayload
 from ..jsontext import decode
 from ..look_only import LookOnly, asks, log
@@ -74,6 +74,8 @@ class JobViews(LookOnly):
         args, kwargs = job_page.call_of(job)
         can_be = job.state in editing.EDITABLE
         trouble = "" if can_be else f"It is {job.state}: only a job that may run, and does not, can be edited."
+        if redaction.hides(job.jobtype, job.payload):
+            trouble = trouble or "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
         if request.method == "POST" and not trouble:
             args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
             try:

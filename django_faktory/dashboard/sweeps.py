@@ -20,6 +20,7 @@ from ..lifecycle import State
 from ..models import Job, JobQuerySet
 from ..queries import Pattern, Query, parse_query
 from ..querysets import RECENT
+from ..redaction import query_of
 from . import groups, verbs
 from .groups import Kind
 
@@ -98,7 +99,7 @@ def understood(text: str) -> Query:
     """What somebody typed: a query, or one word that is a jid, the beginning of a task, or an error."""
     word = text.strip()
     if not word or ":" in word or " " in word or '"' in word or word in set(State):
-        return parse_query(text)
+        return query_of(text)
     jobs = Job.objects.all()
     if jobs.filter(jid=word).exists():
         return Query(jids=(word,))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,10 +16,11 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ..errors import BrokerUnavailable
+from ..logs import get_logger
 from .core import REDIS_ERRORS
 from .errors import UnusableServer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PLAIN, CLUSTER, SENTINEL = ("redis", "rediss", "unix"), "redis+cluster", "redis+sentinel"
 OLDEST = (6, 2)

@@ -6,7 +6,6 @@ the token that the first taking left at the server. A job that has a row is put 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from .. import conf
 from ..backend import FaktoryBackend
 from ..brokers import Broker
 from ..errors import BrokerUnavailable, FaktoryError
+from ..logs import get_logger
 from ..payloads import JobPayload
 from ..store.outcomes import Outcome, outcomes
 from ..tasks import FaktoryTask
@@ -29,7 +29,7 @@ from .hints import Hints
 from .station import BEATS_A_LEASE, Station, Taken
 from .wire import JOB_TTL_S, Status
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MOST = 500
 """Jobs followed at once by one bridge; what comes beyond stays in Redis."""

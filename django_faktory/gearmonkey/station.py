@@ -6,7 +6,6 @@ Raises BrokerUnavailable where the server is away, or its memory is out: then no
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from redis import Redis, RedisCluster
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
+from ..logs import get_logger
 from . import scripts, wire
 from .address import examine
 from .client import carry_out
@@ -24,7 +24,7 @@ from .errors import GearMonkeyError
 from .scripts import Script
 from .wire import Status
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LEASE_S = 20.0
 """How long a worker may be silent: then its jobs go to others, and it is no longer counted."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
 from ..errors import FaktoryError
+from ..logs import get_logger
 from .station import Station
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SWEEP_EVERY_S = 2.0
 AUDIT_EVERY_S = 61.0

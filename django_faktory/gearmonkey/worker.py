@@ -6,13 +6,13 @@ of their own.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
 from typing import Any
 
 from ..errors import BrokerUnavailable, FaktoryError
+from ..logs import get_logger
 from . import wire
 from .address import close, connect
 from .hints import Hints
@@ -21,7 +21,7 @@ from .station import BEATS_A_LEASE, LEASE_S, Station, Taken
 from .upkeep import SWEEP_EVERY_S, Upkeep
 from .wire import Status
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 POLL_S = 1.0
 PAUSE_S = 0.25

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -16,13 +15,14 @@ from ..gearmonkey.gateway import Bridge
 from ..gearmonkey.hints import Hints
 from ..gearmonkey.station import BEATS_A_LEASE, Station
 from ..gearmonkey.upkeep import Upkeep
+from ..logs import get_logger
 from ..worker.launch import CANNOT_START, CLEAN, CRASHED, Launch, Role
 from ..worker.runner import Worker
 from .beside import Beside
 from .losses import report_lost
 from .plan import Plan
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def roles(plan: Plan) -> list[Role]:

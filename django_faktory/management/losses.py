@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from ..brokers import Broker
 from ..errors import FaktoryError
+from ..logs import get_logger
 from ..worker.launch import Launch
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def report_lost(broker: Broker, launch: Launch) -> None:

@@ -6,8 +6,8 @@ Source: interface "Commands"; `docs/reference/commands.md`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -19,6 +19,7 @@ from ..brokers.connection import parse_url
 from ..errors import FaktoryError, InvalidPayload
 from ..gearmonkey.functions import served
 from ..gearmonkey.settings import url_of, without_password
+from ..security_checks import is_loopback
 from ..worker.queue_order import QueueOrder
 
 MOST_PROCESSES = 4
@@ -38,13 +39,13 @@ class Plan:
     works: bool
     address: tuple[str, int]
     alias: str | None
-    url: str
+    url: str = field(repr=False)
     tls: tuple[str, str] | None
     queues: tuple[str, ...]
     processes: int
     concurrency: int
     drain: bool
-    gearmonkey: str = ""
+    gearmonkey: str = field(default="", repr=False)
     """Redis of the GearMonkey clients to serve; "" for none."""
 
     @classmethod
@@ -93,6 +94,18 @@ def make_plan(options: dict[str, Any]) -> Plan:
         drain=options["drain"],
         gearmonkey=_gearmonkey(options),
     )
+
+
+def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
+    """What lets in who does not belong, as far as a plan shows it; each in a line."""
+    host, port = plan.address
+    if plan.serves and not is_loopback(host) and not conf.password():
+        yield (
+            f"{host}:{port} can be reached from other machines, and there is no password: whoever does can add jobs, "
+            "take them and drop them; set FAKTORY_PASSWORD"
+        )
+    if shows_url and parse_url(plan.url).password:
+        yield "--url: `ps` shows its password to every user of this machine; give the URL in FAKTORY_URL instead"
 
 
 def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) -> None:

@@ -5,7 +5,6 @@ Everything that connects is made here, after the fork.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 from .. import brokers, conf, deadlines, tls, wakeups
 from ..brokers import Broker
 from ..errors import FaktoryError
+from ..logs import get_logger
 from ..maintenance import Maintenance
 from ..measuring import Recorder
 from ..metrics.bookkeeping import bookkeeper
@@ -29,7 +29,7 @@ from .beside import Beside
 from .losses import report_lost
 from .plan import Plan
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EXIT_MARGIN_S = 4.5
 """After the time running jobs get: for the last reports, and to be gone before 30 s."""

@@ -5,7 +5,6 @@ An idle process writes nothing and holds no connection. What cannot be written i
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -14,12 +13,13 @@ from django.db import connections
 
 from .. import conf
 from ..errors import BrokerUnavailable
+from ..logs import get_logger
 from ..measuring import Recorder
 from ..store import measures
 from .numbers import read
 from .statsd import Statsd, passed, sizes
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EVERY_S = 5.0
 SIZES_EVERY_S = 30.0

@@ -6,15 +6,15 @@ Source of the names: https://github.com/contribsys/faktory/issues/261 and /515.
 
 from __future__ import annotations
 
-import logging
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 
+from ..logs import get_logger
 from ..measuring import Series
 from .numbers import Numbers
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 NAMESPACE = "faktory."
 MAX_PACKET_BYTES = 1432

@@ -16,6 +16,9 @@ from .commands import VERSION, Command, Hello, parse, parse_hello
 from .resp import Error, Reply, ReplyReader, Simple
 
 MAX_HELLO_BYTES = 4096
+MIN_ITERATIONS = 1000
+"""Fewer than any server of today asks for: who asks for them may want a hash that is guessed quickly."""
+
 MAX_ITERATIONS = 1_000_000
 
 
@@ -31,6 +34,8 @@ class ServerConnection:
     """The server's side. Feed it with `receive`, then ask `next_command` until it has none."""
 
     def __init__(self, *, password: str = "", salt: str = "", iterations: int = 0, max_command_bytes: int) -> None:
+        if password and (iterations < MIN_ITERATIONS or not salt):
+            raise ValueError(f"a password needs a salt and {MIN_ITERATIONS} iterations or more, got {iterations}")
         self.identity: WorkerIdentity | None = None
         self._password, self._salt, self._iterations = password, salt, iterations
         self._max_command_bytes = max_command_bytes
@@ -178,6 +183,8 @@ def _salt(asked: dict[str, object]) -> str:
 
 def _iterations(asked: dict[str, object]) -> int:
     found = asked.get("i", 1)
-    if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= MAX_ITERATIONS:
+    if isinstance(found, int) and not isinstance(found, bool) and MIN_ITERATIONS <= found <= MAX_ITERATIONS:
         return found
-    raise ProtocolError(f"expected 1 to {MAX_ITERATIONS} password iterations in the greeting, got {ascii(found)[:40]}")
+    raise ProtocolError(
+        f"expected {MIN_ITERATIONS} to {MAX_ITERATIONS} password iterations in the greeting, got {ascii(found)[:40]}"
+    )

@@ -8,7 +8,6 @@ go back to the event loop after the broker has committed (W29).
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -17,8 +16,9 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from ..errors import BrokerUnavailable, FaktoryError
+from ..logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_BATCH = 500
 """The weight of a transaction, a plain command being 1: so much that its own cost vanishes, so little that it
@@ -105,7 +105,7 @@ class Lane(Generic[Item, Answer]):
             try:
                 answer(told)
             except Exception:  # the others of the set wait for theirs
-                logger.exception("answer failed item=%.200r", item)
+                logger.exception("answer failed item=%s", _named(item))
 
     def _work(self) -> None:
         while (batch := self._batches.get()) is not None:
@@ -126,7 +126,7 @@ class Lane(Generic[Item, Answer]):
                 return [answer for item in items for answer in self._answers([item])]
             if isinstance(error, FaktoryError):
                 return [error]
-            logger.exception("command failed item=%.200r", items[0])
+            logger.exception("command failed item=%s", _named(items[0]))
             return [FaktoryError("internal error")]
 
     def _complain(self, commands: int, error: BrokerUnavailable) -> None:
@@ -134,3 +134,8 @@ class Lane(Generic[Item, Answer]):
         if (now := time.monotonic()) >= self._complain_at:
             logger.warning("database unavailable commands=%d error=%s", self._failed, error)
             self._failed, self._complain_at = 0, now + COMPLAIN_EVERY_S
+
+
+def _named(item: object) -> str:
+    """What it is and which job it is about; never what a client wrote into it."""
+    return f"{type(item).__name__} {getattr(item, 'jid', '')}".rstrip()

@@ -7,13 +7,14 @@ begins a line and does not end it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import socket
 from collections.abc import Callable
+from math import ceil
 from typing import TYPE_CHECKING, cast
 
-from ..errors import InvalidPayload, ProtocolError, UnknownCommand
+from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError, UnknownCommand
+from ..logs import get_logger
 from ..payloads import WorkerIdentity
 from ..protocol import resp
 from ..protocol.commands import Command, Hello
@@ -22,7 +23,7 @@ from ..protocol.connection import ServerConnection
 if TYPE_CHECKING:
     from .listener import Server
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 READ_AHEAD_BYTES = 64 * 1024
 """What may wait unread behind the command at hand before reading stops."""
@@ -67,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
+        self._address = ""
 
     @staticmethod
     def _new_protocol(password: str, max_command_bytes: int) -> ServerConnection:
@@ -97,6 +99,11 @@ class Connection(asyncio.Protocol):
             self._write(resp.error("too many connections"))
             self.close()
             return
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) else ""
+        if self._is_barred():
+            self.close()
+            return
         self._write(self._protocol.greeting())
         self._arm(self.server.hello_timeout_s, self._no_hello)
 
@@ -104,6 +111,9 @@ class Connection(asyncio.Protocol):
         """Read on, unless a command is at hand."""
         if self._is_closed:
             return  # read only so that the last reply is not lost to a reset
+        if not self._protocol.is_identified and self._is_barred():  # by others of its address, since it came
+            self._part(more_may_come=True)
+            return
         self._protocol.receive(data)
         self._read_on()
         self._regulate()
@@ -192,6 +202,8 @@ class Connection(asyncio.Protocol):
             except (InvalidPayload, UnknownCommand) as error:
                 self._write(resp.error(str(error), code=error.code))
             except ProtocolError as error:
+                if isinstance(error, AuthenticationFailed):
+                    self._has_failed()
                 self._write(resp.error(str(error), code=error.code))
                 self._part(more_may_come=True)
             else:
@@ -256,6 +268,18 @@ class Connection(asyncio.Protocol):
         if not self._protocol.is_identified:
             self._write(resp.error(f"expected HELLO within {self.server.hello_timeout_s:g} seconds"))
             self.close()
+
+    def _is_barred(self) -> bool:
+        """Whether too many wrong passwords came from its address; then it is told so."""
+        wait_s = self.server.guard.wait_s(self._address, now=self.server.loop.time())
+        if wait_s:
+            self._write(resp.error(f"too many wrong passwords from this address; try again in {ceil(wait_s)} seconds"))
+        return wait_s > 0
+
+    def _has_failed(self) -> None:
+        """Its password was wrong. One line for each, and no more lines than the guard lets try."""
+        logger.warning("wrong password address=%s", self._address)
+        self.server.guard.failed(self._address, now=self.server.loop.time())
 
     # --- writing and closing ---
 

@@ -7,17 +7,17 @@ direction alone. So the records are made here, by OpenSSL in memory, and the soc
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
+from ..logs import get_logger
 from .connection import Connection
 
 if TYPE_CHECKING:
     from .listener import Server
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SPARE_PLACES = 100
 """For those that are one too many: they are told so (W8), which over TLS takes a handshake."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from .. import conf
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
+from ..logs import get_logger
 from ..payloads import Failure, JobPayload, Reservation
 from ..protocol import resp
 from ..protocol.commands import Command
@@ -26,6 +26,7 @@ from .committer import MAX_BATCH, Lane
 from .connection import Connection
 from .door import Door
 from .fetchers import Fetchers
+from .guard import Guard
 from .turns import Item, take_turn, weight
 from .verbs import carry_out
 
@@ -36,7 +37,7 @@ except ImportError:  # not for this platform: slower, nothing else
 else:
     new_event_loop = uvloop.new_event_loop
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LINGER_S = 0.25
 """How long a stopping server still tells clients that it stops (W28)."""
@@ -79,6 +80,7 @@ class Server:
     ) -> None:
         self.broker = broker
         self.password = password
+        self.guard = Guard(most=conf.get("PASSWORD_TRIES") if password else 0)
         self.max_command_bytes: int = conf.get("MAX_COMMAND_BYTES")
         self.hello_timeout_s: float = conf.get("HELLO_TIMEOUT")
         self.command_timeout_s: float = conf.get("COMMAND_TIMEOUT")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | None:
     """Change many jobs; those that are enqueued by it find the fetchers that wait (W23)."""
+    if refusal := _refusal("MUTATE"):
+        return refusal
     mutation = command.mutation
     work = partial(server.broker.mutate, mutation, go_on=server.goes_on)
     wakes = mutation.command == "requeue"
@@ -30,12 +32,16 @@ def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | N
 
 def pause(server: Server, connection: Connection, command: PauseQueues) -> bytes | None:
     """Give out no job of these queues. Fetchers that wait ask the broker at each try, and so find it paused (W24)."""
+    if refusal := _refusal("QUEUE PAUSE"):
+        return refusal
     server.control.submit(partial(server.broker.pause, command.queues), _answer(server, connection))
     return None
 
 
 def resume(server: Server, connection: Connection, command: ResumeQueues) -> bytes | None:
     """Give out jobs of these queues again, to those that wait already too (W24)."""
+    if refusal := _refusal("QUEUE RESUME"):
+        return refusal
     wakes_all = command.queues is None
     answer = _answer(server, connection, wakes=command.queues or (), wakes_all=wakes_all)
     server.control.submit(partial(server.broker.resume, command.queues), answer)
@@ -44,6 +50,8 @@ def resume(server: Server, connection: Connection, command: ResumeQueues) -> byt
 
 def remove(server: Server, connection: Connection, command: RemoveQueues) -> bytes | None:
     """Drop what waits in these queues, and forget them (W24)."""
+    if refusal := _refusal("QUEUE REMOVE"):
+        return refusal
     work = partial(server.broker.remove, command.queues, go_on=server.goes_on)
     server.long_work.submit(work, _answer(server, connection))
     return None
@@ -65,6 +73,13 @@ def flush(server: Server, connection: Connection, command: Flush) -> bytes | Non
         return resp.error('FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs')
     server.long_work.submit(partial(server.broker.flush, go_on=server.goes_on), _answer(server, connection))
     return None
+
+
+def _refusal(command: str) -> bytes | None:
+    """The answer where the project does not let clients do this."""
+    if command not in conf.get("REFUSED_COMMANDS"):
+        return None
+    return resp.error(f'{command} is disabled; to allow it, take it out of FAKTORY["REFUSED_COMMANDS"]')
 
 
 def _answer(

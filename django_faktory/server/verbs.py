@@ -5,7 +5,6 @@ A handler returns the reply, or None where `connection.finish` will be called wi
 
 from __future__ import annotations
 
-import logging
 import resource
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from .. import __version__, jsontext
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..logs import get_logger
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation, failure, rfc3339
 from ..protocol import resp
 from ..protocol.commands import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .listener import Server
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Handler = Callable[["Server", "Connection", Any], bytes | None]
 

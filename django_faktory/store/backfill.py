@@ -5,7 +5,6 @@ A claim takes no look at it: a job that has no key when it is claimed runs witho
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
@@ -13,13 +12,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..errors import InvalidPayload
 from ..lifecycle import State
+from ..logs import get_logger
 from ..models import Job
 from ..payloads import JobPayload
 from . import locks
 from .transactions import run
 from .upkeep import skip_locked
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CHUNK = 500
 WAITING = (State.ENQUEUED, State.SCHEDULED, State.RETRIES)

@@ -5,7 +5,6 @@ Here is said when an entry is due; `ticks` says what happens then.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -17,10 +16,11 @@ from django.db.models import QuerySet
 from ..cron import Schedule
 from ..cron_models import CronEntry
 from ..errors import InvalidCron
+from ..logs import get_logger
 from .dialects import dialect_of
 from .transactions import run
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Definition(NamedTuple):

@@ -105,6 +105,9 @@ def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_f
     return lost
 
 
+_PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token")
+
+
 class _Failing:
     """One transaction's worth of failing: the moment it happens, and what is written."""
 
@@ -123,18 +126,37 @@ class _Failing:
             }
             answers: list[FaktoryError | bool] = []
             failed: list[tuple[Job, Failure]] = []
+            put_off: list[tuple[Job, Failure]] = []
             for failure in failures:
                 job = rows.get(failure.jid)
                 has_effect = job is not None and _is_holder(failure, job)
                 if job and has_effect:
-                    failed.append((job, failure))
+                    is_put_off = failure.verdict == "later" and not job.is_cancelled
+                    (put_off if is_put_off else failed).append((job, failure))
                     rows[failure.jid] = Job(jid=job.jid, state=State.RETRIES)  # a second report finds it failed
                 answers.append(has_effect if job else JobNotFound(failure.jid))
             late = sum(answer is False for answer in answers)
+            self._put_off(connection, put_off)
             self.fail_rows(connection, failed, late=late)
             return answers
 
         return verb
+
+    def _put_off(self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]]) -> None:
+        """Give back locked rows that nobody began, for later: nothing is counted, and no retry used."""
+        if not jobs:
+            return
+        with connection.cursor() as cursor:
+            clock = self.now or dialect_of(connection).now(cursor)
+            held = [copy.copy(job) for job, _ in jobs if job.lock_token is not None]
+            for job, failure in jobs:
+                job.state, job.wid = State.SCHEDULED, ""
+                job.run_at = clock + timedelta(seconds=failure.retry_in_s or 0.0)
+                job.started_at = job.reserved_until = job.lock_token = None
+                Job.objects.using(self.using).filter(pk=job.pk).update(
+                    **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
+                )
+            locks.release(connection, held)
 
     def locked(self, jobs: Any, *, skip: bool = False) -> Any:
         """These rows, locked where the database can; `skip` leaves out those another node is busy with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
@@ -15,6 +14,7 @@ from django.db.models import Q
 
 from ..errors import BrokerUnavailable, FaktoryError
 from ..lifecycle import State
+from ..logs import get_logger
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from . import locks, members, optioned
@@ -22,7 +22,7 @@ from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Ending, Held, Plan, Slot, holds
 from .transactions import run
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CHUNK = 500
 """Rows a statement: large enough to make a statement's own cost vanish, small enough to hold no lock for long."""

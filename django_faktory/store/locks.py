@@ -6,7 +6,6 @@ enqueued calls `arrived`; who takes waiting ones away calls `settle` after the c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -19,13 +18,14 @@ from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, 
 from django.db.models.functions import Now
 
 from ..lifecycle import State
+from ..logs import get_logger
 from ..models import Job, JobLock, JobQuerySet
 from ..payloads import Reservation
 from .dialects import dialect_of
 from .dialects.base import JOB, LOCK
 from .transactions import run
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CHUNK = 500
 LEASE_S = 35.0

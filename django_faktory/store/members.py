@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from functools import partial
@@ -20,13 +19,14 @@ from .. import batching, jsontext
 from ..admission import parse_job
 from ..batching import Kind, Progress, Step
 from ..lifecycle import GONE, State
+from ..logs import get_logger
 from ..models import Batch, Job, JobQuerySet
 from ..payloads import Ack
 from . import locks, optioned
 from .dialects import dialect_of
 from .dialects.base import Ended, Held, Tally, holds
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token")
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")

@@ -5,7 +5,6 @@ Knows no task: who calls says how an entry's job is made. Locks: the entry, then
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -19,12 +18,13 @@ from ..cron import Outcome, Overlap, Schedule, due
 from ..cron_models import CronEntry, CronRun
 from ..errors import BrokerUnavailable, FaktoryError, InvalidCron
 from ..lifecycle import FINISHED, LIVE
+from ..logs import get_logger
 from ..models import Job
 from .dialects import dialect_of
 from .transactions import first_line, run
 from .upkeep import skip_locked
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CHUNK = 500
 ENTRIES = 100

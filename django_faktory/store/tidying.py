@@ -6,7 +6,6 @@ a minute, by when a fast queue has left a million.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
@@ -14,10 +13,11 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..errors import BrokerUnavailable
+from ..logs import get_logger
 from .dialects.base import JOB
 from .transactions import run
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DEAD_ROWS = 50_000
 """Walking over so many costs a claim a quarter of a millisecond, cleaning them up a tenth of a second."""

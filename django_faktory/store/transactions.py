@@ -6,7 +6,6 @@ What is translated: a database that cannot be reached or cannot be written is Br
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from django.db import InterfaceError, InternalError, OperationalError, connectio
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..errors import BrokerUnavailable
+from ..logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ATTEMPTS = 6
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})

@@ -158,7 +158,7 @@ def _stored() -> Iterator[EnqueuedJob]:
     if not _asks_the_database():
         return
     for job in Job.objects.using(conf.get("DATABASE")).in_state(*_WAITING).order_by("pk"):
-        call = call_of(job.payload)
+        call = call_of(job.payload).opened()
         yield EnqueuedJob(
             jid=job.jid,
             jobtype=job.jobtype,
@@ -218,7 +218,7 @@ def _batches_in_memory() -> Iterator[tuple[str, NewBatch]]:
 def _callback(job: JobPayload | None) -> EnqueuedJob | None:
     if job is None:
         return None
-    call = call_of(job.text)
+    call = call_of(job.text).opened()
     return EnqueuedJob(
         jid=job.jid,
         jobtype=job.jobtype,

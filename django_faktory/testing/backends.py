@@ -261,7 +261,7 @@ def _attempt(reservation: Reservation, failure: Failure) -> Attempt:
 
 def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
     """Of a callback that is enqueued just now."""
-    call = call_of(job.text)
+    call = call_of(job.text).opened()
     task = replace(lookup(job.jobtype), backend=backend, queue_name=job.queue, priority=job.priority)
     return JobResult(
         task=task,

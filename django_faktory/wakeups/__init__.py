@@ -6,11 +6,11 @@ receivers look again 12 ms after a hint (`Listener.wait` does that for them) and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 
 from django.db import connections
 
+from ..logs import get_logger
 from . import postgresql
 from .announcing import Crier, announce, tell_also
 from .base import Listener, PollingListener
@@ -20,7 +20,7 @@ from .sqlite import SqliteListener
 
 __all__ = ["Crier", "Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def has_hints(alias: str) -> bool:

@@ -7,7 +7,6 @@ whole server at its commit, so it is a statement by itself (reliability N1 to N3
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 import select
@@ -21,9 +20,10 @@ from typing import Any
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..logs import get_logger
 from .base import Listener
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CHANNEL = "django_faktory"
 MAX_NAMED = 50

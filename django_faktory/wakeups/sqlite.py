@@ -8,7 +8,6 @@ after something happened.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import sqlite3
@@ -18,10 +17,11 @@ from contextlib import suppress
 
 from django.db import Error, connections
 
+from ..logs import get_logger
 from .base import Listener
 from .inotify import FileWatch
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EAGER_S = 0.005
 IDLE_S = 0.040

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from ..logs import get_logger
 from ..payloads import Ack, Failure
 
 try:
@@ -20,7 +20,7 @@ except ImportError:  # not for this platform: slower, nothing else
 else:
     new_event_loop = uvloop.new_event_loop
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Report = Ack | Failure
 

@@ -26,11 +26,12 @@ from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from .. import payloads
+from .. import payloads, sealing
 from ..brokers.base import Broker, Transaction
 from ..compat import TaskResultStatus, task_backends, task_finished, task_started
 from ..errors import (
     Cancelled,
+    CannotDecrypt,
     Discard,
     FaktoryError,
     InvalidArgument,
@@ -44,14 +45,16 @@ from ..errors import (
 )
 from ..jsonvalues import encoded, normalized
 from ..lifecycle import State, outcome_of_failure
+from ..logs import get_logger
 from ..payloads import Ack, Failure, Reservation
 from ..results import Attempt, Call, call_of, failures_of, running, task_error
 from ..tasks import FaktoryTask, lookup
 from .calling import acall, call
 from .connections import forget, in_transaction, tidy
+from .newer import left_for_newer
 from .stopping import Stoppable
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _IMPOSED = (Cancelled, InvalidArgument, MissingObject, TaskTimeout)
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
@@ -71,19 +74,22 @@ def prepare(reservation: Reservation) -> Execution | Failure:
         return Execution(reservation, call, lookup(call.jobtype))
     except InvalidPayload as error:  # no retry can mend what is written
         return _refusal(reservation, error, verdict="kill")
+    except CannotDecrypt as error:  # another worker may have the key; a job without retries is kept, not dropped
+        return _refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
     except UnknownJobType as error:
-        return _refusal(reservation, error)
+        return left_for_newer(reservation, call.at, error) or _refusal(reservation, error)
 
 
 class Execution:
     """One attempt at one job."""
 
     __slots__ = (
-        "_call", "_failures", "_is_over", "_is_unreadable", "_sender", "_value",
+        "_call", "_failures", "_is_over", "_is_sealed", "_is_unreadable", "_sender", "_value",
         "control", "reservation", "result", "task",
     )  # fmt: skip
 
     def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
+        self._is_sealed, call = call.is_sealed, call.opened()
         self.reservation = reservation
         self.task = task
         self._call = call
@@ -193,9 +199,14 @@ class Execution:
     def _ack(self, value: Any) -> Ack:
         self._is_unreadable = True
         job, self._value = self.reservation, normalized(value)
-        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=encoded(self._value))
+        report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._kept())
         self._is_unreadable = False
         return report
+
+    def _kept(self) -> str:
+        """The result as it is stored: read by this project only, where its arguments are."""
+        text = encoded(self._value)
+        return encoded(sealing.seal_value(self._value)) if self._is_sealed else text
 
     def _succeeded(self) -> None:
         self._end(TaskResultStatus.SUCCESSFUL)

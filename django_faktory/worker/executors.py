@@ -5,7 +5,6 @@ Hands the broker on, and asks it nothing. Whatever a job does, it ends exactly o
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from django.db import connections
 from .. import payloads
 from ..brokers.base import Broker
 from ..errors import FaktoryError
+from ..logs import get_logger
 from ..payloads import Ack, Failure, Reservation
 from .event_loop import EventLoop
 from .execute import Execution, prepare
@@ -23,7 +23,7 @@ from .held import HeldJobs
 from .progress import Progress
 from .watch import Limits, Watch
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 End = Ack | Failure | BaseException | None
 """How a job ended: the report to send, what broke it outside its task, or nothing, where the broker knows already."""

@@ -6,20 +6,20 @@ themselves (`blocking`) are asked for one job after another, and nothing is give
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from random import Random
 
 from ..brokers.base import Broker
 from ..errors import FaktoryError
+from ..logs import get_logger
 from ..payloads import FetchRequest, Reservation
 from ..wakeups import Listener, PollingListener
 from .held import STUCK_S, HeldJobs
 from .patience import Patience
 from .queue_order import QueueOrder
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
 """So many fetches in a row that find nothing, so far apart, mean that nothing is ready."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from ..logs import get_logger
 from . import supervisor
 from .launch import CLEAN, Launch, Role, live
 
@@ -36,7 +36,7 @@ class Forking:
 
     def tell(self, level: int, message: str, *args: object) -> None:
         """See `Ways`."""
-        logging.getLogger(supervisor.__name__).log(level, message, *args)
+        get_logger(supervisor.__name__).log(level, message, *args)
 
     def patience_s(self) -> float | None:
         """See `Ways`: nothing waits here."""

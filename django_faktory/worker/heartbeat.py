@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import sys
@@ -12,10 +11,11 @@ from collections.abc import Callable
 
 from ..brokers.base import Broker
 from ..errors import FaktoryError, UnknownWorker
+from ..logs import get_logger
 from ..payloads import Beat
 from .patience import Patience
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FRESH_BEATS = 2
 """A wid lives at least so many intervals after its BEAT (check W004)."""

@@ -5,16 +5,16 @@ One thread. It sleeps as long as no job holds a lock; an error costs one extensi
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
 from ..brokers.base import Broker
 from ..errors import FaktoryError
+from ..logs import get_logger
 from .held import HeldJobs
 from .patience import Patience
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 AFTER_TROUBLE_S = 1.0
 LONGEST_LOOK_S = 1.0

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-logger = logging.getLogger(__name__)
+from ..logs import Lines, get_logger
+
+logger = get_logger(__name__)
 
 CLEAN, CANNOT_START, CRASHED = 0, 3, 70
 """Exit codes of a child; the last is anything but the first two."""
@@ -119,7 +121,7 @@ def publish(news: int) -> bool:
     with suppress(BlockingIOError):
         if found := os.read(news, NEWS_BYTES):
             told = json.loads(found)
-            log = logging.getLogger(told["name"])
+            log = get_logger(told["name"])
             if log.isEnabledFor(told["level"]):
                 path = sys.modules[told["name"]].__file__ or ""
                 record = log.makeRecord(log.name, told["level"], path, 0, told["message"], tuple(told["args"]), None)
@@ -158,4 +160,4 @@ def _nothing(*_: object) -> None:
 
 
 def _tell_stacks() -> None:
-    logger.warning("stacks of all threads pid=%d\n%s", os.getpid(), stacks())
+    logger.warning("stacks of all threads pid=%d%s", os.getpid(), Lines(stacks()))

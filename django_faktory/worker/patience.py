@@ -5,10 +5,11 @@ Knows no broker and no job.
 
 from __future__ import annotations
 
-import logging
 import random
 
-logger = logging.getLogger(__name__)
+from ..logs import get_logger
+
+logger = get_logger(__name__)
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0

@@ -3,16 +3,16 @@ event loop, waits for nobody. About one write a second, of the latest of each jo
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 
 from ..brokers.base import Broker
 from ..control import Part
 from ..errors import FaktoryError
+from ..logs import get_logger
 from ..payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 WRITE_EVERY_S = 1.0
 IDLE_S = 10.0

@@ -6,7 +6,6 @@ then is logged by jid, and those jobs run again.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +14,13 @@ from typing import Any, TypeVar
 
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
+from ..logs import get_logger
 from ..payloads import Ack, Failure
 from .patience import Patience
 
 R = TypeVar("R", Ack, Failure)
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_SET = 500
 

@@ -6,7 +6,6 @@ protocol's worker lifecycle, W15, W20, W21; `docs/workers.md`.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -18,6 +17,7 @@ from queue import Empty, SimpleQueue
 from .. import payloads
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
+from ..logs import get_logger
 from ..payloads import WorkerIdentity
 from ..wakeups import Listener
 from .executors import Executors
@@ -31,7 +31,7 @@ from .queue_order import QueueOrder
 from .reports import Reporter
 from .watch import USUAL, Limits
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 READ_AHEAD = 50
 """Most jobs read ahead, however fast they are. Empty jobs a second with 5 threads on PostgreSQL, two cores: 3,700 with

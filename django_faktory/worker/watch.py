@@ -5,7 +5,6 @@ One thread; sleeps until something is due. What a stop is: `stopping`. Rules: `d
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +12,12 @@ from typing import NamedTuple
 
 from ..brokers.base import Broker
 from ..errors import Cancelled, FaktoryError
+from ..logs import get_logger
 from .execute import Execution
 from .patience import Patience
 from .stopping import timed_out
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Limits(NamedTuple):

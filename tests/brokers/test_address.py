@@ -91,6 +91,15 @@ def test_a_wrong_password_is_told_as_that_and_not_tried_again():
         RemoteBroker(server.url(":wrong@")).push([job()])
 
 
+def test_an_address_that_is_turned_away_for_others_failures_tries_again_later():
+    near = ClientConnection(identity=WorkerIdentity(), password="right")
+    near.receive(ASKED)
+    told = b"-ERR too many wrong passwords from this address; try again in 3 seconds\r\n"
+    sessions = session(greeting=ASKED, hello=near.hello(), welcome=told)
+    with scripted(sessions) as server, pytest.raises(BrokerUnavailable, match="try again in 3 seconds"):
+        RemoteBroker(server.url(":right@")).push([job()])
+
+
 def test_a_password_that_was_good_before_and_is_refused_now_is_an_outage():
     """A worker keeps its reports and sends them again; a wrong password from the start is told as that."""
     refusing = session(welcome=b"-ERR Invalid password\r\n")

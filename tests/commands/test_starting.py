@@ -56,7 +56,7 @@ def test_a_wrong_password_for_the_server_elsewhere_exits_with_3(runfaktory, addr
 def test_missing_migrations_are_told_and_exit_with_1(runfaktory):
     call_command("migrate", "django_faktory", "zero", verbosity=0)
     try:
-        program = runfaktory(ANY_PORT)
+        program = runfaktory(ANY_PORT, "--migrations-wait", "0")
         assert program.code() == 1
     finally:
         call_command("migrate", verbosity=0)

@@ -16,7 +16,7 @@ REPLY = re.compile("-[A-Z]+ [^\x00-\x1f\x7f-\x9f\u2028\u2029]*\r\n")
 def check(pieces, *, limit=16 * 1024 * 1024, password=""):
     """Feed these pieces to a server; an AssertionError where a promise is broken. Returns what became of each line."""
     connection = ServerConnection(
-        password=password, salt="5a17", iterations=2 if password else 0, max_command_bytes=limit
+        password=password, salt="5a17", iterations=1000 if password else 0, max_command_bytes=limit
     )
     outcomes, stream, is_broken = [], b"", False
     for piece in pieces:

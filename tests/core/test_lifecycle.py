@@ -52,7 +52,7 @@ LEGAL = {
     ("working", "fail"): FAILED,
     ("working", "reap"): FAILED,
     ("working", "lose"): {"enqueued", "dead"},
-    ("working", "release"): READY,
+    ("working", "release"): {*READY, "scheduled"},
     ("retries", "due"): READY,
     ("retries", "requeue"): READY,
     ("retries", "defer"): {"retries"},

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from django.db import connection
+from django.test import override_settings
 from msgspec import structs
 
 from django_faktory.brokers.orm import OrmBroker
@@ -57,6 +58,7 @@ class TestWork:
         assert state(failing, "retries").errtype == "builtins.ValueError"
         assert "no luck at all" in state(dying, "retries").failure
 
+    @override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 0})
     def test_a_job_nobody_knows_fails_and_the_next_runs(self, work, state):
         JobFactory(jid="unknown-1", jobtype="nobody.knows")
         result = tasks.add.enqueue(1, 1)

@@ -13,14 +13,14 @@ from django.conf import settings
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
-from django.db.migrations.executor import MigrationExecutor
 
 from ... import conf, tasks
 from ...task_checks import broken_modules
 from ...worker.launch import CANNOT_START
 from .. import orders
-from ..plan import make_plan
+from ..plan import make_plan, open_doors
 from ..processes import play, supervise
+from ..readiness import await_migrations
 from ..reloading import parent_to_stop_without, run_with_reloader
 
 
@@ -59,6 +59,9 @@ class Command(BaseCommand):
             const="",
             help="Serve GearMonkey clients of this Redis too; default: FAKTORY['GEARMONKEY_URL'].",
         )
+        parser.add_argument(
+            "--migrations-wait", metavar="SECONDS", help="How long to wait for migrations that are not applied yet."
+        )
         parser.add_argument("--drain", action="store_true", help="Work until nothing is ready, then exit.")
         parser.add_argument(
             "--reload",
@@ -70,6 +73,10 @@ class Command(BaseCommand):
         """From a command line: nobody waits for this process to return from here."""
         self._is_program = True
         super().run_from_argv(argv)
+
+    def _say(self, text: str) -> None:
+        self.stdout.write(f"runfaktory: {text}")
+        self.stdout.flush()
 
     def handle(self, **options: Any) -> None:
         """Check everything that can be wrong, say what will run, and run it."""
@@ -88,9 +95,11 @@ class Command(BaseCommand):
             self.check()  # asks the database what it can do, from Django 6.1 on
             plan = make_plan(options)
             if plan.alias:
-                _require_migrations(plan.alias)
+                await_migrations(plan.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
                 self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
+        for warning in open_doors(plan, shows_url=bool(options["url"])):
+            self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {plan}")
         code = supervise(plan, parent=parent_to_stop_without(), may_become_slim=self._is_program)
         if code:
@@ -127,11 +136,12 @@ def _a_database_away_told_in_one_line() -> Iterator[None]:
         ) from error
 
 
-def _require_migrations(alias: str) -> None:
-    executor = MigrationExecutor(connections[alias])
-    missing = executor.migration_plan(executor.loader.graph.leaf_nodes("django_faktory"))
-    if missing:
-        raise CommandError(f"the database {alias!r} lacks {len(missing)} migrations of ours; run manage.py migrate")
+def _wait_s(option: str | None) -> float:
+    if option is None:
+        return float(conf.get("MIGRATIONS_WAIT"))
+    if not (option.isascii() and option.isdigit()):
+        raise CommandError(f"--migrations-wait: expected whole seconds, 0 or more, got {option!r}")
+    return float(option)
 
 
 def _disconnect() -> None:

@@ -7,7 +7,6 @@ transaction another session PREPARE cannot work: that is noticed once, and state
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Sequence
@@ -18,9 +17,10 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from ...logs import get_logger
 from .pipeline import Rows, can_pipeline, run_prepared
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 REPLAN_S = 2.0
 USES_BEFORE = 2

@@ -1,0 +1,159 @@
+"""System checks of who can get in, and what is said of it before a deploy: W060 always, W061 to W069 with `--deploy`.
+
+Looks at settings, the environment and the modes of files. Never shows a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
+from django.core.exceptions import ImproperlyConfigured
+
+from . import conf, sealing
+from .brokers.connection import parse_url
+from .errors import FaktoryError
+from .tasks import registered
+
+SHORTEST = 16
+"""Characters: a recorded handshake can be guessed at leisure, with some 100,000 tries a second on one processor."""
+
+_OPEN = "Set FAKTORY_PASSWORD, or a path beginning with / to a file that holds it; see docs/security.md."
+
+
+@register
+def check_bind(**_: Any) -> list[CheckMessage]:
+    """Whoever reaches the port can take jobs and add some."""
+    values, password = _values()
+    host = _host(values)
+    if password is None or password or host is None or is_loopback(host):
+        return []
+    return [
+        Warning(
+            f"FAKTORY['BIND']: {host} can be reached from other machines, and there is no password: whoever does can "
+            "add jobs, take them and drop them",
+            hint=_OPEN,
+            id="django_faktory.W060",
+        )
+    ]
+
+
+@register
+def check_encryption(**_: Any) -> list[CheckMessage]:
+    """What encrypts must be able to, before a job is refused for it."""
+    values, _password_of_it = _values()
+    is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or any(one.encrypt for one in registered())
+    trouble = sealing.problem() if is_asked_for else ""
+    hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
+    return [Error(f"encryption of arguments: {trouble}", hint=hint, id="django_faktory.E060")] if trouble else []
+
+
+@register(Tags.security, deploy=True)
+def check_deploy(**_: Any) -> list[CheckMessage]:
+    """What is right on a developer's machine, and wrong in the world."""
+    values, password = _values()
+    host = _host(values)
+    if password is None:
+        return []  # said elsewhere
+    if host is None:
+        return [*_client()]
+    is_near = is_loopback(host)
+    return [*_password(password, is_near=is_near), *_tls(values, is_near=is_near), *_files(values), *_commands(values)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it. Names other than localhost may be anything."""
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _values() -> tuple[Mapping[str, Any], str | None]:
+    """The settings, and the password; None where they cannot be read, which other checks say."""
+    try:
+        return {**conf.DEFAULTS, **conf.configured()}, conf.password()
+    except (ImproperlyConfigured, AttributeError):  # a password that is no string
+        return conf.DEFAULTS, None
+
+
+def _host(values: Mapping[str, Any]) -> str | None:
+    """Where a server of this project listens; None where there is none, or the setting is wrong."""
+    bind = values["BIND"]
+    return bind.rpartition(":")[0] if isinstance(bind, str) and values["BROKER"] != "remote" else None
+
+
+def _password(password: str, *, is_near: bool) -> Iterable[CheckMessage]:
+    if not password and is_near:  # elsewhere W060 says it
+        yield Warning(
+            "FAKTORY['PASSWORD']: there is none: every process of this machine can add jobs, take them and drop them",
+            hint=_OPEN,
+            id="django_faktory.W061",
+        )
+    elif password and len(password) < SHORTEST:
+        yield Warning(
+            f"FAKTORY['PASSWORD']: expected {SHORTEST} characters or more, got {len(password)}: who records a "
+            "handshake can guess it",
+            hint='python -c "import secrets; print(secrets.token_urlsafe(32))"',
+            id="django_faktory.W062",
+        )
+
+
+def _tls(values: Mapping[str, Any], *, is_near: bool) -> Iterable[CheckMessage]:
+    if not is_near and not values["TLS_CERT"]:
+        yield Warning(
+            "FAKTORY['TLS_CERT']: the server listens for other machines without TLS: jobs, arguments and all, can be "
+            "read and changed on their way",
+            hint="Give it a certificate, or listen on 127.0.0.1; what runfaktory's own options say is not seen here.",
+            id="django_faktory.W063",
+        )
+
+
+def _client() -> Iterable[CheckMessage]:
+    """Jobs that live on a server elsewhere."""
+    try:
+        address = parse_url(conf.url())
+    except (FaktoryError, ImproperlyConfigured):
+        return  # E005, or told by who uses it
+    if not address.is_tls and not is_loopback(address.host):
+        yield Warning(
+            f"FAKTORY_URL: jobs go to {address} without TLS: they can be read and changed on their way",
+            hint="tcp+tls://:PASSWORD@HOST:PORT, where that server speaks TLS.",
+            id="django_faktory.W064",
+        )
+
+
+def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    """Files with secrets that others can read."""
+    secret = os.environ.get("FAKTORY_PASSWORD") or values["PASSWORD"]
+    paths = {"FAKTORY['TLS_KEY']": values["TLS_KEY"] or values["TLS_CERT"]}
+    if secret.startswith("/"):
+        paths["FAKTORY_PASSWORD"] = secret
+    for name, path in paths.items():
+        if path and _others_may_read(path):
+            yield Warning(
+                f"{name}: every user of this machine can read {path}",
+                hint=f"chmod o-rwx {path}",
+                id="django_faktory.W065",
+            )
+
+
+def _others_may_read(path: Any) -> bool:
+    try:
+        return bool(Path(path).stat().st_mode & stat.S_IROTH)
+    except (OSError, TypeError, ValueError):
+        return False
+
+
+def _commands(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
+    if values["ALLOW_FLUSH"]:
+        yield Warning(
+            "FAKTORY['ALLOW_FLUSH']: any client can have all jobs forgotten by one command",
+            hint="Leave it out: FLUSH is then allowed while DEBUG is on.",
+            id="django_faktory.W066",
+        )

@@ -1,0 +1,97 @@
+"""Look for secrets in the files of the repository, and for known holes in what it is installed with.
+
+`scan.py secrets`: detect-secrets finds keys and tokens that `.secrets.baseline` does not have; `--accept` writes it anew,
+after somebody has looked. Passwords that are merely called so are ruff's to find (S105 to S107). `scan.py audit`:
+pip-audit asks PyPI's vulnerability service; where that cannot be reached it says so, and that is no failure.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BASELINE = ROOT / ".secrets.baseline"
+BIN = Path(sys.executable).parent
+AUDIT_S = 20
+"""The service may hang as well as be away; CI does not wait longer."""
+
+
+def secrets(*, accept):
+    """Exit code 1 where there is a secret that nobody has accepted."""
+    command = [BIN / "detect-secrets", "scan", "--no-verify", "--disable-plugin", "KeywordDetector"]
+    told = subprocess.run(
+        [*command, "--exclude-files", r"\.secrets\.baseline"], cwd=ROOT, capture_output=True, check=True
+    )
+    found = {
+        (path, one["hashed_secret"]): one
+        for path, several in json.loads(told.stdout)["results"].items()
+        for one in several
+    }
+    if accept:
+        rows = sorted([path, one["type"], digest] for (path, digest), one in found.items())
+        BASELINE.write_text("[\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]\n", encoding="utf-8")
+        print(f"secrets: {len(rows)} accepted in {BASELINE.name}")
+        return 0
+    known = {(path, digest) for path, _, digest in json.loads(BASELINE.read_text(encoding="utf-8"))}
+    new = [
+        f"{path}:{one['line_number']}: {one['type']}"
+        for (path, digest), one in found.items()
+        if (path, digest) not in known
+    ]
+    print("\n".join(new) or f"secrets: none but the {len(known)} of {BASELINE.name}")
+    if new:
+        print(f"secrets: {len(new)} new; take them away, or, where they are none: scripts/scan.py secrets --accept")
+    return 1 if new else 0
+
+
+def audit():
+    """Exit code 1 where an installed package has a known hole."""
+    command = [
+        BIN / "pip-audit",
+        "--local",
+        "--skip-editable",
+        "--progress-spinner",
+        "off",
+        "--timeout",
+        "5",
+        "-f",
+        "json",
+    ]
+    try:
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=AUDIT_S, check=False)
+        packages = json.loads(told.stdout)["dependencies"]
+    except subprocess.TimeoutExpired:
+        return left_out(f"no answer within {AUDIT_S} s")
+    except ValueError:
+        return left_out((told.stderr.strip().splitlines() or ["no answer"])[-1][:200])
+    looked_at = [one for one in packages if "vulns" in one]
+    holes = [(one["name"], one["version"], hole) for one in looked_at for hole in one["vulns"]]
+    for name, version, hole in holes:
+        print(f"{name} {version}: {hole['id']}, mended in {', '.join(hole['fix_versions']) or 'no version yet'}")
+    if not looked_at:
+        return left_out(f"the service knows none of {len(packages)} packages")
+    print(f"audit: {len(holes)} known holes in {len(looked_at)} packages; left out: {len(packages) - len(looked_at)}")
+    return 1 if holes else 0
+
+
+def left_out(reason):
+    """Say so; a service that is away is not a fault of the code."""
+    print(f"audit: left out: PyPI's vulnerability service cannot be asked: {reason}")
+    return 0
+
+
+def main():
+    match sys.argv[1:]:
+        case ["secrets"]:
+            return secrets(accept=False)
+        case ["secrets", "--accept"]:
+            return secrets(accept=True)
+        case ["audit"]:
+            return audit()
+    print("scan.py: expected secrets [--accept] or audit", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

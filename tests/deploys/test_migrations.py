@@ -1,0 +1,68 @@
+"""`runfaktory` waits for migrations: it says so in a line, goes on when they are there, and ends when it is told to."""
+
+import signal
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import connection
+
+from django_faktory.management.readiness import await_migrations
+
+ARGUMENTS = ("127.0.0.1:0", "--server-only", "--no-reload")
+
+
+@pytest.fixture
+def unmigrated(transactional_db):
+    """The database without our tables; they are there again at the end."""
+    call_command("migrate", "django_faktory", "zero", verbosity=0)
+    yield lambda: call_command("migrate", verbosity=0)
+    call_command("migrate", verbosity=0)
+
+
+def test_it_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
+    program = runfaktory(*ARGUMENTS)
+    [line] = program.said("waiting up to 300 s for manage.py migrate")
+    assert "'default' lacks 1 migrations: django_faktory.0001_initial" in line
+    unmigrated()
+    connection.close()
+    assert address(program)
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert len(program.said("waiting up to")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_at_once_when_it_is_told_to_while_it_waits(unmigrated, runfaktory, number):
+    program = runfaktory(*ARGUMENTS)
+    program.said("waiting up to")
+    program.signal(number)
+    assert program.code() == 0
+
+
+def test_when_the_time_is_over_it_says_what_is_missing(unmigrated, runfaktory):
+    program = runfaktory(*ARGUMENTS, "--migrations-wait", "1")
+    assert program.code() == 1
+    program.said("lacks 1 migrations of ours; run manage.py migrate")
+
+
+def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db, monkeypatch):
+    call_command("migrate", "shop", "zero", verbosity=0)
+    said = []
+    try:
+        await_migrations("default", wait_s=0.5, say=said.append)
+        await_migrations("default", wait_s=0, say=said.append)
+    finally:
+        call_command("migrate", verbosity=0)
+    assert ["waiting up to" in said[0], "going on without" in said[1], len(said)] == [True, True, 2]
+    assert "shop." in said[0]
+
+
+def test_what_is_whole_is_not_waited_for(transactional_db):
+    await_migrations("default", wait_s=300, say=pytest.fail)
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
+def test_a_time_that_is_none_is_refused(transactional_db, value):
+    with pytest.raises(CommandError, match="--migrations-wait: expected whole seconds"):
+        call_command("runfaktory", "--no-reload", "--migrations-wait", value)

@@ -1,0 +1,173 @@
+"""A worker without a task's code leaves its jobs for newer ones: no retry is used, none is lost, and nothing spins."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.db.models import F
+from django.test import override_settings
+
+from django_faktory import Batch, tasks
+from django_faktory.models import Job, JobLock
+from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
+from django_faktory.store import failures, jobs, upkeep
+from django_faktory.worker.newer import FIRST_S, LONGEST_S, look_again_in_s
+from tests.factories import T0, JobFactory, payload
+from tests.project.tasks import add, echo
+from tests.waiting import wait_until
+
+
+def held(*, age_s=0.0, **fields):
+    found = {"jid": "jid-jid-1", "queue": "default", "text": "{}", "wid": "w", "attempt": 1, "started_at": T0}
+    return Reservation(**found | {"created_at": T0 - timedelta(seconds=age_s)} | fields)
+
+
+def failed_at(age_s, errtype="ValueError"):
+    return json.dumps({"errtype": errtype, "failed_at": (T0 - timedelta(seconds=age_s)).isoformat()})
+
+
+def ago(age_s):
+    return (T0 - timedelta(seconds=age_s)).isoformat()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("job", "at", "wait_s"),
+    [
+        (held(age_s=0), None, FIRST_S),
+        (held(age_s=20), None, 10.0),
+        (held(age_s=300), None, LONGEST_S),
+        (held(age_s=599), None, 1.0),
+        (held(age_s=600), None, None),
+        (held(age_s=-5), None, FIRST_S),
+        (held(age_s=9000), ago(20), 10.0),
+        (held(age_s=9000, failure=failed_at(20)), None, 10.0),
+        (held(age_s=9000, failure=failed_at(20, "UnknownJobType")), None, None),
+        (held(age_s=9000, failure="no JSON"), None, None),
+        (held(age_s=0, started_at=None), None, None),
+        (held(created_at=None), None, None),
+    ],
+)
+def test_the_wait_grows_with_the_time_waited_and_ends_with_the_grace(job, at, wait_s):
+    assert look_again_in_s(job, at, grace_s=600) == wait_s
+
+
+@pytest.mark.core
+def test_without_a_grace_a_job_is_not_put_off():
+    assert look_again_in_s(held(), None, grace_s=0) is None
+
+
+def later(job, **fields):
+    return failure(
+        jid=job.jid, wid=job.wid, attempt=job.attempt, errtype="UnknownJobType", retry_in_s=5, verdict="later", **fields
+    )
+
+
+def fetch(wid="w", now=T0):
+    [found] = jobs.fetch([FetchRequest(queues=("default",), wid=wid)], using="default", now=now)
+    return found[0] if found else None
+
+
+@pytest.mark.django_db(transaction=True)
+class TestInTheStore:
+    def test_a_job_that_is_put_off_waits_for_its_time_and_has_not_failed(self):
+        jobs.push([payload("a")], using="default", now=T0)
+        job = fetch()
+        assert failures.fail([later(job)], using="default", now=T0) == [True]
+        row = Job.objects.get()
+        assert (row.state, row.run_at, row.wid) == ("scheduled", T0 + timedelta(seconds=5), "")
+        assert (row.failures, row.losses, row.failure, row.history, row.errtype) == (0, 0, "", "", "")
+        assert fetch() is None
+        upkeep.enqueue_due(using="default", now=T0 + timedelta(seconds=6))
+        assert fetch(now=T0 + timedelta(seconds=6)).jid == job.jid
+
+    def test_a_stranger_puts_nothing_off(self):
+        jobs.push([payload("a")], using="default", now=T0)
+        job = fetch()
+        stranger = later(Reservation(jid=job.jid, queue="default", text="", wid="other", attempt=job.attempt))
+        assert failures.fail([stranger], using="default", now=T0) == [False]
+        assert Job.objects.get().state == "working"
+
+    def test_who_is_late_changes_nothing_in_a_job_that_was_put_off(self):
+        jobs.push([payload("a")], using="default", now=T0)
+        job = fetch()
+        failures.fail([later(job)], using="default", now=T0)
+        assert jobs.ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], using="default") == [False]
+        assert failures.fail([later(job)], using="default", now=T0) == [False]
+        assert Job.objects.get().state == "scheduled"
+
+    def test_reports_of_both_kinds_in_one_set_do_not_mix(self):
+        jobs.push([payload("a"), payload("b")], using="default", now=T0)
+        first, second = fetch(), fetch()
+        failed = failure(jid=second.jid, wid=second.wid, attempt=second.attempt, errtype="ValueError")
+        assert failures.fail([later(first), failed], using="default", now=T0) == [True, True]
+        assert dict(Job.objects.values_list("jid", "state")) == {first.jid: "scheduled", second.jid: "retries"}
+
+    def test_its_lock_is_free_for_the_next_of_its_key(self):
+        jobs.push([payload(name, custom={"lock": "k"}) for name in "ab"], using="default", now=T0)
+        job = fetch()
+        failures.fail([later(job)], using="default", now=T0)
+        assert not JobLock.objects.filter(jid=job.jid).exists()
+        assert fetch(now=T0 + timedelta(seconds=1)).jid != job.jid
+
+    def test_a_job_that_was_cancelled_is_dropped_and_not_put_off(self):
+        jobs.push([payload("a", result_ttl=60)], using="default", now=T0)
+        job = fetch()
+        Job.objects.update(cancel_requested_at=F("enqueued_at"))
+        failures.fail([later(job)], using="default", now=T0)
+        assert Job.objects.get().state == "discarded"
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """Make this process's code lack a task, and have it again."""
+
+    def forget(task):
+        monkeypatch.delitem(tasks._registry, task.jobtype)
+        return lambda: monkeypatch.setitem(tasks._registry, task.jobtype, task)
+
+    return forget
+
+
+def put_off(jid):
+    return Job.objects.filter(jid=jid, state="scheduled", wid="").first()
+
+
+def test_jobs_of_a_newer_version_are_done_by_the_newer_worker_and_no_retry_is_used(
+    work, state, forgotten, keeps_house, caplog
+):
+    keeps_house()
+    learn = forgotten(add)
+    results = [add.enqueue(number, 1) for number in range(3)]
+    with Batch(success=echo.callback("all")) as batch:
+        member = add.enqueue(40, 2)
+    work()
+    for result in (*results, member):
+        wait_until(lambda result=result: put_off(result.id), 30, what="put off")
+    assert batch.status().failed == 0
+    learn()
+    for result in (*results, member):
+        job = state(result, "succeeded", timeout_s=90)
+        assert (job.failures, job.history) == (0, "")
+    wait_until(lambda: Job.objects.filter(callback_of=batch.bid, state="succeeded").exists(), 60)
+    told = [record for record in caplog.records if "left for newer workers" in record.getMessage()]
+    assert len(told) <= 1
+
+
+def test_other_jobs_are_done_meanwhile_and_nothing_spins(work, state, forgotten):
+    forgotten(add)
+    late = add.enqueue(1, 1)
+    work()
+    wait_until(lambda: put_off(late.id), 30)
+    state(echo.enqueue("x"), "succeeded")
+    assert Job.objects.get(jid=late.id).attempt <= 2
+
+
+def test_after_the_grace_it_fails_as_ever_and_says_what_to_do(work, state, forgotten):
+    forgotten(add)
+    with override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 60}):
+        old = JobFactory(jobtype=add.jobtype)  # of a day long ago
+        work()
+        failed = wait_until(lambda: Job.objects.filter(pk=old.pk, state="retries").first(), 30)
+    assert json.loads(failed.failure)["errtype"] == "UnknownJobType"
+    assert "deploy the code" in failed.failure

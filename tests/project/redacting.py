@@ -1,0 +1,28 @@
+"""Functions for `FAKTORY["REDACT"]`."""
+
+SEEN = []
+"""What `hides_all` was given."""
+
+
+def hides_all(jobtype, arguments):
+    SEEN.append((jobtype, arguments))
+    return f"{len(arguments)} arguments of {jobtype}"
+
+
+def hides_cards(jobtype, arguments):
+    if isinstance(arguments, dict):
+        return {name: "****" if name == "card" else value for name, value in arguments.items()}
+    return arguments
+
+
+def fails(jobtype, arguments):
+    raise ValueError(f"cannot hide {arguments}")
+
+
+def returns_no_json(jobtype, arguments):
+    return object()
+
+
+def empties(jobtype, arguments):
+    arguments.clear()
+    return arguments

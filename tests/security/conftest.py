@@ -1,0 +1,8 @@
+"""Servers, and programs of their own, as their rooms start them."""
+
+from tests.cli.conftest import faktory
+from tests.commands.conftest import address, runfaktory
+from tests.server.conftest import serve, transport
+from tests.worker.conftest import state, work
+
+__all__ = ["address", "faktory", "runfaktory", "serve", "state", "transport", "work"]

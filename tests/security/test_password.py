@@ -1,0 +1,160 @@
+"""Nobody gets in without the password: no way round it, no weaker one, no guessing at full speed. Rules: W2."""
+
+import json
+import logging
+from urllib.parse import quote
+
+import pytest
+from django.test import override_settings
+
+from django_faktory.brokers import remote_broker
+from django_faktory.errors import BrokerUnavailable, ProtocolError
+from django_faktory.models import Job
+from django_faktory.payloads import WorkerIdentity
+from django_faktory.protocol.connection import MIN_ITERATIONS, ClientConnection, ServerConnection, hash_password
+from tests.server.raw import CERTIFICATE, RawClient, over_both, push
+
+PASSWORD = "correct horse battery staple"
+
+
+@pytest.fixture
+def knock(serve):
+    """Connect and read the first line; all clients are closed at the end."""
+    clients = []
+
+    def connect(server):
+        clients.append(RawClient(server.address))
+        return clients[-1], clients[-1].reply()
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def hello(greeting, password=PASSWORD, **other):
+    asked = json.loads(greeting.removeprefix(b"+HI "))
+    return "HELLO " + json.dumps({"v": 2, "pwdhash": hash_password(password, asked["s"], asked["i"])} | other)
+
+
+@over_both
+@pytest.mark.parametrize(
+    "said",
+    [
+        'HELLO {"v":2}',
+        'HELLO {"v":2,"pwdhash":""}',
+        'HELLO {"v":2,"pwdhash":null}',
+        f'HELLO {{"v":2,"pwdhash":"{PASSWORD}"}}',
+        'HELLO {"v":1}',
+        'HELLO {"v":2,"i":1,"s":"","pwdhash":""}',
+        push(jid="uninvited"),
+        "INFO",
+        "FLUSH",
+        "",
+    ],
+)
+def test_a_server_with_a_password_takes_nothing_without_it(serve, knock, said):
+    server = serve(password=PASSWORD)
+    client, _ = knock(server)
+    client.send("\r\n".join([said, push(jid="uninvited")]))
+    assert client.reply().startswith(b"-ERR ")
+    assert client.is_closed()
+    assert not Job.objects.exists()
+
+
+@over_both
+def test_a_hash_heard_from_another_connection_opens_nothing(serve, knock):
+    server = serve(password=PASSWORD)
+    _, first = knock(server)
+    client, _ = knock(server)
+    assert client.ask(hello(first)) == b"-ERR Invalid password"
+
+
+def test_a_server_cannot_be_made_that_asks_for_a_weak_hash():
+    for salt, iterations in (("5a17", 0), ("5a17", MIN_ITERATIONS - 1), ("", 5000)):
+        with pytest.raises(ValueError, match="needs a salt"):
+            ServerConnection(password=PASSWORD, salt=salt, iterations=iterations, max_command_bytes=4096)
+
+
+@pytest.mark.parametrize("iterations", ["", ',"i":1', f',"i":{MIN_ITERATIONS - 1}'])
+def test_a_client_gives_no_server_a_hash_that_is_guessed_quickly(iterations):
+    client = ClientConnection(identity=WorkerIdentity(), password=PASSWORD)
+    client.receive(f'+HI {{"v":2,"s":"123456789abc"{iterations}}}\r\n'.encode())
+    with pytest.raises(ProtocolError, match=f"expected {MIN_ITERATIONS} to"):
+        client.hello()
+
+
+@over_both
+def test_who_sends_too_many_wrong_passwords_is_turned_away_and_told_when_to_come_again(serve, knock, caplog):
+    with override_settings(FAKTORY={"PASSWORD_TRIES": 2}):
+        server = serve(password=PASSWORD)
+    with caplog.at_level(logging.WARNING, "django_faktory.server"):
+        for _ in range(2):
+            client, greeting = knock(server)
+            assert client.ask(hello(greeting, "wrong")) == b"-ERR Invalid password"
+    client, refusal = knock(server)
+    assert refusal.startswith(b"-ERR too many wrong passwords from this address; try again in ")
+    assert client.is_closed()
+    assert [record.getMessage() for record in caplog.records] == ["wrong password address=127.0.0.1"] * 2
+
+
+@over_both
+def test_connections_opened_beforehand_give_no_further_tries(serve, knock):
+    with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
+        server = serve(password=PASSWORD)
+    waiting, greeting = knock(server)
+    guessing, other = knock(server)
+    assert guessing.ask(hello(other, "wrong")) == b"-ERR Invalid password"
+    assert waiting.ask(hello(greeting)).startswith(b"-ERR too many wrong passwords")
+    assert waiting.is_closed()
+
+
+@over_both
+def test_who_is_in_stays_in_while_others_of_its_address_guess(serve, knock):
+    with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
+        server = serve(password=PASSWORD)
+    good, greeting = knock(server)
+    assert good.ask(hello(greeting)) == b"+OK"
+    bad, other = knock(server)
+    bad.ask(hello(other, "wrong"))
+    assert good.ask(push(jid="still-welcome")) == b"+OK"
+
+
+@over_both
+def test_a_client_with_the_right_password_tries_again_later_where_its_neighbours_guessed(serve, knock, transport):
+    with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
+        server = serve(password=PASSWORD)
+    bad, other = knock(server)
+    bad.ask(hello(other, "wrong"))
+    scheme, ca = ("tcp+tls", f"?ca={CERTIFICATE}") if transport == "tls" else ("tcp", "")
+    url = f"{scheme}://:{quote(PASSWORD)}@localhost:{server.address[1]}{ca}"
+    broker = remote_broker(url)
+    with pytest.raises(BrokerUnavailable, match="too many wrong passwords"):
+        broker.latency(["default"])
+    broker.close()
+
+
+def test_without_a_password_nobody_is_turned_away(serve, knock):
+    with override_settings(FAKTORY={"PASSWORD_TRIES": 1}):
+        server = serve()
+    for _ in range(3):
+        client, greeting = knock(server)
+        assert greeting == b'+HI {"v":2}'
+        assert client.ask('HELLO {"v":2,"pwdhash":"wrong"}') == b"+OK"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("MUTATE", 'MUTATE {"cmd":"clear","target":"dead"}'),
+        ("QUEUE PAUSE", "QUEUE PAUSE default"),
+        ("QUEUE RESUME", "QUEUE RESUME default"),
+        ("QUEUE REMOVE", "QUEUE REMOVE *"),
+    ],
+)
+def test_a_command_that_the_project_refuses_is_refused_and_others_are_not(serve, command, line):
+    with override_settings(FAKTORY={"REFUSED_COMMANDS": [command]}):
+        client = RawClient.identified(serve().address)
+        assert client.ask(line).startswith(f"-ERR {command} is disabled; ".encode())
+        assert client.ask(push(jid="kept-all-right")) == b"+OK"
+    assert client.ask(line) == b"+OK"
+    client.close()

@@ -1,0 +1,311 @@
+"""`REDACT`: what it hides is nowhere that people look, and a failing function hides all of it."""
+
+import json
+import logging
+import re
+from contextlib import suppress
+
+import pytest
+import sentry_sdk
+from django.contrib import admin
+from django.core.checks import run_checks
+from django.test import override_settings
+from django.urls import NoReverseMatch, reverse
+
+from django_faktory import Batch, redaction, task
+from django_faktory.arguments import decoded_call
+from django_faktory.cron_models import CronEntry
+from django_faktory.errors import InvalidArgument, InvalidQuery
+from django_faktory.models import Job
+from django_faktory.payloads import FetchRequest
+from django_faktory.store import jobs
+from tests.factories import JobFactory, payload
+from tests.project import redacting
+from tests.project.tasks import echo
+from tests.waiting import wait_until
+
+MARKER = "m4rk3r-1n-args"
+HIDE_ALL = {"REDACT": "tests.project.redacting.hides_all"}
+
+hidden = override_settings(FAKTORY=HIDE_ALL)
+
+
+@task(unique_for=600, lock=True, max_attempts=1, takes_context=True)
+def stumbles(context, secret, *, also):
+    """Fails without quoting what it was given."""
+    raise ValueError("stumbled")
+
+
+def text_with(args, kwargs=None):
+    return payload(jobtype="noop", args=args, kwargs=kwargs).text
+
+
+@pytest.fixture
+def marked(transactional_db):
+    """Jobs in every state, a batch with callbacks and a cron entry, all with the marker in their arguments."""
+    found = []
+    for trait in ("blocked", "scheduled", "working", "retries", "dead", "succeeded", "discarded", "expired", ""):
+        text = text_with([MARKER], {"also": [MARKER]})
+        jid = json.loads(text)["jid"]
+        found.append(JobFactory(**{trait: True} if trait else {}, jid=jid, payload=text))
+    with Batch(description="marked", success=echo.callback(MARKER), complete=echo.callback(x=MARKER)):
+        echo.enqueue(MARKER, also=MARKER)
+    stumbles.enqueue(MARKER, also=MARKER)
+    CronEntry.objects.create(
+        name="marked", schedule="@daily", zone="UTC", jobtype="tests.project.tasks.echo", origin="admin",
+        args=f'["{MARKER}"]', kwargs=f'{{"also":"{MARKER}"}}',
+    )  # fmt: skip
+    return found
+
+
+def pages_of_the_admin():
+    yield reverse("admin:index")
+    yield reverse("admin:app_list", args=["django_faktory"])
+    for model, site in admin.site._registry.items():
+        if model._meta.app_label == "django_faktory":
+            names = [pattern.name for pattern in site.get_urls() if pattern.name]
+            rows = [] if not hasattr(model, "objects") else list(_rows(model))
+            for name in names:
+                for args in [[], *([[row.pk] for row in rows])]:
+                    yield from _reversed(f"admin:{name}", args)
+
+
+def _rows(model):
+    return model.objects.all() if model._meta.managed else []
+
+
+def _reversed(name, args):
+    with suppress(NoReverseMatch):  # a page that takes other arguments
+        yield reverse(name, args=args)
+
+
+def test_no_page_of_the_admin_shows_what_is_hidden(marked, admin_client):
+    addresses = sorted(set(pages_of_the_admin()))
+    assert sum("/job/" in address for address in addresses) > 20
+    with hidden:
+        shown = {address: admin_client.get(address, follow=True) for address in addresses}
+    assert [address for address, page in shown.items() if MARKER in page.content.decode(errors="replace")] == []
+    job_page = shown[reverse("admin:django_faktory_job_change", args=[marked[0].pk])].content.decode()
+    assert "1 arguments of noop" in job_page
+    assert "1 arguments of tests.project.tasks.echo" in "".join(
+        page.content.decode(errors="replace") for address, page in shown.items() if "cronentry" in address
+    )
+
+
+def test_the_same_pages_show_it_where_nothing_is_hidden(marked, admin_client):
+    """So that the test above can fail."""
+    shown = [
+        admin_client.get(address, follow=True).content.decode(errors="replace") for address in pages_of_the_admin()
+    ]
+    assert sum(MARKER in page for page in shown) > 10
+
+
+def addresses_of_the_api(client):
+    """All that its links and lists lead to."""
+    found, seen = ["/api/"], set()
+    while found:
+        address = found.pop()
+        if address in seen:
+            continue
+        seen.add(address)
+        answer = client.get(address, headers={"accept": "application/json"})
+        yield address, answer.content.decode()
+        if "json" not in answer.headers.get("Content-Type", ""):
+            continue
+        said = answer.json()
+        found += re.findall(r"http://testserver(/api/[^\"\s]*)", answer.content.decode())
+        rows = said.get("results") if isinstance(said, dict) else None
+        for row in rows or []:
+            for key in ("jid", "bid", "name", "wid", "id", "token"):
+                if isinstance(row, dict) and key in row:
+                    found.append(f"{address.partition('?')[0]}{row[key]}/")
+
+
+def test_no_answer_of_the_api_shows_what_is_hidden(marked, admin_client):
+    with hidden, override_settings(FAKTORY=HIDE_ALL | {"API_READS": "", "API_ACTS": ""}):
+        told = dict(addresses_of_the_api(admin_client))
+        job = f"/api/jobs/{marked[1].jid}/"
+        edited = admin_client.patch(job, json.dumps({"priority": 7}), content_type="application/json")
+        told["edited"] = edited.content.decode()
+    assert edited.status_code == 200
+    assert [address for address, text in told.items() if MARKER in text] == []
+    assert json.loads(told[job])["job"]["args"] == "1 arguments of noop"
+    assert any("cron" in address and "1 arguments of" in text for address, text in told.items())
+
+
+def test_the_same_answers_show_it_where_nothing_is_hidden(marked, admin_client):
+    """So that the test above can fail."""
+    with override_settings(FAKTORY={"API_READS": ""}):
+        told = dict(addresses_of_the_api(admin_client))
+    assert sum(MARKER in text for text in told.values()) > 10
+
+
+COMMANDS = [
+    ["info"], ["queues"], ["jobs"], ["jobs", "dead"], ["workers"], ["batches"], ["cron"], ["cron", "list"],
+    ["retry", "--dry-run", "dead"], ["kill", "--dry-run", "retries"], ["prune", "--dry-run"], ["top", "--once"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [[], ["--json"]])
+def test_no_command_shows_what_is_hidden(marked, faktory, extra):
+    with hidden:
+        told = [faktory(*words, *extra) for words in COMMANDS]
+        told += [faktory("job", job.jid, *extra) for job in Job.objects.all()]
+    text = "".join(one.out + one.err for one in told)
+    assert MARKER not in text
+    assert "1 arguments of noop" in text
+    assert MARKER in faktory("job", marked[0].jid, *extra).out
+
+
+@pytest.mark.parametrize("query", [f"text:{MARKER}", f'args:["{MARKER}"]', "dead text:m4"])
+def test_what_is_hidden_cannot_be_found_out_by_asking_for_it(marked, admin_client, faktory, query):
+    with hidden:
+        page = admin_client.get(reverse("admin:django_faktory_job_changelist"), {"q": query}).content.decode()
+        answer = admin_client.get("/api/jobs/", {"query": query})
+        command = faktory("jobs", query)
+    assert "hides them" in page
+    assert marked[4].jid not in page
+    assert answer.status_code == 400
+    assert command.code != 0
+    with hidden, pytest.raises(InvalidQuery):
+        redaction.query_of(query)
+
+
+def test_what_is_hidden_cannot_be_edited_on_a_page_and_stays(marked, admin_client):
+    job = marked[1]
+    address = reverse("admin:django_faktory_job_edit", args=[job.pk])
+    with hidden:
+        page = admin_client.post(address, {"args": "[]", "kwargs": "{}"})
+    assert "cannot be edited on a page" in page.content.decode()
+    assert Job.objects.get(pk=job.pk).payload == job.payload
+
+
+def test_a_cron_entry_whose_arguments_are_hidden_keeps_them_when_it_is_saved(marked, admin_client):
+    entry = CronEntry.objects.get(name="marked")
+    address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
+    fields = {
+        name: getattr(entry, name)
+        for name in ("name", "zone", "jobtype", "queue", "job", "missed", "window_s", "overlap")
+    }
+    with hidden:
+        answer = admin_client.post(address, fields | {"schedule": "@hourly"})
+    assert answer.status_code == 302, re.findall(r"errorlist.*", answer.content.decode())
+    saved = CronEntry.objects.get(pk=entry.pk)
+    assert (saved.schedule, saved.args, saved.kwargs) == ("@hourly", entry.args, entry.kwargs)
+
+
+def test_no_log_line_and_no_recorded_failure_shows_what_is_hidden(work, state, caplog):
+    bad = {"$type": "decimal", "value": MARKER}
+    gone = {"$model": "shop.order", "pk": MARKER}
+    all_fail = override_settings(FAKTORY=HIDE_ALL | {"UNKNOWN_JOBTYPE_GRACE": 0})
+    with all_fail, caplog.at_level(logging.DEBUG):
+        results = [stumbles.enqueue(MARKER, also=MARKER)]
+        others = [payload(jobtype="tests.project.tasks.fails_for_good", args=[one], retry=0) for one in (bad, gone)]
+        jobs.push([*others, payload(jobtype="unknown", args=[MARKER], retry=0)], using="default")
+        work(broker=None)
+        state(results[0], "dead")
+        wait_until(lambda: not Job.objects.filter(state__in=("enqueued", "working")).exists(), 30)
+        told = [redaction.shown_job(job.jobtype, job.payload) + job.history + job.failure for job in Job.objects.all()]
+    assert "stumbled" in caplog.text
+    assert MARKER not in caplog.text
+    assert MARKER not in "".join(told)
+
+
+def test_reprs_show_nothing_that_is_hidden(transactional_db):
+    with hidden:
+        result = echo.enqueue(MARKER, also=MARKER)
+        again = echo.get_result(result.id)
+        [[held]] = jobs.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+        made = payload(args=[MARKER])
+        row = Job.objects.get(jid=result.id)
+        told = repr([result, again, held, made, row, str(row)])
+    assert MARKER not in told
+    assert result.id in told
+    assert MARKER in repr(echo.get_result(result.id))
+
+
+def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactional_db, work, state):
+    """As docs/security.md says."""
+    events = []
+    client = sentry_sdk.Client(
+        dsn="http://key@127.0.0.1:1/1", include_local_variables=False,
+        before_send=lambda event, _: events.append(str(event)), default_integrations=False,
+        auto_enabling_integrations=False,
+    )  # fmt: skip
+    with hidden:
+        result = stumbles.enqueue(MARKER, also=MARKER)
+        try:
+            stumbles.func(None, MARKER, also=MARKER)
+        except ValueError:
+            with sentry_sdk.new_scope() as scope:
+                scope.set_client(client)
+                scope.set_context(
+                    "job", {"args": redaction.shown(stumbles.jobtype, result.args), "result": repr(result)}
+                )
+                scope.capture_exception()
+    client.close()
+    assert len(events) == 1
+    assert "stumbled" in events[0]
+    assert MARKER not in events[0]
+
+
+def test_workers_and_clients_get_arguments_as_they_are(transactional_db):
+    with hidden:
+        echo.enqueue(MARKER)
+        [[held]] = jobs.fetch([FetchRequest(queues=("default",), wid="w")], using="default")
+    assert MARKER in held.wire()
+
+
+def test_positional_arguments_and_those_by_keyword_are_asked_for_each_by_themselves():
+    redacting.SEEN.clear()
+    with hidden:
+        redaction.shown_job("noop", text_with([1, 2], {"card": 3}))
+    assert redacting.SEEN == [("noop", [1, 2]), ("noop", {"card": 3})]
+
+
+def test_what_the_function_lets_through_is_shown_and_the_rest_of_the_job_stays_digit_by_digit():
+    text = '{"jid":"jid-jid-1","big":1.0e5,"args":[12345678901234567890],"custom":{"kwargs":{"card":"1","n":1.0}}}'
+    with override_settings(FAKTORY={"REDACT": "tests.project.redacting.hides_cards"}):
+        shown = redaction.shown_job("noop", text)
+    assert '"big":1.0e5' in shown
+    assert json.loads(shown)["args"] == [12345678901234567890]
+    assert json.loads(shown)["custom"]["kwargs"] == {"card": "****", "n": 1.0}
+
+
+@pytest.mark.parametrize("name", ["fails", "returns_no_json", "no_such_function"])
+def test_a_function_that_fails_hides_all_and_is_logged_once_without_arguments(name, caplog):
+    redaction._failed.clear()
+    with override_settings(FAKTORY={"REDACT": f"tests.project.redacting.{name}"}):
+        told = [redaction.shown("noop", [MARKER]) for _ in range(3)]
+        job = redaction.shown_job("noop", text_with([MARKER], {"x": MARKER}))
+    assert told == [redaction.HIDDEN] * 3
+    assert MARKER not in job
+    [record] = [record for record in caplog.records if record.name == "django_faktory.redaction"]
+    assert "REDACT failed" in record.getMessage()
+    assert MARKER not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["no job", '{"args":[', "[]"])
+def test_text_that_is_no_job_is_hidden_whole(text):
+    with hidden:
+        assert redaction.shown_job("noop", text) == f'"{redaction.HIDDEN}"'
+
+
+def test_a_function_cannot_change_the_job(transactional_db):
+    with override_settings(FAKTORY={"REDACT": "tests.project.redacting.empties"}):
+        result = echo.enqueue(MARKER)
+        assert redaction.shown(echo.jobtype, result.args) == []
+    assert result.args == [MARKER]
+
+
+def test_without_the_setting_all_is_shown_and_messages_quote():
+    assert redaction.shown("noop", [MARKER]) == [MARKER]
+    with pytest.raises(InvalidArgument, match=MARKER):
+        decoded_call([{"$type": "decimal", "value": MARKER}], {})
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+@pytest.mark.parametrize("value", ["no.such.function", "tests.project.redacting.SEEN", 5])
+def test_a_setting_that_is_no_function_is_an_error(value):
+    with override_settings(FAKTORY={"REDACT": value}):
+        assert "django_faktory.E002" in [message.id for message in run_checks()]
