@@ -59,6 +59,9 @@ class Command(BaseCommand):
             const="",
             help="Serve GearMonkey clients of this Redis too; default: FAKTORY['GEARMONKEY_URL'].",
         )
+        parser.add_argument(
+            "--health", metavar="HOST:PORT", help="Answer probes there: /healthz and /readyz of this runfaktory."
+        )
         parser.add_argument("--drain", action="store_true", help="Work until nothing is ready, then exit.")
         parser.add_argument(
             "--reload",
