@@ -32,7 +32,8 @@ def addresses(text):
     }  # fmt: skip
     for model in ("queue", "workerprocess", "batch", "cronentry", "joblock", "outboxentry"):
         found[f"{model}s"] = page(model, view="changelist")
-    rows = [*Job.objects.order_by("pk"), *Batch.objects.order_by("pk"), *WorkerProcess.objects.all()]
+    rows = [*Job.objects.filter(state__in=["dead", "working", "succeeded"]).order_by("pk")]
+    rows += [Job.objects.filter(queue="members").first(), Batch.objects.latest("pk"), *WorkerProcess.objects.all()]
     rows += [*CronEntry.objects.all(), *JobLock.objects.all(), *OutboxEntry.objects.all()]
     for place, row in enumerate(rows):
         model = row._meta.model_name
