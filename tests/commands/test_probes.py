@@ -141,6 +141,7 @@ def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_until(lambda: asked(address, "/readyz")[0] == 200, 30)
+    wait_until(lambda: worker._is_running, 30, what="its threads")  # the first BEAT comes before them
     worker._keeper.stop()
     worker._loops["locks"].join(20)
     assert "these loops have ended: locks" in asked(address, "/healthz")[1]["checks"]["worker"]
