@@ -8,6 +8,7 @@ from __future__ import annotations
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.text import Truncator
 
 from . import batch_admin as batch_admin  # noqa: PLC0414  (it registers its own)
 from . import cron_admin as cron_admin  # noqa: PLC0414  (the same)
@@ -34,13 +35,18 @@ admin.site.register(WorkerProcess, WorkerProcessAdmin)
 class OutboxEntryAdmin(LookOnly):
     """Jobs on their way elsewhere. Those with an error stay until a person lets them try again, or deletes them."""
 
-    list_display = ("id", "jid", "queue", "created_at", "error")
+    list_display = ("id", "jid", "queue", "created_at", "trouble")
     list_filter = (("error", admin.EmptyFieldListFilter), "queue")
     search_fields = ("jid", "error")
     ordering = ("id",)
     paginator = CappedPaginator
     show_full_result_count = False
     actions = ("try_again",)
+
+    @admin.display(description="error", ordering="error")
+    def trouble(self, entry: OutboxEntry) -> str:
+        """The beginning of what the server elsewhere said; all of it is on the entry's page."""
+        return Truncator(entry.error).chars(300)
 
     has_try_permission = asks(permissions.RETRY_OUTBOX)
 

@@ -7,11 +7,12 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
 from . import permissions, wakeups
@@ -20,8 +21,14 @@ from .jsontext import decode
 from .lifecycle import State
 from .look_only import CappedPaginator, LookOnly, asks, log
 from .models import Batch, Job
-from .store import operations, trees
+from .store import operations, scalars, trees
 from .wakeups.postgresql import ANY_QUEUE
+
+LONGEST_NAME = 200
+"""Characters of a description: nothing bounds what a client writes there."""
+
+MOST_COUNTED = 10_000
+"""Members of each state."""
 
 MOST_SHOWN = 200
 """Batches of a tree that a page shows."""
@@ -138,15 +145,17 @@ class BatchAdmin(LookOnly):
     @admin.display(description="jobs by state")
     def members(self, batch: Batch) -> SafeString | str:
         """Those whose rows are there; who succeeded without a result to keep has none."""
-        jobs = Job.objects.using(batch._state.db).filter(bid=batch.bid)  # noqa: SLF001  (documented)
-        counts = dict(jobs.order_by().values_list("state").annotate(count=Count("pk")))
+        using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
+        sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
+        counts = dict(zip(State, scalars.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
         lines = [
-            (_jobs(bid=batch.bid, state=state), _mark(state), f"{counts[state]:,}", state)
-            for state in map(str, State)
-            if state in counts
+            (_jobs(bid=batch.bid, state=str(state)), _mark(state), _capped(count), str(state))
+            for state, count in counts.items()
+            if count
         ]
         gone = batch.total - sum(counts.values())
-        rest = f"{gone:,} left no row" if gone > 0 else ""
+        is_counted = max(counts.values()) <= MOST_COUNTED
+        rest = f"{gone:,} left no row" if is_counted and gone > 0 else ""
         shown = format_html_join(SafeString(" &nbsp; "), '<a href="{}" class="{}">{} {}</a>', lines)
         return format_html("{} &nbsp; {}", shown, rest) if shown or rest else "none"
 
@@ -192,7 +201,7 @@ class BatchAdmin(LookOnly):
 
 
 def _name(batch: Batch) -> str:
-    return str(batch.description or batch.bid)
+    return Truncator(batch.description or batch.bid).chars(LONGEST_NAME)
 
 
 def _stage(batch: Batch) -> SafeString | str:
@@ -234,6 +243,10 @@ def _bar(batch: Batch) -> SafeString:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}"
+
+
+def _capped(count: int) -> str:
+    return f"{MOST_COUNTED:,}+" if count > MOST_COUNTED else f"{count:,}"
 
 
 def _mark(state: str) -> str:

@@ -133,7 +133,7 @@ def defined(
     if must_be_task and task is None:
         raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
     rest = Definition(
-        name=name,
+        name=_checked_name(name),
         schedule=schedule,
         zone=zone,
         jobtype=str(jobtype),

@@ -78,7 +78,7 @@ class UnknownBatch(FaktoryError):
     """No batch with this id is stored: it never was, or it ended long ago."""
 
     def __init__(self, bid: str) -> None:
-        super().__init__(f"no such batch {bid}")
+        super().__init__(f"no such batch {ascii(bid[:255])[1:-1]}")
         self.bid = bid
 
 

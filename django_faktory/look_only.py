@@ -5,9 +5,10 @@ destroys is asked for once more. Nothing is added, edited or deleted by forms of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django import forms
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -16,9 +17,11 @@ from django.core.paginator import Paginator
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import URLPattern
 from django.utils.functional import cached_property
 
 from . import permissions
+from .readable import with_readable_text
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
@@ -26,6 +29,13 @@ if TYPE_CHECKING:
 else:  # Django's own classes take no type parameters at run time
     AnyAdmin = admin.ModelAdmin
     CappedBase = Paginator
+
+
+class AtLeast(int):
+    """A number that counting ended at; there are more. Pages say so, whoever prints it."""
+
+    def __str__(self) -> str:
+        return f"{int(self):,}+"
 
 
 class CappedPaginator(CappedBase):
@@ -37,7 +47,9 @@ class CappedPaginator(CappedBase):
     def count(self) -> int:
         """How many rows there are, at most `cap`."""
         rows: Any = self.object_list
-        return len(rows[: self.cap]) if isinstance(rows, list) else rows.order_by()[: self.cap].count()
+        some = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
+        count = len(some) if isinstance(some, list) else some.count()
+        return AtLeast(self.cap) if count > self.cap else count
 
 
 def asks(codename: str) -> Callable[..., bool]:
@@ -77,6 +89,19 @@ def told(request: HttpRequest, done: str) -> str:
     return f"{done}: {reason}" if reason else f"{done}."
 
 
+def is_in_unfold() -> bool:
+    """Whether django-unfold draws the admin: it shows no titles, and its script must know of an action once chosen."""
+    return apps.is_installed("unfold")
+
+
+def looks() -> forms.Media:
+    """Our style sheet; and what it lacks where django-unfold draws the admin."""
+    files = ["django_faktory/admin.css"]
+    if is_in_unfold():
+        files.insert(0, "django_faktory/unfold.css")
+    return forms.Media(css={"all": files})
+
+
 class ReasonForm(ActionForm):
     """Beside the choice of an action: why."""
 
@@ -84,16 +109,30 @@ class ReasonForm(ActionForm):
         label="Why", required=False, max_length=500, widget=forms.TextInput({"placeholder": "reason, for the record"})
     )
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if is_in_unfold():
+            self.fields["action"].widget.attrs["x-model"] = "action"
+
 
 class Styled(AnyAdmin):
     """With our own looks, from our own files: nothing inline."""
 
-    class Media:
-        css: ClassVar = {"all": ("django_faktory/admin.css",)}
-        js = ("django_faktory/admin.js",)
+    @property
+    def media(self) -> forms.Media:
+        """Django's, and ours."""
+        return super().media + looks() + forms.Media(js=["django_faktory/admin.js"])
 
     action_form = ReasonForm
     show_facets = admin.ShowFacets.NEVER  # they count whole tables
+
+    @property
+    def urls(self) -> list[URLPattern]:
+        """Those of `get_urls`; what they show of clients' texts is readable."""
+        found = self.get_urls()
+        for one in found:
+            one.callback = with_readable_text(one.callback)
+        return found
 
     def confirmed(
         self, request: HttpRequest, question: str, *, what: Iterable[object], note: str, button: str
@@ -107,6 +146,7 @@ class Styled(AnyAdmin):
             "title": question,
             "opts": self.opts,
             "media": self.media,
+            "shows_title": is_in_unfold(),
             "what": [str(one) for one in what],
             "note": note,
             "button": button,
@@ -128,6 +168,7 @@ class Styled(AnyAdmin):
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
+            "shows_title": is_in_unfold(),
             **context,
         }
         return TemplateResponse(request, f"admin/django_faktory/{name}.html", dict(whole))

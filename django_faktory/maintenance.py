@@ -100,6 +100,7 @@ class Maintenance:
         self._listens_since = math.inf  # without a break
         self._keyless_after = 0
         self._tidier = Tidier(alias)
+        self._round_at = self._success_at = time.monotonic()
         self._steps = (
             Step("cron entries of code", WHEN_SEEN, self._read_crontab),
             Step("cron", WHEN_SEEN, self._take_ticks),
@@ -136,6 +137,8 @@ class Maintenance:
         self._awake_at = math.inf  # what is scheduled while it looks is looked for again
         self._alarm.clear()
         found_s = self._guarded("due jobs", self._enqueue_due, None)
+        if found_s is not None:
+            self._success_at = time.monotonic()
         self._listens_since = math.inf if found_s is None else min(self._listens_since, time.monotonic())
         sleep_s = LONGEST_SLEEP_S if found_s is None else found_s
         for step in self._steps:
@@ -145,8 +148,17 @@ class Maintenance:
                 pause_s = min(step.every_s, AFTER_FAILURE_S) if more is None else 0 if more else step.every_s
                 self._due_at[step.name] = time.monotonic() + pause_s
                 sleep_s = 0 if more else sleep_s
-        self._awake_at = time.monotonic() + sleep_s
+        self._round_at = time.monotonic()
+        self._awake_at = self._round_at + sleep_s
         return sleep_s
+
+    def since_round_s(self) -> float:
+        """How long ago the loop went round, whatever came of it. From any thread."""
+        return time.monotonic() - self._round_at
+
+    def since_success_s(self) -> float:
+        """How long ago its look at the database succeeded. From any thread."""
+        return time.monotonic() - self._success_at
 
     def stop(self) -> None:
         """Ask the loop to end after the step at hand; from any thread or a signal handler."""

@@ -219,7 +219,7 @@ class Batch(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.description or 'batch'} {self.bid}"
+        return f"{self.description[:100] or 'batch'} {self.bid}"
 
     @property
     def is_committed(self) -> bool:

@@ -19,7 +19,9 @@ from django.utils.safestring import SafeString
 
 from . import conf
 from .lifecycle import State
+from .look_only import looks
 from .models import Job
+from .readable import readable
 from .subjects import about_of
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class JobsOfObjectMixin(AnyAdmin):
     @property
     def media(self) -> Media:
         """With the looks of the table."""
-        return super().media + Media(css={"all": ["django_faktory/admin.css"]})
+        return super().media + looks()
 
     @admin.display(description="latest jobs")
     def jobs_about_it(self, obj: Model) -> SafeString | str:
@@ -85,10 +87,10 @@ def _sees_jobs(request: HttpRequest, obj: Any) -> bool:
 
 
 def _row(job: Job) -> tuple[Any, ...]:
-    name = job.jobtype
+    name = readable(job.jobtype)
     with suppress(NoReverseMatch):  # an admin site may have no page for jobs
         name = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_job_change", args=[job.pk]), name)
-    return name, job.state, job.queue, _when(job), job.errtype
+    return name, job.state, job.queue, _when(job), readable(job.errtype)
 
 
 def _when(job: Job) -> str:

@@ -289,6 +289,14 @@ def cut(text: str, max_bytes: int) -> str:
     return raw[:max_bytes].decode("utf-8", "ignore")
 
 
+def is_storable(text: str) -> bool:
+    """Whether a database can hold, and so could know, this text: no NUL, no lone surrogate."""
+    try:
+        return b"\x00" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def priority_from_wire(wire: int) -> int:
     """1..9 → -100..100 in steps of 25; 5 is 0."""
     return (wire - 5) * 25

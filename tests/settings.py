@@ -1,6 +1,6 @@
 """Settings of the test project. `FAKTORY_TEST_DB` picks the database: sqlite (default), postgresql, mariadb.
 
-`FAKTORY_TEST_TAG` keeps two runs on one machine apart.
+`FAKTORY_TEST_TAG` keeps two runs on one machine apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold.
 """
 
 import os
@@ -81,6 +81,9 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
+if os.environ.get("FAKTORY_TEST_ADMIN") == "unfold":
+    INSTALLED_APPS.insert(0, "unfold")
+    MIDDLEWARE.pop(0)  # its own pages have inline scripts
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",

@@ -261,7 +261,6 @@ class Statistics(Base):
     processed = _number("Jobs that ended since the beginning, well or not.")
     failed = _number("Failures since the beginning.")
     late = _number("Reports that came too late to change anything.")
-    enqueued = _number("Jobs that wait in queues.")
     sets = serializers.DictField(child=serializers.IntegerField(), read_only=True, help_text="Jobs by state.")
     queues = _number("Queues somebody used.")
     workers = serializers.DictField(
@@ -270,3 +269,4 @@ class Statistics(Base):
     batches = serializers.DictField(
         child=serializers.IntegerField(), read_only=True, help_text="Batches that are not over: open, committed."
     )
+    counted_to = _number("Where `sets`, `queues` and `batches` end: a number as large means so many or more.")

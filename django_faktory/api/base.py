@@ -51,7 +51,7 @@ class Resource(Door, Generic):
     filter_backends: Any = (DjangoFilterBackend,)
     needs: ClassVar[Mapping[str, str]]
     lookup_value_regex = "[^/]+"
-    keys = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")
+    keys = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
     """What names a row: the rest is not asked for, and never found."""
 
     def get_object(self) -> Any:

@@ -79,9 +79,14 @@ def laid_out(text: str) -> str:
     if not text:
         return ""
     try:
-        return groups.sendable(json.dumps(decode(text), indent=2, ensure_ascii=False))
+        return _spelled(json.dumps(decode(text), indent=2, ensure_ascii=False))
     except (FaktoryError, ValueError):
         return text
+
+
+def _spelled(text: str) -> str:
+    """JSON that means the same, with escapes for what nobody would see: who edits it sends back what was there."""
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def call_of(job: Job) -> tuple[str, str]:
@@ -196,7 +201,7 @@ def _batch(bid: str | None, using: str) -> SafeString | str | None:
     if not bid:
         return None
     batch = Batch.objects.using(using).filter(bid=bid).only("pk", "description", "bid").first()
-    return bid if batch is None else _linked("batch", batch.pk, batch.description or bid)
+    return bid if batch is None else _linked("batch", batch.pk, batch.description[:200] or bid)
 
 
 def _cron(job: Job, using: str) -> SafeString | str | None:

@@ -16,8 +16,10 @@ from django.core import signing
 from django.db.models import Min
 
 from .. import acts
+from ..errors import InvalidQuery
 from ..lifecycle import State
 from ..models import Job, JobQuerySet
+from ..payloads import is_storable
 from ..queries import Pattern, Query, parse_query
 from ..querysets import RECENT
 from ..redaction import query_of
@@ -77,6 +79,9 @@ def scope_of(params: Mapping[str, Any]) -> Scope:
 
 def asked(params: Mapping[str, Any]) -> Query:
     """The query of a list's address: what was typed, with the filters beside it. Raises InvalidQuery."""
+    for name in ("q", "queue", "about", "bid"):
+        if not is_storable(params.get(name, "")):
+            raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
     query = understood(params.get("q", ""))
     changes: dict[str, Any] = {}
     if params.get("state") in set(State):

@@ -45,6 +45,8 @@ class Plan:
     processes: int
     concurrency: int
     drain: bool
+    health: tuple[str, int] | None = None
+    """Where probes are answered."""
     gearmonkey: str = field(default="", repr=False)
     """Redis of the GearMonkey clients to serve; "" for none."""
 
@@ -67,6 +69,8 @@ class Plan:
         if self.works:
             parts.append(f"workers {self.processes} × {self.concurrency} threads")
             parts.append(f"queues {','.join(self.queues)}")
+        if self.health:
+            parts.append(f"probes on {self.health[0]}:{self.health[1]}")
         if self.gearmonkey:
             fns = ",".join(sorted(served()))
             parts.append(
@@ -92,6 +96,7 @@ def make_plan(options: dict[str, Any]) -> Plan:
         processes=_number("--processes", options["processes"]) or conf.get("PROCESSES") or _default_processes(alias),
         concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
         drain=options["drain"],
+        health=_address(options["health"], "--health") if options["health"] else None,
         gearmonkey=_gearmonkey(options),
     )
 
@@ -127,10 +132,10 @@ def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) ->
         raise CommandError("expected --drain or --reload, got both")
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(text: str, option: str = "address") -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise CommandError(f"address: expected HOST:PORT, such as 127.0.0.1:7419, got {text!r}")
+        raise CommandError(f"{option}: expected HOST:PORT, such as 127.0.0.1:7419, got {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

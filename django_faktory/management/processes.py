@@ -24,7 +24,7 @@ from ..worker.forking import Forking
 from ..worker.launch import CANNOT_START, CLEAN, CRASHED, Launch, Role, live
 from ..worker.runner import Worker
 from ..worker.supervisor import Child, Supervisor
-from . import handing_over
+from . import handing_over, probes
 from .beside import Beside
 from .losses import report_lost
 from .plan import Plan
@@ -99,11 +99,17 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     server.on_scheduled = maintenance.expect
     locks.on_ready.append(lambda _, queues: server.wake(queues))
     launch.obey(stop=server.stop)
+    checks = (
+        probes.of_server(server),
+        probes.of_maintenance(maintenance),
+        probes.of_database(plan.alias, works=plan.works),
+    )
     with Beside() as beside:
         beside.start(bookkeeper(plan.alias, recorder, tells_sizes=True), "measures")
         beside.start(maintenance, "maintenance", after=server.started)
         beside.start(relay(), "outbox")
         try:
+            beside.start(probes.Probes(plan.health, *checks) if plan.health else None, "probes", after=server.started)
             server.run()
         except FaktoryError as error:
             logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
@@ -143,11 +149,24 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         beside.start(maintenance, "maintenance")
         beside.start(relay() if keeps_house else None, "outbox")
         try:
+            beside.start(_probes(plan, worker, maintenance) if keeps_house else None, "probes")
             worker.run()
         except FaktoryError as error:
             logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
             return CANNOT_START
     return CRASHED if worker.is_stuck else CLEAN  # another is to take its place, in a drain too
+
+
+def _probes(plan: Plan, worker: Worker, maintenance: Maintenance | None) -> probes.Probes | None:
+    """Those of the first worker, where there is no server to have them."""
+    if plan.health is None:
+        return None
+    checks = [probes.of_worker(worker)]
+    if maintenance:
+        checks.append(probes.of_maintenance(maintenance))
+    if plan.alias:
+        checks.append(probes.of_database(plan.alias, works=False))
+    return probes.Probes(plan.health, *checks)
 
 
 def _listen(

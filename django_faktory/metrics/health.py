@@ -31,9 +31,14 @@ def ready(*, using: str) -> dict[str, str]:
         return checks
     return checks | {
         "migrations": _tried(lambda: _migrations(using)),
-        "workers": _tried(lambda: _workers(using)),
+        "workers": working(using=using),
         "maintenance": _tried(lambda: _maintenance(using)),
     }
+
+
+def working(*, using: str) -> str:
+    """Whether a worker process lives that takes jobs, on whatever node."""
+    return _tried(lambda: _workers(using))
 
 
 def _tried(check: Callable[[], str]) -> str:

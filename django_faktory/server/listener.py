@@ -119,6 +119,12 @@ class Server:
         """Tell the fetchers that wait of work that came from elsewhere; None: in any queue."""
         self._from_outside(lambda: self.fetchers.wake(queues))
 
+    def comes_round(self, within_s: float) -> bool:
+        """Whether the loop does what it is asked from another thread in so many seconds."""
+        came = threading.Event()
+        self._from_outside(came.set)
+        return came.wait(within_s)
+
     # --- what connections and verbs ask ---
 
     def admits(self, connection: Connection) -> bool:

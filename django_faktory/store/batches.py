@@ -56,7 +56,7 @@ def new(
             bid=f"b-{uuid4().hex}",
             parent_bid=batch.parent_bid,
             depth=depth,
-            description=batch.description,
+            description=batch.description.encode("utf-8", "replace").decode().replace("\x00", "\ufffd"),
             complete=batch.complete.text if batch.complete else "",
             complete_jid=batch.complete.jid if batch.complete else "",
             success=batch.success.text if batch.success else "",

@@ -17,6 +17,7 @@ from ..lifecycle import State
 from ..logs import get_logger
 from ..models import Job
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
+from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
 from . import locks, members, optioned
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Ending, Held, Plan, Slot, holds
@@ -339,14 +340,6 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
         return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
 
     return run(using, give_back, atomic=hold_locks)
-
-
-def is_storable(text: str) -> bool:
-    """Whether a database can hold, and so could know, this text: no NUL, no lone surrogate."""
-    try:
-        return b"\x00" not in text.encode()
-    except UnicodeEncodeError:
-        return False
 
 
 def _dialect(using: str) -> Dialect:

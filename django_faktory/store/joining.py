@@ -13,7 +13,7 @@ from ..batching import Progress, has_fired
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
 from ..lifecycle import State
 from ..models import Batch, Job
-from ..payloads import JobPayload
+from ..payloads import JobPayload, is_storable
 
 
 def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload]) -> dict[str, FaktoryError]:
@@ -21,7 +21,9 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload]) -> dict[s
     wanted = {job.jid: (job.options.bid, job.options.by) for job in jobs if job.options and job.options.bid}
     if not wanted:
         return {}
-    known = Batch.objects.using(connection.alias).filter(bid__in={bid for bid, _ in wanted.values()})
+    known = Batch.objects.using(connection.alias).filter(
+        bid__in={bid for bid, _ in wanted.values() if is_storable(bid)}
+    )
     depths = dict(known.values_list("bid", "depth"))
     errors: dict[tuple[str, str], FaktoryError] = {}
     for bid, by in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
@@ -96,6 +98,8 @@ def existing(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) ->
 
 
 def _found(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch | None:
+    if not is_storable(bid):
+        return None  # no database could be asked for it
     found = Batch.objects.using(connection.alias).filter(bid=bid)
     if lock and connection.features.has_select_for_update:
         found = found.select_for_update()

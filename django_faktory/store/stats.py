@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, Sum
 
 from ..lifecycle import State
-from ..models import Counter, Job, Queue, WorkerProcess
+from ..models import Batch, Counter, Job, Queue, WorkerProcess
+from . import scalars
 from .transactions import run
 from .workers import living
 
+_WAITING = (State.ENQUEUED, State.BLOCKED)
 _SETS = ((State.SCHEDULED, State.RETRIES), (State.WORKING,), (State.DEAD,))
 """As they share an index: to count all of them at once PostgreSQL would read the whole table."""
 
@@ -26,7 +28,7 @@ def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
     def verb(_: BaseDatabaseWrapper) -> dict[str, Any]:
         queues = dict.fromkeys(Queue.objects.using(using).values_list("name", flat=True), 0)
         jobs = Job.objects.using(using)
-        for state in (State.ENQUEUED, State.BLOCKED):
+        for state in _WAITING:
             for queue, count in jobs.in_state(state).order_by().values_list("queue").annotate(Count("pk")):
                 queues[queue] = queues.get(queue, 0) + count
         sets = dict.fromkeys(sorted(str(state) for states in _SETS for state in states), 0)
@@ -49,6 +51,39 @@ def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
         }
 
     return run(using, verb)
+
+
+class Bounded(NamedTuple):
+    """The numbers, none of them counted beyond a limit."""
+
+    totals: dict[str, int]
+    """Ends, failures and late reports since the beginning: kept as they happen, and exact."""
+    sets: dict[str, int]
+    """Jobs by state."""
+    batches: dict[str, int]
+    """Those that are not over: open, committed."""
+    queues: int
+
+
+def bounded(*, using: str, most: int) -> Bounded:
+    """The same at a cost that does not grow with the backlog: `most` means so many or more."""
+    jobs, live = Job.objects.using(using), Batch.objects.using(using).filter(finished_at=None)
+    states = (*_WAITING, *(state for states in _SETS for state in states))
+    rows = [
+        *(jobs.in_state(state) for state in states),
+        live.filter(committed_at=None),
+        live.filter(committed_at__isnull=False),
+        Queue.objects.using(using).all(),
+    ]
+    *counts, open_, committed, queues = scalars.counts(rows, most=most, using=using)
+    sums = {name: Sum(name) for name in ("processed", "failed", "late")}
+    totals = run(using, lambda _: Counter.objects.using(using).aggregate(**sums), atomic=False)
+    return Bounded(
+        totals={name: total or 0 for name, total in totals.items()},
+        sets={str(state): count for state, count in sorted(zip(states, counts, strict=True))},
+        batches={"open": open_, "committed": committed},
+        queues=queues,
+    )
 
 
 def add_queues(names: set[str], *, using: str) -> None:

@@ -78,6 +78,7 @@ class Worker:
         self._hears_signals = hears_signals
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = False
+        self._is_running = False
         self.is_stuck = False
         """Whether a job that cannot be stopped keeps a thread: then this process ends when its other jobs have."""
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
@@ -117,6 +118,16 @@ class Worker:
         """Fetch without waiting for a hint: something has just become ready. From any thread."""
         self._fetcher.look_again()
 
+    def broken_loops(self) -> list[str]:
+        """Which of its threads have ended, of those that go on until it stops. From any thread."""
+        if not self._is_running:
+            return []
+        return [name for name, thread in self._loops.items() if not thread.is_alive() and not self._is_quiet]
+
+    def is_heard(self) -> bool:
+        """Whether the broker has lately answered a BEAT of it. From any thread."""
+        return self._heartbeat.is_fresh()
+
     def run(self) -> bool:
         """Work until stopped, or stuck. True when every thread has ended; False where user code still keeps one.
 
@@ -127,6 +138,7 @@ class Worker:
         self._executors.start()
         for thread in self._loops.values():
             thread.start()
+        self._is_running = True
         if self._is_quiet:
             self._become_quiet()
         while (order := self._next_order()) in (QUIET, STUCK):
@@ -187,6 +199,7 @@ class Worker:
         """Stop fetching, give back, wait, fail the rest, report, say goodbye: in this order."""
         deadline = time.monotonic() + self._shutdown_timeout_s
         logger.info("worker stops wid=%s", self.wid)
+        self._is_running = False
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
         self._loops["fetch"].join(self._shutdown_timeout_s)

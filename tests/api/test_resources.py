@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 
 from django_faktory import shapes
-from django_faktory.api import answers, queues
+from django_faktory.api import answers, queues, statistics
 from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
 from django_faktory.payloads import NewBatch
@@ -305,6 +305,14 @@ def test_numbers_are_those_of_info(as_root):
     JobFactory()
     WorkerFactory()
     said = as_root("GET", "statistics/").said
-    assert (said["sets"]["dead"], said["enqueued"], said["workers"]["running"]) == (1, 1, 1)
+    assert (said["sets"]["dead"], said["sets"]["enqueued"], said["workers"]["running"]) == (1, 1, 1)
     assert said["batches"] == {"open": 0, "committed": 0}
     assert list(answers.Statistics().fields) == list(said)
+
+
+def test_the_numbers_are_counted_no_further_than_they_say(as_root, monkeypatch):
+    for _ in range(5):
+        JobFactory()
+    monkeypatch.setattr(statistics, "COUNTED", 3)
+    said = as_root("GET", "statistics/").said
+    assert (said["sets"]["enqueued"], said["counted_to"]) == (3, 3)

@@ -33,11 +33,11 @@ class Screen:
         self.page.get_by_label("Username").fill("on-call")
         self.page.get_by_label("Password").fill("secret")
         self.page.get_by_role("button", name="Log in").click()
-        self.page.get_by_role("heading", name="Overview").wait_for()
+        self.page.get_by_role("heading", name="Overview", exact=True).wait_for()
 
     def sees(self, *words):
         for text in words:
-            self.page.locator("main").get_by_text(text).first.wait_for()
+            self.page.locator("main, #main").get_by_text(text).first.wait_for()
 
     def keep(self, name):
         """A picture, where somebody wants them: FAKTORY_SCREENSHOTS names a folder."""

@@ -21,9 +21,20 @@ def plan(settings, monkeypatch):
     def made(*, FAKTORY=None, **options):  # noqa: N803  (the setting's name)
         settings.FAKTORY = FAKTORY or {}
         nothing = dict.fromkeys(
-            ["address", "queues", "processes", "concurrency", "url", "gearmonkey", "reload", "tls_cert", "tls_key"]
+            [
+                "address",
+                "queues",
+                "processes",
+                "concurrency",
+                "url",
+                "gearmonkey",
+                "reload",
+                "tls_cert",
+                "tls_key",
+                "health",
+            ]
         )
-        flags = dict.fromkeys(["server_only", "worker_only", "drain"], False)
+        flags = dict.fromkeys(["server_only", "worker_only", "drain"], False) | {"health": None}
         return make_plan(nothing | flags | options)
 
     return made
@@ -89,6 +100,7 @@ def test_a_database_is_not_left_for_an_environment_variable_alone(plan, monkeypa
         ({"address": "7419"}, ["HOST:PORT", "'7419'"]),
         ({"address": "localhost:http"}, ["HOST:PORT", "'localhost:http'"]),
         ({"address": "localhost:70000"}, ["HOST:PORT", "'localhost:70000'"]),
+        ({"health": "7480"}, ["--health", "HOST:PORT", "'7480'"]),
         ({"processes": "0"}, ["--processes", "1 to 1024", "'0'"]),
         ({"processes": "two"}, ["--processes", "'two'"]),
         ({"concurrency": "-1"}, ["--concurrency", "'-1'"]),

@@ -62,6 +62,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--migrations-wait", metavar="SECONDS", help="How long to wait for migrations that are not applied yet."
         )
+        parser.add_argument(
+            "--health", metavar="HOST:PORT", help="Answer probes there: /healthz and /readyz of this runfaktory."
+        )
         parser.add_argument("--drain", action="store_true", help="Work until nothing is ready, then exit.")
         parser.add_argument(
             "--reload",

@@ -1,0 +1,6 @@
+"""What `benchmarks.pages` asks for."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_faktory.api.urls"))]

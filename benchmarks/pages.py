@@ -1,0 +1,250 @@
+"""How long pages of the admin and lists of the API take with millions of jobs: `python -m benchmarks.pages [N]`.
+
+PostgreSQL only: rows are made by its generate_series. Exits with 1 where a median is 300 ms or more. With --keep what
+the latest run has filled is looked at again.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+
+LIMIT_MS = 300
+TIMES = 5
+NEEDED = {"BENCH_NAME": "faktory_bench_pages", "DJANGO_SETTINGS_MODULE": "benchmarks.page_settings"}
+
+STATES = """
+CASE WHEN n % 1000 < 40 THEN 'enqueued' WHEN n % 1000 < 50 THEN 'scheduled' WHEN n % 1000 < 53 THEN 'retries'
+     WHEN n % 1000 < 63 THEN 'dead' WHEN n % 1000 < 66 THEN 'discarded' WHEN n % 1000 < 68 THEN 'expired'
+     WHEN n % 1000 = 68 AND n <= 1000000 THEN 'working' WHEN n % 1000 = 69 THEN 'blocked' ELSE 'succeeded' END"""
+"""Of a thousand jobs; most succeeded and are kept for their results. At most a thousand run."""
+
+JOBS = f"""
+INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
+  created_at, run_at, enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt, failures, errtype,
+  failure, history, result, lock_key, bid, has_run, about)
+SELECT 'job-' || n, 'shop.tasks.task_' || (n % 40), 'queue-' || (n % 20), state, 0,
+  '{{"jid":"job-' || n || '","jobtype":"shop.tasks.task_' || (n % 40) || '","args":[' || n
+    || ',{{"address":"https://example.org/hook","retries":3}}],"queue":"queue-' || (n % 20) || '","retry":25}}',
+  25, 1800, 0, CASE WHEN state = 'succeeded' THEN 86400 END,
+  born, CASE WHEN state IN ('scheduled', 'retries') THEN now() + n % 100000 * interval '1 s' END,
+  CASE WHEN state NOT IN ('scheduled', 'retries') THEN born END,
+  CASE WHEN state IN ('working', 'dead', 'succeeded') THEN born + interval '1 s' END,
+  CASE WHEN state = 'working' THEN now() + interval '1 h' END,
+  CASE WHEN has_ended THEN born + interval '3 s' END, CASE WHEN has_ended THEN now() + interval '1 d' END,
+  CASE WHEN state IN ('working', 'dead', 'succeeded') THEN 'wid-' || (n % 200) ELSE '' END,
+  CASE WHEN state IN ('working', 'dead', 'succeeded') THEN 1 ELSE 0 END,
+  CASE WHEN state IN ('retries', 'dead') THEN 1 ELSE 0 END,
+  CASE WHEN state IN ('retries', 'dead') THEN 'requests.exceptions.Error' || (n / 1000 % 12) ELSE '' END,
+  CASE WHEN state IN ('retries', 'dead') THEN '{{"message":"order ' || n || ': no answer in 30 s"}}' ELSE '' END,
+  CASE WHEN state IN ('retries', 'dead') THEN '[{{"attempt":1,"wid":"w","errtype":"E","message":"order ' || n
+    || ': no answer","backtrace":["' || repeat('  File shop/tasks.py, line 12, in call\\n', 20) || '"]}}]' ELSE '' END,
+  CASE WHEN state = 'succeeded' THEN '{{"sent":true}}' END,
+  CASE WHEN state IN ('blocked', 'working') THEN 'order-' || (n / 1000 % 1000) END,
+  CASE WHEN n % 10 = 1 THEN CASE WHEN n % 20 = 1 THEN 'b-large' ELSE 'b-' || (n / 1000) END END,
+  has_ended, CASE WHEN n % 3 = 0 THEN 'shop.order/' || (n % 5000) END
+FROM (SELECT n, {STATES} AS state, now() - (%s - n) %% 2592000 * interval '1 s' AS born
+      FROM generate_series(%s, %s) AS n) AS job,
+  LATERAL (SELECT state IN ('dead', 'succeeded', 'discarded', 'expired') AS has_ended) AS ended"""
+CHUNK = 250_000
+
+OTHERS = """
+INSERT INTO django_faktory_queue (name, paused_at)
+  SELECT 'queue-' || n, CASE WHEN n = 7 THEN now() END FROM generate_series(0, 19) AS n;
+INSERT INTO django_faktory_workerprocess (wid, hostname, pid, labels, state, rss_kb, started_at, seen_at, beat_at)
+  SELECT 'wid-' || n, 'app-' || (n / 8), n, '["python"]', 'running', 90000, now(), now(), now()
+  FROM generate_series(0, 199) AS n;
+INSERT INTO django_faktory_batch (bid, parent_bid, depth, description, complete, success, total, pending, unrun,
+    failed, children, open_children, unsucceeded_children, created_at, committed_at, finished_at)
+  SELECT 'b-' || n, CASE WHEN n % 10 = 0 THEN '' ELSE 'b-' || n / 10 * 10 END, CASE WHEN n % 10 = 0 THEN 0 ELSE 1 END,
+    'delivery ' || n, '', '{"jid":"callback","jobtype":"shop.done","args":[]}', 50, 3, 2, 1,
+    CASE WHEN n % 10 = 0 THEN 9 ELSE 0 END, CASE WHEN n % 10 = 0 THEN 1 ELSE 0 END, CASE WHEN n % 10 = 0 THEN 1 ELSE 0
+    END, now(), now(), CASE WHEN n % 4 = 0 THEN now() END
+  FROM generate_series(0, {jobs} / 1000) AS n;
+INSERT INTO django_faktory_batch (bid, description, complete, success, total, pending, unrun, committed_at, depth)
+  VALUES ('b-large', 'all orders', '', '', {jobs} / 20, {jobs} / 200, {jobs} / 200, now(), 0);
+INSERT INTO django_faktory_cronentry (name, origin, schedule, zone, jobtype, queue, args, kwargs, job, missed, window_s,
+    overlap, next_at)
+  SELECT 'report ' || n, 'admin', '0 3 * * *', 'Europe/Berlin', 'shop.tasks.task_1', '', '[]', '{}', '{}', 'once',
+    86400, 'allow', now() + interval '1 h' FROM generate_series(1, 100) AS n;
+INSERT INTO django_faktory_cronrun (entry_id, tick, at, jid, outcome)
+  SELECT id, now() - n * interval '1 d', now(), 'job-' || (n * 1000 + 500), 'enqueued'
+  FROM django_faktory_cronentry, generate_series(1, 100) AS n;
+INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)
+  SELECT 'order-' || n, 'job-' || (n * 1000 + 68), 1, 'wid-' || (n % 200), interval '35 s', now(),
+    now() + interval '1 h', false FROM generate_series(0, 999) AS n;
+INSERT INTO django_faktory_outboxentry (jid, queue, job, created_at, error)
+  SELECT 'out-' || n, 'queue-1', '{}', now(), CASE WHEN n % 3 = 0 THEN 'refused' ELSE '' END
+  FROM generate_series(1, {jobs} / 50) AS n;
+INSERT INTO django_faktory_counter (day, slot, processed, failed, late)
+  SELECT current_date - d, s, 10000, 100, 1 FROM generate_series(0, 700) AS d, generate_series(0, 15) AS s"""
+
+
+def fill(jobs):
+    """So many jobs, and all that belongs to them."""
+    from django.contrib.auth.models import User
+    from django.db import connection
+    from django.utils import timezone
+
+    from django_faktory.measuring import Series
+    from django_faktory.store import measures
+
+    with connection.cursor() as cursor:
+        for first in range(1, jobs + 1, CHUNK):
+            text = JOBS.replace("n % ", "n %% ").replace("n / 1000 % ", "n / 1000 %% ")
+            cursor.execute(text, [jobs, first, min(first + CHUNK - 1, jobs)])
+            print(f"-- {min(first + CHUNK - 1, jobs):,} jobs", file=sys.stderr)
+        for statement in OTHERS.replace("{jobs}", str(jobs)).split(";\n"):
+            cursor.execute(statement)
+        now = timezone.now()
+        names = [(f"queue-{n % 20}", f"shop.tasks.task_{n}") for n in range(40)]
+        for minute in range(180):
+            moment = now - timezone.timedelta(minutes=minute)
+            measures.add({name: Series(succeeded=50, failed=2) for name in names}, using="default", now=moment)
+        cursor.execute("VACUUM ANALYZE")
+    User.objects.create_superuser("on-call")
+
+
+def pages():
+    """By name, the addresses: each page and list, and the searches that people make."""
+    from django.urls import reverse
+
+    from django_faktory.models import Batch, CronEntry, Job, JobLock, OutboxEntry
+
+    def of(model, row):
+        return reverse(f"admin:django_faktory_{model}_change", args=[row.pk])
+
+    dead = Job.objects.dead().latest("pk")
+    kind = f"error={dead.errtype}&task={dead.jobtype}&head=order+N:+no+answer+in+N+s"
+    jobs, part = "/admin/django_faktory/job/", "/admin/django_faktory/"
+    found = {
+        "index": "/admin/",
+        "app": part,
+        "overview": f"{part}overview/",
+        "overview, its part": f"{part}overview/part/",
+        "jobs": jobs,
+        "jobs, page 20": f"{jobs}?p=20",
+        "errors": f"{jobs}errors/",
+        "an error": f"{jobs}errors/one/?{kind}",
+        "all of an error": f"{jobs}all/?verb=retry&{kind}",
+        "all dead": f"{jobs}all/?verb=retry&state=dead",
+        "all of a task": f"{jobs}all/?verb=discard&q=task:shop.tasks.task_3",
+        "a dead job": of("job", dead),
+        "edit it": f"{jobs}{dead.pk}/edit/",
+        "a running job": of("job", Job.objects.working().latest("pk")),
+        "a blocked job": of("job", Job.objects.in_state("blocked").latest("pk")),
+        "queues": f"{part}queue/",
+        "a queue": f"{part}queue/queue-3/change/",
+        "workers": f"{part}workerprocess/",
+        "a worker": f"{part}workerprocess/wid-68/change/",
+        "batches": f"{part}batch/",
+        "batches that run": f"{part}batch/?stage=running",
+        "batches that fail": f"{part}batch/?stage=failing",
+        "root batches": f"{part}batch/?place=root",
+        "batch by name": f"{part}batch/?q=delivery+12",
+        "a batch": of("batch", Batch.objects.get(bid="b-10")),
+        "a large batch": of("batch", Batch.objects.get(bid="b-large")),
+        "cron": f"{part}cronentry/",
+        "a cron entry": of("cronentry", CronEntry.objects.first()),
+        "locks": f"{part}joblock/",
+        "lock by key": f"{part}joblock/?q=order-77",
+        "a lock": of("joblock", JobLock.objects.first()),
+        "outbox": f"{part}outboxentry/",
+        "an outbox entry": of("outboxentry", OutboxEntry.objects.first()),
+    }
+    for state in (
+        "enqueued",
+        "scheduled",
+        "working",
+        "retries",
+        "blocked",
+        "dead",
+        "succeeded",
+        "discarded",
+        "expired",
+    ):
+        found[f"{state} jobs"] = f"{jobs}?state={state}"
+    searches = (
+        "job-77777",
+        "shop.tasks.task_7",
+        "queue:queue-3",
+        "error:Error3",
+        "dead error:Error3 task:shop.*",
+        "about:shop.order/42",
+        "batch:b-large",
+        "older:2d",
+        "dead older:2d",
+        "text:example",
+        "nothing-like-it",
+    )
+    found |= {f"jobs: {query}": f"{jobs}?q={query}" for query in searches}
+    found |= {
+        f"api {name}": f"/api/{name}/"
+        for name in ("jobs", "queues", "workers", "batches", "cron", "locks", "statistics")
+    }
+    asked = (
+        "state=dead",
+        "state=scheduled",
+        "state=retries",
+        "state=succeeded&queue=queue-3",
+        "query=error:Error3",
+        "about=shop.order/42",
+        "batch=b-large",
+        "task=shop.tasks.task_7",
+        "query=text:example",
+    )
+    found |= {f"api jobs {words}": f"/api/jobs/?{words}" for words in asked}
+    found |= {f"api batch {more}": f"/api/batches/b-large/{more}" for more in ("", "members/", "children/", "tree/")}
+    return found | {
+        "api job": "/api/jobs/job-77777/",
+        "api queue": "/api/queues/queue-3/",
+        "api cron entry": "/api/cron/report 1/",
+    }
+
+
+def measure(client, address):
+    """Milliseconds of some answers, after one that nobody counts."""
+    found = []
+    for _ in range(TIMES + 1):
+        began = time.perf_counter()
+        answer = client.get(address)
+        found.append((time.perf_counter() - began) * 1000)
+        assert answer.status_code == 200, (address, answer.status_code)
+    return found[1:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Time each page with so many jobs.")
+    parser.add_argument("jobs", nargs="?", type=int, default=5_000_000)
+    parser.add_argument("--keep", action="store_true", help="look at what the latest run has filled")
+    options = parser.parse_args()
+    for name, value in NEEDED.items():
+        os.environ.setdefault(name, value)
+    from benchmarks import database
+
+    if options.keep:
+        import django
+
+        django.setup()
+    else:
+        database.prepare()
+        fill(options.jobs)
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    client = Client()
+    client.force_login(User.objects.get(username="on-call"))
+    for name, value in database.machine().items():
+        print(f"{name}: {value}")
+    figures = {name: measure(client, address) for name, address in pages().items()}
+    print(f"\n| page, {options.jobs:,} jobs | median ms | max ms |\n|---|---|---|")
+    for name, times in figures.items():
+        print(f"| {name} | {statistics.median(times):.0f} | {max(times):.0f} |")
+    slow = [name for name, times in figures.items() if statistics.median(times) >= LIMIT_MS]
+    print(f"\n{len(slow)} of {len(figures)} pages take {LIMIT_MS} ms or more{': ' if slow else ''}{', '.join(slow)}")
+    sys.exit(1 if slow else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The health of one `runfaktory` over HTTP, for who starts and ends it: `--health HOST:PORT`.
+
+`/healthz` tells whether the loops of this process go round, and asks nobody else: no new start mends a database that is
+away. `/readyz` tells whether what they do succeeds. The views of `metrics` tell of all nodes, from the database;
+a row that each node writes would tell the same of this one, but an idle node writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from threading import Event
+from typing import NamedTuple
+
+from django.db import connections
+
+from .. import conf
+from ..errors import FaktoryError
+from ..maintenance import Maintenance
+from ..metrics import health
+from ..server.listener import Server
+from ..worker.runner import Worker
+
+logger = logging.getLogger(__name__)
+
+LOOP_S = 60.0
+"""A round may take so long: its steps are short, but the machine may be busy."""
+
+SUCCESS_S = 30.0
+SERVER_S = 5.0
+CLIENT_S = 5.0
+LOOK_S = 0.25
+
+Check = Callable[[], str]
+"""Returns "", or in one line what is wrong."""
+
+
+class Checks(NamedTuple):
+    """Of both addresses, by name."""
+
+    alive: dict[str, Check]
+    ready: dict[str, Check]
+
+
+def of_server(server: Server) -> Checks:
+    """Its event loop comes round."""
+    late = f"its event loop did not come round within {SERVER_S:g} s: read the log, start it anew"
+    check = {"server": lambda: "" if server.comes_round(SERVER_S) else late}
+    return Checks(check, check)
+
+
+def of_maintenance(maintenance: Maintenance) -> Checks:
+    """It goes round; and finds the database."""
+
+    def alive() -> str:
+        passed_s = maintenance.since_round_s()
+        return "" if passed_s < LOOP_S else f"its loop went round last {passed_s:.0f} s ago: read the log"
+
+    def ready() -> str:
+        passed_s = maintenance.since_success_s()
+        return "" if passed_s < SUCCESS_S else f"it last reached the database {passed_s:.0f} s ago: read the log"
+
+    return Checks({"maintenance": alive}, {"maintenance": ready})
+
+
+def of_worker(worker: Worker) -> Checks:
+    """Its threads live; and the broker hears its beats."""
+
+    def alive() -> str:
+        dead = worker.broken_loops()
+        return f"these loops have ended: {', '.join(dead)}; read the log" if dead else ""
+
+    def ready() -> str:
+        return alive() or ("" if worker.is_heard() else "its latest BEATs were not answered: read the log")
+
+    return Checks({"worker": alive}, {"worker": ready})
+
+
+def of_database(alias: str, *, works: bool) -> Checks:
+    """It answers; where this node has workers too, one lives."""
+    ready = {"database": lambda: health.alive(using=alias)["database"]}
+    if works:
+        ready["workers"] = lambda: health.working(using=alias)
+    return Checks({}, ready)
+
+
+class Probes:
+    """A thread that answers; a loop to run beside others. Raises FaktoryError where the address cannot be had."""
+
+    def __init__(self, address: tuple[str, int], *checks: Checks) -> None:
+        found = {
+            "/healthz": {name: check for one in checks for name, check in one.alive.items()},
+            "/readyz": {name: check for one in checks for name, check in one.ready.items()},
+        }
+        self._stopping = Event()
+        kind = type("Listening", (_Listening,), {"address_family": AF_INET6 if ":" in address[0] else AF_INET})
+        try:
+            self._server = kind(address, type("Answer", (_Answer,), {"checks": found}))
+        except OSError as error:
+            host, port = address
+            raise FaktoryError(
+                f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another"
+            ) from error
+        self._server.timeout = LOOK_S
+        self.address: tuple[str, int] = self._server.server_address[:2]
+
+    def run(self) -> None:
+        """Answer until stopped."""
+        logger.info("probes are answered address=%s:%d", *self.address)
+        while not self._stopping.is_set():
+            self._server.handle_request()
+        self._server.server_close()
+
+    def stop(self) -> None:
+        """See Beside."""
+        self._stopping.set()
+
+
+class _Listening(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked went away: nothing to tell."""
+
+
+class _Answer(BaseHTTPRequestHandler):
+    timeout = CLIENT_S
+    checks: Mapping[str, Mapping[str, Check]]
+
+    def do_GET(self) -> None:
+        """One of the two addresses, with the token where there is one."""
+        token = str(conf.get("METRICS_TOKEN"))
+        given = self.headers.get("Authorization", "")
+        checks = self.checks.get(self.path.partition("?")[0])
+        if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            self._say(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
+        elif checks is None:
+            self._say(404, {"status": "expected /healthz or /readyz"})
+        else:
+            try:
+                found = {name: check() for name, check in checks.items()}
+            finally:
+                connections.close_all()  # this thread's own
+            is_good = not any(found.values())
+            told = {"status": "ok" if is_good else "failing", "checks": {k: v or "ok" for k, v in found.items()}}
+            self._say(200 if is_good else 503, told)
+
+    do_HEAD = do_GET  # noqa: N815  (the same)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the same)
+        """Probes come every few seconds: not into the log."""
+
+    def _say(self, code: int, told: object) -> None:
+        body = json.dumps(told).encode() + b"\n"
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        if code == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

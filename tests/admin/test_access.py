@@ -1,0 +1,294 @@
+"""Who may do what in the admin: each address and each action × nobody, staff, who may look, who may change, who may
+just that, the superuser. What there is comes from the registered pages: a new one without a line here fails.
+"""
+
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.urls import reverse
+
+from django_faktory import cron_admin
+from django_faktory.cron_models import CronEntry
+from django_faktory.dashboard import verbs
+from django_faktory.models import Batch, Job, JobLock, OutboxEntry
+from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+APP = "django_faktory"
+NOBODY = "nobody may"
+ROW = 900_001
+"""What rows of this test are numbered from: no sequence of a database comes there."""
+MODELS = {
+    "overview": "default", "job": ROW, "queue": "default", "workerprocess": "w1", "batch": ROW, "cronentry": ROW,
+    "joblock": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
+}  # fmt: skip
+"""With the row that addresses name."""
+
+
+class Act(NamedTuple):
+    """What somebody can ask for."""
+
+    address: str
+    needs: tuple[str, ...]
+    post: dict[str, object] | None = None
+    """None: a page to look at."""
+
+
+def page(model, view, *args):
+    return reverse(f"admin:{APP}_{model}_{view}", args=args)
+
+
+def _pages():
+    for model, pk in MODELS.items():
+        view = {"overview": "view_statistics"}.get(model, f"view_{model}")
+        yield f"{model} changelist", Act(page(model, "changelist"), (view,))
+        yield f"{model} change", Act(page(model, "change", pk), (view,))
+        yield f"{model} history", Act(page(model, "history", pk), (view,))
+        yield f"{model} add", Act(page(model, "add"), (NOBODY,))
+        yield f"{model} delete", Act(page(model, "delete", pk), (NOBODY,))
+
+
+CRON = {
+    "name": "another", "schedule": "0 2 * * *", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
+    "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
+}  # fmt: skip
+KIND = "error=E&task=noop&head="
+
+
+def _acts():
+    """By name; those of actions have a colon."""
+    yield from _pages()
+    yield "overview part", Act(reverse(f"admin:{APP}_overview_part"), ("view_statistics",))
+    yield "job errors", Act(page("job", "errors"), ("view_job",))
+    yield "job error", Act(f"{page('job', 'error')}?{KIND}", ("view_job",))
+    yield "job tried", Act(f"{page('job', 'tried')}?{KIND}&tried={ROW}", ("view_job",))
+    yield "job try", Act(page("job", "try", ROW), ("retry_job",), {})
+    yield "job edit", Act(page("job", "edit", ROW), ("change_job",), {"args": "[1]", "kwargs": "{}"})
+    for verb, pk, codename in (
+        ("retry", ROW, "retry_job"), ("requeue", ROW + 1, "requeue_job"), ("cancel", ROW + 2, "cancel_job"),
+        ("kill", ROW + 2, "kill_job"), ("discard", ROW + 2, "discard_job"), ("prune", ROW, "prune_job"),
+        ("clear", ROW + 2, "clear_queue"),
+    ):  # fmt: skip
+        told = {"confirmed": "yes", "why": "because"}
+        if verb != "clear":
+            yield f"job act {verb}", Act(page("job", "act", pk, verb), (codename,), told)
+            chosen = {"action": verb, "_selected_action": [pk], **told}
+            yield f"job: {verb}", Act(page("job", "changelist"), ("view_job", codename), chosen)
+        asked = f"{page('job', 'all')}?verb={verb}&state={Job.objects.get(pk=pk).state}"
+        yield f"job all {verb}", Act(asked, ("view_job", codename), {})
+    one = {
+        ("queue", "default"): {"pause": "pause_queue", "resume": "resume_queue", "clear": "clear_queue"},
+        ("workerprocess", "w1"): {"quiet": "quiet_workerprocess", "terminate": "terminate_workerprocess"},
+        ("batch", ROW): {"retry_failed": "retry_batch"},
+        ("cronentry", ROW): {"pause": "pause_cronentry", "resume": "resume_cronentry", "run_now": "run_cronentry"},
+        ("joblock", ROW): {"release": "release_joblock"},
+        ("outboxentry", ROW): {"try_again": "retry_outboxentry", "delete_selected": "delete_outboxentry"},
+    }
+    for (model, pk), actions in one.items():
+        for action, codename in actions.items():
+            told = {"action": action, "_selected_action": [pk], "confirmed": "yes", "post": "yes"}
+            yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), told)
+            if model == "cronentry":
+                yield f"cronentry act {action}", Act(page(model, "act", pk, action), (f"view_{model}", codename), {})
+    yield "cronentry add", Act(page("cronentry", "add"), ("add_cronentry",), CRON)
+    yield "cronentry save", Act(page("cronentry", "change", ROW), ("change_cronentry",), CRON)
+    yield "cronentry delete", Act(page("cronentry", "delete", ROW), ("delete_cronentry",), {"post": "yes"})
+    yield "outboxentry delete", Act(page("outboxentry", "delete", ROW), ("delete_outboxentry",), {"post": "yes"})
+
+
+NAMES = [
+    *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
+    "overview part", "job errors", "job error", "job tried", "job try", "job edit",
+    *(f"job {how} {verb}" for how in ("act", "all") for verb in verbs.ACTS if (how, verb) != ("act", "clear")),
+    *(f"cronentry act {verb}" for verb in cron_admin._DOES), "cronentry save",
+    *(
+        f"{model._meta.model_name}: {action}"
+        for model, site in admin.site._registry.items() if model._meta.app_label == APP for action in site.actions
+    ),
+    "outboxentry: delete_selected",
+]  # fmt: skip
+"""Known before there are rows; `test_every_…` compares them with what is registered."""
+
+ACTS = [
+    name for name in NAMES
+    if ":" in name or name.split()[1] in ("act", "all", "try", "edit", "save")
+    or name in ("cronentry add", "cronentry delete", "outboxentry delete")
+]  # fmt: skip
+"""Those that change something: a POST each."""
+
+SAYS_NOTHING = {"queue: clear"}
+"""Leads to a page that asks; that page's POST is the act."""
+
+
+@pytest.fixture
+def rows(db):
+    """One of each, in states that all acts fit."""
+    JobFactory(
+        pk=ROW,
+        jid="job-dead",
+        dead=True,
+        errtype="E",
+        failure='{"message":""}',
+        bid="b-1",
+        has_run=True,
+        counts_failed=True,
+    )
+    JobFactory(pk=ROW + 1, jid="job-scheduled", scheduled=True)
+    JobFactory(pk=ROW + 2, jid="job-ready")
+    QueueFactory(name="default")
+    WorkerFactory(wid="w1")
+    Batch.objects.create(pk=ROW, bid="b-1", total=1, pending=1, failed=1)
+    CronEntry.objects.create(
+        pk=ROW, name="nightly", schedule="0 2 * * *", zone="UTC", jobtype="elsewhere", next_at=T0, args="[1]"
+    )
+    JobLock.objects.create(
+        pk=ROW, key="k", jid="job-x", attempt=1, wid="w1", lease=timedelta(0), acquired_at=T0, expires_at=T0
+    )
+    OutboxEntry.objects.create(pk=ROW, jid="job-out", queue="mail", job="{}", error="no room")
+    return dict(_acts())
+
+
+def ready_for(name):
+    """What must be so for it to change something."""
+    if name.endswith("resume") and name.startswith("queue"):
+        apps.get_model(APP, "queue").objects.update(paused_at=T0)
+    if name.endswith("resume") and name.startswith("cronentry"):
+        CronEntry.objects.update(paused_at=T0, next_at=None)
+
+
+def stored():
+    """Every row of every table of this app, and the log."""
+    models = [one for one in apps.get_app_config(APP).get_models() if not one._meta.proxy]
+    return {one.__name__: list(one.objects.order_by("pk").values_list()) for one in [*models, LogEntry]}
+
+
+def who(*codenames, **fields):
+    user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True, **fields)
+    found = Permission.objects.filter(content_type__app_label=APP, codename__in=codenames)
+    assert {one.codename for one in found} == set(codenames)
+    user.user_permissions.set(found)
+    return user
+
+
+def codenames():
+    return set(Permission.objects.filter(content_type__app_label=APP).values_list("codename", flat=True))
+
+
+def views():
+    return {one for one in codenames() if one.startswith("view_")}
+
+
+def ask(client, act):
+    """Returns whether it was let in, and whether something changed."""
+    before = stored()
+    answer = client.get(act.address) if act.post is None else client.post(act.address, act.post)
+    is_in = answer.status_code in (200, 302) and "/login/" not in answer.headers.get("Location", "")
+    return is_in, stored() != before
+
+
+def expect(client, name, act, *, may):
+    is_in, is_changed = ask(client, act)
+    if act.post is None:
+        assert (is_in, is_changed) == (may, False)
+    elif name not in SAYS_NOTHING:
+        assert is_changed == may
+        assert is_in or not may
+
+
+def test_every_address_and_action_that_is_registered_is_in_the_matrix(rows, rf, admin_user):
+    asks = rf.get("/")
+    asks.user = admin_user
+    addresses, actions = set(), set()
+    for model, site in admin.site._registry.items():
+        if model._meta.app_label != APP:
+            continue
+        name = model._meta.model_name
+        addresses |= {one.name.removeprefix(f"{APP}_").replace("_", " ", 1) for one in site.urls if one.name}
+        actions |= {f"{name}: {action}" for action in site.get_actions(asks)}
+    known = set(NAMES) | {"job all_step"} | {"job act", "job all", "cronentry act"}  # the first has tests of its own
+    assert {one for one in addresses if one not in known} == set()
+    assert {one for one in actions if one not in known} == set()
+    assert set(rows) == set(NAMES)
+    assert {name for name, act in rows.items() if act.post is not None} == set(ACTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_and_staff_without_a_permission_get_nothing(client, rows, name):
+    ready_for(name)
+    expect(client, name, rows[name], may=False)
+    client.force_login(who())
+    expect(client, name, rows[name], may=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_may_look_may_only_look(client, rows, name):
+    ready_for(name)
+    client.force_login(who(*views()))
+    expect(client, name, rows[name], may=rows[name].post is None and set(rows[name].needs) <= views())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_may_add_change_and_delete_by_djangos_words_may_do_no_act_of_ours(client, rows, name):
+    ready_for(name)
+    usual = {one for one in codenames() if one.split("_")[0] in ("view", "add", "change", "delete")}
+    client.force_login(who(*usual))
+    expect(client, name, rows[name], may=set(rows[name].needs) <= usual)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_who_may_all_but_that_may_not(client, rows, name):
+    ready_for(name)
+    client.force_login(who(*(codenames() - {rows[name].needs[-1]})))
+    expect(client, name, rows[name], may=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_may_just_that_may(client, rows, name):
+    ready_for(name)
+    needs = set(rows[name].needs) - {NOBODY}
+    if "cronentry" in name or "outboxentry delete" in name:
+        needs |= set() if rows[name].post is None else {f"view_{name.split()[0].rstrip(':')}"}
+    client.force_login(who(*needs))
+    expect(client, name, rows[name], may=NOBODY not in rows[name].needs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_superuser_may_and_it_is_on_record(admin_client, rows, name):
+    ready_for(name)
+    expect(admin_client, name, rows[name], may=NOBODY not in rows[name].needs)
+    is_act = rows[name].post is not None and name not in SAYS_NOTHING
+    assert LogEntry.objects.exists() == is_act
+
+
+def test_no_get_changes_anything(admin_client, rows):
+    """Not even one that has an action's words in its address."""
+    before = stored()
+    for name, act in rows.items():
+        for address in (act.address, f"{act.address}{'&' if '?' in act.address else '?'}confirmed=yes&post=yes"):
+            answer = admin_client.get(address, act.post or {}) if "?" not in address else admin_client.get(address)
+            assert answer.status_code in (200, 302, 403, 405), name
+            assert admin_client.head(address).status_code in (200, 302, 403, 405), name
+            assert stored() == before, name
+
+
+@pytest.mark.parametrize("verb", list(verbs.ACTS))
+def test_a_step_of_a_sweep_asks_again_who_may(client, rows, verb):
+    """A permission that was taken away meanwhile; and a form of somebody else's."""
+    act, codename = rows[f"job all {verb}"], verbs.ACTS[verb].codename
+    user = who("view_job", codename)
+    client.force_login(user)
+    sealed = client.post(act.address, {}).context["sealed"]
+    step = Act(reverse(f"admin:{APP}_job_all_step"), (), {"sweep": sealed})
+    user.user_permissions.clear()
+    assert ask(client, step) == (False, False)
+    client.force_login(who("view_job", codename))
+    assert ask(client, step)[1] is False
+    client.force_login(user)
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_job", codename]))
+    assert ask(client, step) == (True, True)

@@ -1,0 +1,117 @@
+"""Hostile texts in every place a client can write: no page has an element more, runs a script, or falls over."""
+
+from difflib import unified_diff
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.urls import reverse
+
+from django_faktory.cron_models import CronEntry
+from django_faktory.dashboard.job_page import kind_of
+from django_faktory.jsontext import decode
+from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
+from tests.hostile import HARMLESS, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
+
+pytestmark = pytest.mark.django_db
+
+TEXT = pytest.mark.parametrize("name", TEXTS)
+
+
+def page(model, *args, view="change"):
+    return reverse(f"admin:django_faktory_{model}_{view}", args=[quote(arg) for arg in args])
+
+
+def addresses(text):
+    """Every page of the admin that shows something, and what somebody may ask it for; text in addresses too."""
+    jobs = page("job", view="changelist")
+    found = {
+        "index": "/admin/", "app": "/admin/django_faktory/", "overview": page("overview", view="changelist"),
+        "part": reverse("admin:django_faktory_overview_part"), "jobs": jobs,
+        "errors": reverse("admin:django_faktory_job_errors"),
+    }  # fmt: skip
+    for model in ("queue", "workerprocess", "batch", "cronentry", "joblock", "outboxentry"):
+        found[f"{model}s"] = page(model, view="changelist")
+    rows = [*Job.objects.filter(state__in=["dead", "working", "succeeded"]).order_by("pk")]
+    rows += [Job.objects.filter(queue="members").first(), Batch.objects.latest("pk"), *WorkerProcess.objects.all()]
+    rows += [*CronEntry.objects.all(), *JobLock.objects.all(), *OutboxEntry.objects.all()]
+    for place, row in enumerate(rows):
+        model = row._meta.model_name
+        found[f"{model} {place}"] = page(model, row.pk)
+        found[f"history of {model}"] = page(model, row.pk, view="history")
+    for job in Job.objects.filter(state__in=["dead", "enqueued"]):
+        found[f"edit {job.queue}"] = reverse("admin:django_faktory_job_edit", args=[job.pk])
+    for name in ("q", "queue", "about", "bid", "state"):
+        found[f"jobs by {name}"] = f"{jobs}?{asked(**{name: text})}"
+    for verb in ("retry", "discard"):
+        found[f"all {verb}"] = f"{reverse('admin:django_faktory_job_all')}?{asked(verb=verb, error=text, task=text)}"
+    dead = Job.objects.get(state="dead")
+    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{kind_of(dead).query}"
+    found["tried"] = f"{reverse('admin:django_faktory_job_tried')}?{kind_of(dead).query}&tried={dead.pk}"
+    found["error by head"] = f"{reverse('admin:django_faktory_job_error')}?{asked(error=text, task=text, head=text)}"
+    found["batches by q"] = f"{page('batch', view='changelist')}?{asked(q=text, stage=text)}"
+    found["entries by q"] = f"{page('cronentry', view='changelist')}?{asked(q=text, state=text)}"
+    return found
+
+
+def seen(client, text):
+    """What each page is made of, by its name."""
+    hurry()
+    told = {}
+    for name, address in addresses(text).items():
+        answer = client.get(address)
+        assert answer.status_code in (200, 302), (name, answer.status_code)
+        said = answer.content.decode()
+        assert unwelcome(said) == [], (name, unwelcome(said))
+        told[name] = elements(said)
+    return told
+
+
+def shape(found):
+    return [f"{tag} {' '.join(names)}" for tag, names in found]
+
+
+_seen = {}
+
+
+def without_harm(client):
+    """What the pages are made of with a harmless text; looked at once."""
+    if not _seen:
+        fill(HARMLESS)
+        _seen.update(seen(client, HARMLESS))
+        for rows in (Job, Batch, WorkerProcess, CronEntry, JobLock, OutboxEntry, LogEntry, Queue, Tracking):
+            rows.objects.all().delete()
+    return _seen
+
+
+@TEXT
+def test_no_text_of_a_client_adds_an_element_to_a_page(admin_client, name):
+    expected = without_harm(admin_client)
+    fill(TEXTS[name])
+    found = seen(admin_client, TEXTS[name])
+    assert len(found) == len(expected)
+    known = {element for before in expected.values() for element in before}
+    for (is_now, there), (was, before) in zip(found.items(), expected.items(), strict=True):
+        if " by " in was:  # what a text finds is another's business
+            assert set(there) <= known, was
+        else:
+            assert there == before, (was, is_now, "\n".join([*unified_diff(shape(before), shape(there), n=1)][:20]))
+
+
+@TEXT
+def test_what_is_no_name_is_refused_and_the_rest_is_let_in(db, name):
+    expected = {place for place, refused in REFUSED.items() if name in refused}
+    assert fill(TEXTS[name]) - {"cron entry"} == expected
+
+
+@pytest.mark.parametrize("name", ["ANSI", "half of a character", "NUL", "right to left", "zero width", "newlines"])
+def test_an_edit_of_nothing_sends_back_what_was_there(admin_client, name):
+    """Whoever edits the other argument must not spoil this one."""
+    fill(TEXTS[name])
+    job = Job.objects.filter(queue="members").first()
+    address = reverse("admin:django_faktory_job_edit", args=[job.pk])
+    form = admin_client.get(address).context
+    before = decode(job.payload)
+    assert admin_client.post(address, {"args": form["args"], "kwargs": form["kwargs"]}).status_code == 302
+    job.refresh_from_db()
+    assert decode(job.payload)["args"] == before["args"] == [TEXTS[name], {TEXTS[name]: TEXTS[name]}]

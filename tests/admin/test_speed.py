@@ -1,0 +1,114 @@
+"""A page costs as many statements for a hundred rows as for ten, and counts no table to its end."""
+
+import re
+
+import pytest
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_faktory.cron_models import CronEntry, CronRun
+from django_faktory.look_only import CappedPaginator
+from django_faktory.models import Batch, Job, JobLock, OutboxEntry
+from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+
+pytestmark = pytest.mark.django_db
+
+PAGES = {
+    "overview": "overview/", "jobs": "job/", "dead jobs": "job/?state=dead", "jobs by error": "job/?q=error:E",
+    "errors": "job/errors/", "an error": "job/errors/one/?error=E&task=noop&head=", "queues": "queue/",
+    "workers": "workerprocess/", "batches": "batch/", "cron entries": "cronentry/", "locks": "joblock/",
+    "outbox": "outboxentry/", "a job": "job/{job}/change/", "a queue": "queue/queue0/change/",
+    "a worker": "workerprocess/wid0/change/", "a batch": "batch/{batch}/change/",
+    "a cron entry": "cronentry/{entry}/change/", "a lock": "joblock/{lock}/change/", "all": "job/all/?verb=retry",
+}  # fmt: skip
+
+
+def make(first, last):
+    """So many rows of each kind; jobs of one worker, runs of one entry and children of one batch too."""
+    for number in range(first, last):
+        job = JobFactory(working=True, wid=f"wid{number}", queue=f"queue{number}", bid="root")
+        JobFactory(queue="queue0")
+        JobFactory(dead=True, errtype="E", failure='{"message":""}')
+        JobFactory(working=True, wid="wid0")
+        QueueFactory(name=f"queue{number}")
+        WorkerFactory(wid=f"wid{number}", beat_at=T0)
+        Batch.objects.create(bid=f"b{number}", parent_bid="root", depth=1)
+        entry = CronEntry.objects.create(name=f"cron{number}", schedule="* * * * *", zone="UTC", jobtype="x")
+        CronRun.objects.create(entry=entry, tick=T0, jid=job.jid, outcome="enqueued")
+        CronRun.objects.create(entry=CronEntry.objects.get(name="cron0"), jid=job.jid, outcome="enqueued")
+        lock = {"attempt": 1, "wid": job.wid, "lease": T0 - T0, "acquired_at": T0, "expires_at": T0}
+        JobLock.objects.create(key=f"k{number}", jid=job.jid, **lock)
+        OutboxEntry.objects.create(jid=f"out{number}", queue=f"queue{number}", job="{}", error="no room")
+
+
+def statements(client, path):
+    client.get(path)  # what Django asks once in a process
+    with CaptureQueriesContext(connection) as caught:
+        answer = client.get(path)
+    assert answer.status_code == 200
+    return answer, [query["sql"] for query in caught]
+
+
+def addresses():
+    chosen = {
+        "job": Job.objects.filter(bid="root").first().pk, "batch": Batch.objects.get(bid="root").pk,
+        "entry": CronEntry.objects.get(name="cron0").pk, "lock": JobLock.objects.first().pk,
+    }  # fmt: skip
+    return {name: f"/admin/django_faktory/{path.format(**chosen)}" for name, path in PAGES.items()}
+
+
+def test_a_hundred_rows_cost_as_many_statements_as_ten(admin_client):
+    Batch.objects.create(bid="root", children=100)
+    make(0, 10)
+    ten = {name: statements(admin_client, path)[1] for name, path in addresses().items()}
+    make(10, 100)
+    for name, path in addresses().items():
+        _, hundred = statements(admin_client, path)
+        assert len(hundred) == len(ten[name]), (name, hundred)
+        assert len(hundred) <= 30, (name, hundred)
+
+
+def test_no_page_counts_a_table_of_jobs_to_its_end(admin_client):
+    Batch.objects.create(bid="root", children=10)
+    make(0, 3)
+    unbounded = [
+        (name, sql)
+        for name, path in addresses().items()
+        for sql in statements(admin_client, path)[1]
+        if "COUNT(" in sql.upper() and "django_faktory_job" in sql and not is_bounded(sql)
+    ]
+    assert unbounded == []
+
+
+def is_bounded(sql):
+    """Each count is of something that ends, or of the jobs of a page's workers, or of one batch."""
+    counts = len(re.findall(r"COUNT\(", sql, re.IGNORECASE))
+    return sql.count("LIMIT") >= counts or '"wid" IN' in sql.replace("`", '"')
+
+
+def test_a_list_that_is_longer_than_the_cap_says_so(admin_client, monkeypatch):
+    JobFactory.create_batch(5)
+    assert "5 jobs" in said(admin_client)
+    monkeypatch.setattr(CappedPaginator, "cap", 5)
+    assert "5 jobs" in said(admin_client)
+    monkeypatch.setattr(CappedPaginator, "cap", 4)
+    assert "4+ jobs" in said(admin_client)
+    monkeypatch.setattr(CappedPaginator, "cap", 4000)
+    assert str(CappedPaginator(list(range(9000)), 50).count) == "4,000+"
+
+
+def said(client):
+    return " ".join(client.get(reverse("admin:django_faktory_job_changelist")).content.decode().split())
+
+
+def test_every_list_of_rows_without_end_is_capped():
+    """Queues, workers and cron entries are as many as somebody wrote or started; the rest grows by itself."""
+    plain = {
+        model._meta.model_name
+        for model, site in admin.site._registry.items()
+        if model._meta.app_label == "django_faktory" and site.paginator is Paginator
+    }
+    assert plain == {"overview", "queue", "workerprocess", "cronentry", "gearmonkeyfunction"}

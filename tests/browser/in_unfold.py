@@ -1,0 +1,45 @@
+"""What `test_unfold` runs in a process of its own, where django-unfold draws the admin."""
+
+import pytest
+from django.contrib.admin.models import LogEntry
+
+from django_faktory.models import Job
+from tests.browser.test_journey import (
+    test_what_died_is_found_edited_tried_and_retried_and_all_is_on_record as test_the_journey,  # noqa: F401
+)
+from tests.browser.test_pages import fill
+from tests.browser.test_pages import test_every_page_looks_as_it_should as test_every_page  # noqa: F401
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_action_of_a_list_is_chosen_and_done(screen, width):
+    fill()
+    seen = screen(width=width)
+    page = seen.page
+    seen.go("/admin/django_faktory/job/?q=error:Declined")
+    page.locator("input.action-select").first.check()
+    page.locator("select[name=action]").select_option("retry")
+    page.locator("#changelist-actions input[name=why]").fill("the card is good now")
+    seen.keep(f"chosen-{width}")
+    page.get_by_role("button", name="Run").click()
+    seen.sees("Retried 1 jobs.")
+    assert not Job.objects.dead().filter(errtype="shop.Declined").exists()
+    assert LogEntry.objects.get().get_change_message() == "Retried: the card is good now"
+    assert seen.complaints == []
+
+
+def test_what_destroys_is_asked_for_once_more(screen):
+    fill()
+    seen = screen()
+    page = seen.page
+    seen.go("/admin/django_faktory/job/?q=error:Declined")
+    page.locator("input.action-select").first.check()
+    page.locator("select[name=action]").select_option("discard")
+    page.get_by_role("button", name="Run").click()
+    seen.sees("Discard 1 job?")
+    seen.keep("asked")
+    page.get_by_role("button", name="Yes, discard").click()
+    seen.sees("Discarded 1 jobs.")
+    assert seen.complaints == []

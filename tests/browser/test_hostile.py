@@ -1,0 +1,28 @@
+"""Hostile texts on a phone: nothing sticks out, nothing runs, nobody is led away."""
+
+import pytest
+
+from tests.admin.test_hostile import addresses
+from tests.browser.test_pages import STICKS_OUT
+from tests.hostile import TEXTS, fill
+
+pytestmark = pytest.mark.timeout(180)
+
+WORST = ["picture", "one long word", "huge", "characters that pile up", "right to left", "newlines", "NUL"]
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_no_text_breaks_a_page_on_a_phone(screen, name):
+    fill(TEXTS[name])
+    seen = screen(width=390)
+    seen.page.on("dialog", lambda dialog: seen.complaints.append(f"a script ran: {dialog.message}"))
+    wide = {}
+    for place, address in addresses("harmless").items():
+        if "history" in place or " by " in place or place == "part" or place == "tried":
+            continue
+        seen.go(address)
+        seen.keep(f"hostile-{name}-{place}".replace(" ", "-"))
+        if (width := seen.page.evaluate(STICKS_OUT)) > 0:
+            wide[place] = width
+    assert wide == {}
+    assert seen.complaints == []

@@ -1,0 +1,36 @@
+"""Hostile texts on the command line: no terminal is told anything but letters, and JSON means what was sent."""
+
+import re
+
+import pytest
+
+from django_faktory.models import Batch, Job
+from tests.hostile import TEXTS, fill, is_unwelcome
+
+pytestmark = [pytest.mark.django_db, pytest.mark.each_database]
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""What rich draws tables with; nothing of a client's looks like it, for its ESC is spelled out."""
+
+
+def words():
+    jids = list(Job.objects.order_by("pk").values_list("jid", flat=True))
+    bids = list(Batch.objects.values_list("bid", flat=True))
+    lists = [("info",), ("top", "--once"), ("queues",), ("jobs",), ("workers",), ("batches",), ("cron",)]
+    return [*lists, *(("job", jid) for jid in jids if not jid.startswith("-")), *(("batches", bid) for bid in bids)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_terminal_is_told_what_it_would_obey(faktory, asked, name):
+    fill(TEXTS[name])
+    for call in words():
+        for is_terminal in (False, True):
+            answer = faktory(*call, is_terminal=is_terminal)
+            assert answer.code in (0, 2), (call, answer)
+            said = COLOURS.sub("", answer.out + answer.err) if is_terminal else answer.out + answer.err
+            assert not [char for char in said if is_unwelcome(char) or char in "\t\r"], call
+        if answer.code == 0:
+            asked(*call)  # one line of ASCII
+    died = Job.objects.get(queue="died")
+    if died.jid.isprintable() and not died.jid.startswith("-"):
+        assert asked("job", died.jid)["job"]["args"] == [TEXTS[name], {TEXTS[name]: TEXTS[name]}]
