@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "BATCH_COMMIT_WITHIN": 1800,
     "CRON": {},
     "LOCKET": {},
+    "LIMITS": {},
     # GearMonkey
     "GEARMONKEY_URL": "",
     "GEARMONKEY_MODE": "direct",
@@ -89,6 +90,7 @@ DOCS: dict[str, str] = {
     "BATCH_COMMIT_WITHIN": "Seconds a batch may stay uncommitted; then it expires, and its callbacks never run.",
     "CRON": "Jobs that come again, by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
     "LOCKET": "Identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
+    "LIMITS": 'Limits of queues, tasks and keys: `{"queues": {"mail": 5}}`, see [Limits](../limits.md).',
     "GEARMONKEY_URL": "Redis of the GearMonkey clients and workers; `GEARMONKEY_URL` of the environment wins.",
     "GEARMONKEY_MODE": '`"direct"`: jobs are run as they are taken; `"gateway"`: they become jobs of ours first.',
     "GEARMONKEY_FUNCTIONS": "Functions, and the names of the tasks that serve them, beside `@task(gearmonkey=…)`.",

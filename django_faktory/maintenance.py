@@ -20,10 +20,10 @@ from typing import NamedTuple, TypeVar
 
 from django.db import connections
 
-from . import conf, crontab, wakeups
+from . import conf, crontab, limiting, wakeups
 from .brokers import configured_locket
 from .errors import BrokerUnavailable
-from .store import backfill, batches, failures, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
+from .store import backfill, batches, failures, gates, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
@@ -99,6 +99,11 @@ class Maintenance:
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
+            Step("limits of code", 60.0, self._read_limits),
+            Step("gates", WHEN_SEEN, self._open_gates),
+            Step("gates not passed", 60.0, self._give_back_unpassed),
+            Step("gates' counts", 10.0, self._look_after_gates),
+            Step("gates of keys", 600.0, lambda: gates.forget_idle(using=alias) == gates.CHUNK),
             Step("locks", WHEN_SEEN, self._lapse),
             Step("locks not taken", 60.0, self._give_back_stranded),
             Step("blocked jobs", 60.0, self._look_after_blocked),
@@ -185,16 +190,18 @@ class Maintenance:
         if looks_around:
             self._look_around_at = time.monotonic() + LOOK_AROUND_S
         tick_in_s = math.inf if found.tick_in_s is None else found.tick_in_s
+        opens_in_s = math.inf if found.opens_in_s is None else found.opens_in_s
         saw = {
             "locks": found.lapsed,
             "reservations": found.over,
             "workers": found.silent,
             "expired jobs": found.expired,
             "cron": tick_in_s <= 0,
+            "gates": opens_in_s <= 0,
         }
         self._seen.update(name for name, is_seen in saw.items() if is_seen)
         # A tick that is due and cannot be taken is with another node, for the length of a transaction.
-        return found.due_in_s, min(max(tick_in_s, LOOK_AGAIN_S), LONGEST_SLEEP_S)
+        return found.due_in_s, min(max(min(tick_in_s, opens_in_s), LOOK_AGAIN_S), LONGEST_SLEEP_S)
 
     def _hear_of_others(self, wait_s: float | None) -> None:
         """What should be due by now and is gone, another node has enqueued: its hint may not come here."""
@@ -240,6 +247,31 @@ class Maintenance:
         if lapsed:
             self._on_work(None)
         return lapsed == locks.CHUNK
+
+    def _read_limits(self) -> bool:
+        limiting.sync(using=self.alias)
+        return False
+
+    def _open_gates(self) -> bool:
+        """Let the next sets of jobs go that wait for their rate. What comes after them, the next look sees."""
+        self._tell(gates.open_due(using=self.alias))
+        return False
+
+    def _look_after_gates(self) -> bool:
+        gates.sweep(using=self.alias)
+        return False
+
+    def _give_back_unpassed(self) -> bool:
+        stranded = gates.stranded(VANISHED_S, using=self.alias)
+        if stranded and jobs.release(stranded, using=self.alias):
+            logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
+            self._tell({job.queue for job in stranded})
+        return len(stranded) == gates.CHUNK
+
+    def _tell(self, queues: set[str]) -> None:
+        if queues:
+            wakeups.announce(self.alias, queues)
+            self._on_work(queues)
 
     def _give_back_stranded(self) -> bool:
         stranded = locks.stranded(VANISHED_S, using=self.alias)

@@ -80,6 +80,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lock_key: str | None = None
     lock_token: int | None = None
     """Of its lock, where it has one: later locks of the same key have higher ones."""
+    limit_key: str | None = None
+    passes: str | None = None
+    """The gates it holds passes of; empty: it has yet to pass; None: no limit counts it (ADR 0016)."""
 
     def wire(self) -> str:
         """The job as FETCH gives it: the stored text, with what the server knows at the end."""

@@ -22,6 +22,8 @@ QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
 LOCK = "django_faktory_joblock"
+LIMIT = "django_faktory_limit"
+GATE = "django_faktory_gate"
 _ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
@@ -90,6 +92,11 @@ class Ending(NamedTuple):
 
 class Dialect(ABC):
     """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
+
+    plain_lock = ""
+    """At the end of a SELECT: locks the rows, where the database can."""
+    skip_lock = ""
+    """The same, but for rows that others have locked."""
 
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""

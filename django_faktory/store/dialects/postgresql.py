@@ -17,7 +17,9 @@ from django.db.backends.utils import CursorWrapper
 from ...payloads import Ack, JobPayload, Reservation
 from .base import (
     COUNTER,
+    GATE,
     JOB,
+    LIMIT,
     LOCK,
     QUEUE,
     WORKER,
@@ -38,7 +40,8 @@ _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
     "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
     "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-    "unique_until_start", "lock_key", "lock_token", "bid", "callback_of", "has_run", "counts_failed", "about",
+    "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+    "bid", "callback_of", "has_run", "counts_failed", "about",
 )  # fmt: skip
 
 _INTO = f"""
@@ -84,7 +87,7 @@ ORDER BY j.place{_UPSERT}""",
 
 _RETURNED = (
     "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
-    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key"
+    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes"
 )
 
 _READY = f"""
@@ -92,17 +95,31 @@ _READY = f"""
     AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
   ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
+# Names of tasks and queues with limits: read once a claim, from a table that is nearly always empty or small.
+_IS_GATED = f"""(j.limit_key IS NOT NULL
+  OR j.jobtype = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'task'))
+  OR j.queue = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'queue')))"""
+
+
+def _withheld(clock: int) -> str:
+    """The queues that give out nothing: paused, or with a limit whose gate is shut."""
+    return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
+    UNION ALL SELECT name::text FROM {GATE} WHERE scope = 'queue'
+      AND (in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
+
+
 # The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
 # locked. The ids go through an array, which is made once, before: of a join the planner thinks that it gives a tenth
 # of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => reserve_for),
-  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END
+  reserved_until = now + make_interval(secs => reserve_for), gate = NULL,
+  passes = CASE WHEN {_IS_GATED} THEN '' END,
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {_IS_GATED} THEN NULL ELSE unique_key END
 FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
-  WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
+  WHERE q.name <> ALL ({_withheld(5)})
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $6
   LIMIT (SELECT $4)))
@@ -127,7 +144,7 @@ SELECT q.name, (SELECT COUNT(*) FROM (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
       AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
   FROM unnest($1) AS q (name)
-  WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
+  WHERE q.name <> ALL ({_withheld(4)})
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
@@ -141,11 +158,12 @@ END = Statement(
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result,
-    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL AS is_apart,
+    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL
+      OR j.passes IS NOT NULL AS is_apart,
     j.queue, j.jobtype, j.started_at
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, queue, jobtype, started_at
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
@@ -178,7 +196,7 @@ KEEP = Statement(
     ["bigint[]", "text[]", "timestamptz"],
     f"""
 UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
-  unique_key = NULL, lock_token = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+  unique_key = NULL, lock_token = NULL, passes = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
 FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )
@@ -198,6 +216,8 @@ class PostgresqlDialect(Dialect):
     """See the module."""
 
     one_statement = True
+    plain_lock = " FOR UPDATE"
+    skip_lock = " FOR UPDATE SKIP LOCKED"
 
     def now(self, cursor: CursorWrapper) -> datetime:
         """See Dialect."""
@@ -361,7 +381,7 @@ def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _reserved(row: tuple[Any, ...]) -> Reservation:
     (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
-     result_ttl, jobtype, lock_key) = row  # fmt: skip
+     result_ttl, jobtype, lock_key, limit_key, passes) = row  # fmt: skip
     return Reservation(
         jid=jid,
         queue=queue,
@@ -377,6 +397,8 @@ def _reserved(row: tuple[Any, ...]) -> Reservation:
         reserve_for=reserve_for,
         result_ttl=result_ttl,
         lock_key=lock_key,
+        limit_key=limit_key,
+        passes=passes,
     )
 
 

@@ -1,0 +1,81 @@
+"""Limits of this project's code and settings. Stands between the rows, which know no task, and the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from . import conf
+from .errors import InvalidPayload
+from .gating import Allowance, InvalidLimit, Scope
+from .options import limit_key
+from .payloads import queue_name
+from .store import limits
+from .store.limits import Definition
+from .tasks import registered
+
+PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
+"""The keys of `FAKTORY["LIMITS"]`."""
+
+
+class Wrong(NamedTuple):
+    """What is wrong with a limit of the settings, and where."""
+
+    place: str
+    problem: str
+    is_place: bool = False
+    """Whether it is the place that nobody knows, not the limit."""
+
+
+def sync(*, using: str) -> None:
+    """Bring the rows up to what the code of this process says. Tasks must have been imported."""
+    limits.sync(definitions(), using=using)
+
+
+def definitions() -> Iterator[Definition]:
+    """Every limit of the tasks and of the settings, which come second, and win. Raises InvalidLimit."""
+    found: dict[tuple[str, str], Definition] = {}
+    for one in read():
+        if isinstance(one, Wrong):
+            raise InvalidLimit(f"{one.place}: {one.problem}")
+        found[one.scope, one.name] = one
+    yield from found.values()
+
+
+def read() -> Iterator[Definition | Wrong]:
+    """Each limit, or what is wrong with it."""
+    for task in registered():
+        if task.limit is not None:
+            scope = Scope.TASK if task.limit_key is None else Scope.KEY
+            yield Definition(scope, task.jobtype, Allowance.of(task.limit))
+    settings = conf.get("LIMITS")
+    if not isinstance(settings, Mapping):
+        told = f'expected a dict such as {{"queues": {{"mail": 5}}}}, got {settings!r:.80}'
+        yield Wrong("LIMITS", told, is_place=True)
+        return
+    for place, entries in settings.items():
+        if place not in PLACES:
+            known = ", ".join(map(repr, PLACES))
+            yield Wrong("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
+        elif not isinstance(entries, Mapping):
+            yield Wrong(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
+        else:
+            yield from (_entry(place, name, value) for name, value in entries.items())
+
+
+def _entry(place: str, name: object, value: object) -> Definition | Wrong:
+    where = f"LIMITS[{place!r}][{name!r:.80}]"
+    try:
+        return Definition(PLACES[place], checked_name(PLACES[place], name), Allowance.of(value))
+    except InvalidLimit as error:
+        return Wrong(where, str(error))
+
+
+def checked_name(scope: str, name: object) -> str:
+    """The name that a limit of this scope may have. Raises InvalidLimit."""
+    try:
+        if scope == Scope.QUEUE and isinstance(name, str) and name:
+            return queue_name(name)
+        return limit_key(name)
+    except (InvalidPayload, ValueError) as error:
+        raise InvalidLimit(f"name: {error}, got {name!r:.80}") from None
