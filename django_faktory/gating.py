@@ -186,7 +186,7 @@ class Gate(msgspec.Struct, kw_only=True):
 
 
 def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
-    """Let jobs pass, each by the gates it must pass, in their order: None, or the gate that one is refused by.
+    """Let jobs just claimed pass, each by the gates it must pass, in their order: None, or the gate that one is refused by.
 
     Each takes a place of all its gates, or of none. A gate that is nobody's but a queue's refuses last: what it holds
     back need not be parked.
@@ -194,7 +194,8 @@ def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
     answers: list[Gate | None] = []
     for gates in wanted:
         for gate in gates:
-            gate.fill(now)
+            if gate.opens_at is None or gate.scope == Scope.QUEUE:  # else what comes is theirs that are parked
+                gate.fill(now)
         shut = [gate for gate in gates if gate.room < 1]
         if not shut:
             for gate in gates:

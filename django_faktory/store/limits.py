@@ -130,7 +130,8 @@ def _forget(row: Limit, using: str) -> None:
     if row.origin == Limit.Origin.EDITED:
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     elif row.paused_at is not None:
-        put(row.scope, row.name, Allowance(), using=using, origin=Limit.Origin.ADMIN)
+        put(row.scope, row.name, Allowance(), using=using)
+        run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     else:
         remove(row, using=using)
 

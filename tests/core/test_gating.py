@@ -111,6 +111,7 @@ def test_nobody_overtakes_who_waits_for_the_next_set():
     one = gate("100/s", tokens=0.0)
     allot([[one]], T0)
     assert allot([[one]], after(0.09)) == [one]
+    assert allot([[one]], after(0.11)) == [one], "it is theirs until it was let go"
     one.fill(after(0.1))
     assert one.room == 10
 
