@@ -15,4 +15,4 @@ class FaktoryConfig(AppConfig):
     def ready(self) -> None:
         """Register the system checks. Tasks are found by the commands that run them (see `tasks.autodiscover`)."""
         # register by import, once the apps are loaded
-        from . import checks, cron_checks, gearmonkey_checks, pages, task_checks  # noqa: F401
+        from . import checks, cron_checks, gearmonkey_checks, limit_checks, pages, task_checks  # noqa: F401

@@ -186,7 +186,7 @@ class Gate(msgspec.Struct, kw_only=True):
 
 
 def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
-    """Let jobs just claimed pass, each by the gates it must pass, in their order: None, or the gate that one is refused by.
+    """Let jobs just claimed pass, each by its gates, in their order: None, or the gate that one is refused by.
 
     Each takes a place of all its gates, or of none. A gate that is nobody's but a queue's refuses last: what it holds
     back need not be parked.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import conf
 from .errors import InvalidPayload
 from .gating import Allowance, InvalidLimit, Scope
+from .models import Limit
 from .options import limit_key
 from .payloads import queue_name
 from .store import limits
 from .store.limits import Definition
-from .tasks import registered
+from .tasks import FaktoryTask, registered
 
 PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
 """The keys of `FAKTORY["LIMITS"]`."""
@@ -25,6 +26,43 @@ class Wrong(NamedTuple):
     problem: str
     is_place: bool = False
     """Whether it is the place that nobody knows, not the limit."""
+
+
+def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
+    """Let no job of these tasks start from now on, on any worker; returns those that were not paused yet.
+
+    What runs goes on, and jobs can be enqueued. A task is named, or given itself; one of another language's worker too.
+    """
+    return limits.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
+
+
+def resume(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
+    """Let jobs of these tasks start again, as their limits allow; returns those that were paused."""
+    return limits.resume(map(_jobtype, tasks), using=conf.get("DATABASE"))
+
+
+def paused() -> list[str]:
+    """The tasks that are paused, by name."""
+    return limits.paused_tasks(using=conf.get("DATABASE"))
+
+
+def set_limit(scope: str, name: str, value: object) -> Limit:
+    """Set a limit, or change it, as somebody does in the admin: it overrules code. Raises InvalidLimit."""
+    if scope not in list(Scope):
+        raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
+    return limits.put(scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
+
+
+def remove_limit(scope: str, name: str) -> bool:
+    """Take a limit away; whether there was one. What code says comes back."""
+    found = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=name).first()
+    if found is not None:
+        limits.remove(found, using=conf.get("DATABASE"))
+    return found is not None
+
+
+def _jobtype(task: FaktoryTask[..., Any] | str) -> str:
+    return checked_name(Scope.TASK, task if isinstance(task, str) else task.jobtype)
 
 
 def sync(*, using: str) -> None:

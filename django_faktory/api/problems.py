@@ -15,6 +15,7 @@ from rest_framework.views import set_rollback
 
 from .. import errors
 from ..compat import InvalidTask
+from ..gating import InvalidLimit
 from .rendering import Json
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ KIND = "urn:django-faktory:problem:"
 _OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
     (errors.InvalidCron, 400, "invalid", "The request is not valid"),
+    (InvalidLimit, 400, "invalid", "The request is not valid"),
     (errors.InvalidPayload, 400, "invalid", "The request is not valid"),
     (errors.UnknownJobType, 400, "unknown-task", "No task has this name"),
     (InvalidTask, 400, "invalid", "The request is not valid"),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
+from django.db.models import Min, QuerySet, Sum
+from django.db.models.functions import Now
 
-from ..gating import Allowance, Scope, family_of
+from ..gating import Allowance, Scope
+from ..lifecycle import State
 from ..models import Gate, Job, Limit
 from . import gates, locks
 from .dialects import dialect_of
 from .dialects import gates as statements
 from .transactions import run
 
-CHUNK = 500
+MOST_COUNTED = 10_000
 
 
 class Definition(NamedTuple):
@@ -156,7 +159,11 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
     else:
         rows.bulk_create([gates.gate_row(limit, limit.name)], ignore_conflicts=True)
-    rows.filter(limit=limit).update(
+    mine = rows.filter(limit=limit)
+    most = limit.allowance.capacity
+    mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a rate begins with a full bucket
+    mine.filter(tokens__gt=most).update(tokens=most)
+    mine.update(
         concurrency=limit.concurrency,
         rate=limit.rate,
         per=limit.per,
@@ -187,27 +194,15 @@ def _count_running(connection: BaseDatabaseWrapper, gate_id: int) -> None:
                 statements.save(cursor, [gate])
 
 
-class InUse(NamedTuple):
-    """How a limit is used."""
-
-    in_use: int
-    waiting: int
-    """Jobs parked at it, counted no further than `MOST_COUNTED`."""
-    opens_at: object
+def use(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:
+    """Of these limits, those in use: how many hold a place, and when the next set is let go, of all gates together."""
+    mine = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
+    told = mine.annotate(Sum("in_use"), Min("opens_at"))
+    return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in told}, atomic=False)
 
 
-MOST_COUNTED = 10_000
-
-
-def used(limit: Limit, *, using: str) -> InUse:
-    """Of all its gates together."""
-    rows = list(Gate.objects.using(using).filter(limit=limit).values_list("pk", "in_use", "opens_at")[:CHUNK])
-    waiting = Job.objects.using(using).filter(gate__in=[pk for pk, _, _ in rows], state="blocked")
-    opens = [at for _, _, at in rows if at is not None]
-    count = waiting.order_by()[:MOST_COUNTED].count() if rows else 0
-    return InUse(sum(in_use for _, in_use, _ in rows), count, min(opens, default=None))
-
-
-def kind_of(key: str) -> str:
-    """The name of the limit of all keys of its kind."""
-    return family_of(key)
+def waiting(limit: Limit, *, using: str) -> int:
+    """Jobs that are parked for it, counted no further than `MOST_COUNTED`."""
+    gates_ = Gate.objects.using(using).filter(limit=limit).values("pk")
+    parked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gates_).order_by()
+    return run(using, lambda _: parked[:MOST_COUNTED].count(), atomic=False)

@@ -146,5 +146,6 @@ def test_how_a_limit_is_used_is_told(node):
     one = limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(2)
-    assert limits.used(one, using="default") == (1, 2, None)
+    assert limits.use([one.pk], using="default") == {one.pk: (1, None)}
+    assert limits.waiting(one, using="default") == 2
     assert Job.objects.filter(gate__isnull=False).count() == 2

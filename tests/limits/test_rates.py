@@ -60,8 +60,8 @@ def test_ten_seconds_let_a_hundred_a_second_start(node, at):
 def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
     limit("task", "noop", "1/s")
     full("noop")
-    node.push("a", "b", "c")
     at(0)
+    node.push("a", "b", "c")
     assert node.fetch() == ["a"]
     assert node.fetch() == []
     node.push("d")
