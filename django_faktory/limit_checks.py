@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
@@ -22,17 +22,16 @@ def check_limits(**_: Any) -> Iterable[CheckMessage]:
         broker = conf.get("BROKER")
     except ImproperlyConfigured:
         return
-    if broken_modules():
+    if not isinstance(conf.get("LIMITS"), Mapping) or broken_modules():
         return  # said elsewhere; and what those tasks ask for is not known
-    found = list(limiting.read())
-    for one in found:
-        if isinstance(one, Wrong):
-            number = "E050" if one.is_place else "E051"
-            hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if one.is_place else _HOW
-            yield Error(f"{one.place}: {one.problem}", hint=hint, id=f"django_faktory.{number}")
-    if found and broker == "remote":
+    wrong = [one for one in limiting.read() if isinstance(one, Wrong)]
+    for one in wrong:
+        number = "E050" if one.is_place else "E051"
+        hint = 'LIMITS = {"queues": {"mail": 5}}; or "tasks", or "keys".' if one.is_place else _HOW
+        yield Error(f"{one.place}: {one.problem}", hint=hint, id=f"django_faktory.{number}")
+    if not wrong and broker == "remote" and any(conf.get("LIMITS").get(place) for place in limiting.PLACES):
         yield Warning(
-            "limits: nobody looks at them where jobs live on a server elsewhere",
+            "FAKTORY['LIMITS']: nobody looks at them where jobs live on a server elsewhere",
             hint='FAKTORY = {"BROKER": "orm"}, or let that server have the limits.',
             id="django_faktory.W050",
         )

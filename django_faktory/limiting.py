@@ -92,13 +92,27 @@ def read() -> Iterator[Definition | Wrong]:
         yield Wrong("LIMITS", told, is_place=True)
         return
     for place, entries in settings.items():
-        if place not in PLACES:
-            known = ", ".join(map(repr, PLACES))
+        if place not in PLACES and place != "workers":
+            known = ", ".join(map(repr, [*PLACES, "workers"]))
             yield Wrong("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
         elif not isinstance(entries, Mapping):
             yield Wrong(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
+        elif place == "workers":  # no rows: a worker asks for no more
+            yield from filter(None, (_of_worker(name, value) for name, value in entries.items()))
         else:
             yield from (_entry(place, name, value) for name, value in entries.items())
+
+
+def _of_worker(name: object, value: object) -> Wrong | None:
+    where = f"LIMITS['workers'][{name!r:.80}]"
+    try:
+        checked_name(Scope.QUEUE, name)
+        allowed = Allowance.of(value)
+    except InvalidLimit as error:
+        return Wrong(where, str(error))
+    if isinstance(value, int) and allowed.concurrency == value:
+        return None
+    return Wrong(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
 
 
 def _entry(place: str, name: object, value: object) -> Definition | Wrong:

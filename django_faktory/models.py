@@ -69,9 +69,7 @@ class Job(models.Model):
 
     limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
     gate = models.BigIntegerField(null=True, help_text="The gate it is parked at, or was let go from to be claimed.")
-    passes = ExactCharField(
-        max_length=64, null=True, help_text="The gates whose passes it holds while it runs; empty: it has yet to pass."
-    )
+    passes = ExactCharField(max_length=64, null=True, help_text="The gates it holds passes of; empty: it must pass.")
 
     bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
     callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")

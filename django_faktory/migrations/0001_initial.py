@@ -198,7 +198,7 @@ class Migration(migrations.Migration):
                 ('lock_token', models.BigIntegerField(help_text='The lock it holds, while it runs.', null=True)),
                 ('limit_key', django_faktory.columns.ExactCharField(help_text='The key whose limit concerns it (ADR 0016).', max_length=255, null=True)),
                 ('gate', models.BigIntegerField(help_text='The gate it is parked at, or was let go from to be claimed.', null=True)),
-                ('passes', django_faktory.columns.ExactCharField(help_text='The gates whose passes it holds while it runs; empty: it has yet to pass.', max_length=64, null=True)),
+                ('passes', django_faktory.columns.ExactCharField(help_text='The gates it holds passes of; empty: it must pass.', max_length=64, null=True)),
                 ('bid', django_faktory.columns.ExactCharField(help_text='The batch it is a member of.', max_length=255, null=True)),
                 ('callback_of', django_faktory.columns.ExactCharField(help_text='The batch whose callback it is.', max_length=255, null=True)),
                 ('has_run', models.BooleanField(db_default=False, default=False, help_text='Whether its batch counts it as executed.')),

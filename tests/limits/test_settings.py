@@ -40,12 +40,12 @@ def test_settings_come_before_the_task(settings, transactional_db):
 @pytest.mark.parametrize(
     ("wrong", "number", "said"),
     [
-        ([], "E050", "LIMITS: expected a dict such as"),
-        ({"workers": {}}, "E050", "LIMITS: no such scope: 'workers'"),
+        ({"clients": {}}, "E050", "LIMITS: no such scope: 'clients'"),
         ({"queues": 5}, "E051", "LIMITS['queues']: expected a dict of names"),
         ({"queues": {"mail": "many"}}, "E051", "LIMITS['queues']['mail']: rate: expected"),
         ({"queues": {"mail": -1}}, "E051", "LIMITS['queues']['mail']: concurrency: expected"),
         ({"queues": {"a b": 1}}, "E051", "LIMITS['queues']['a b']: name:"),
+        ({"workers": {"mail": "5/s"}}, "E051", "LIMITS['workers']['mail']: expected a whole number"),
         ({"tasks": {5: 1}}, "E051", "LIMITS['tasks'][5]: name:"),
         ({"keys": {"k": {"speed": 1}}}, "E051", "LIMITS['keys']['k']: no such key: 'speed'"),
     ],
@@ -59,7 +59,9 @@ def test_a_wrong_setting_is_an_error_with_its_place(settings, wrong, number, sai
 
 
 def test_right_settings_say_nothing(settings):
-    settings.FAKTORY = settings.FAKTORY | {"LIMITS": {"queues": {"mail": {"concurrency": 1, "rate": "5/s"}}}}
+    settings.FAKTORY = settings.FAKTORY | {
+        "LIMITS": {"queues": {"mail": {"concurrency": 1, "rate": "5/s"}}, "workers": {"mail": 2}}
+    }
     assert problems() == set()
 
 

@@ -17,11 +17,8 @@ from django.db.backends.utils import CursorWrapper
 from ...payloads import Ack, JobPayload, Reservation
 from .base import (
     COUNTER,
-    GATE,
     JOB,
-    LIMIT,
     LOCK,
-    QUEUE,
     WORKER,
     Dialect,
     Ending,
@@ -33,6 +30,7 @@ from .base import (
     replaceable,
 )  # fmt: skip
 from .pipeline import Rows
+from .postgresql_gates import IS_GATED, withheld
 from .postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from .prepared import Statement, execute, joins
 
@@ -95,31 +93,18 @@ _READY = f"""
     AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
   ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
-# Names of tasks and queues with limits: read once a claim, from a table that is nearly always empty or small.
-_IS_GATED = f"""(j.limit_key IS NOT NULL
-  OR j.jobtype = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'task'))
-  OR j.queue = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'queue')))"""
-
-
-def _withheld(clock: int) -> str:
-    """The queues that give out nothing: paused, or with a limit whose gate is shut."""
-    return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
-    UNION ALL SELECT name::text FROM {GATE} WHERE scope = 'queue'
-      AND (in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
-
-
 # The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
 # locked. The ids go through an array, which is made once, before: of a join the planner thinks that it gives a tenth
 # of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => reserve_for), gate = NULL,
-  passes = CASE WHEN {_IS_GATED} THEN '' END,
-  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {_IS_GATED} THEN NULL ELSE unique_key END
+  passes = CASE WHEN {IS_GATED} THEN '' END,
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
 FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
-  WHERE q.name <> ALL ({_withheld(5)})
+  WHERE q.name <> ALL ({withheld(5)})
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $6
   LIMIT (SELECT $4)))
@@ -144,7 +129,7 @@ SELECT q.name, (SELECT COUNT(*) FROM (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
       AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
   FROM unnest($1) AS q (name)
-  WHERE q.name <> ALL ({_withheld(4)})
+  WHERE q.name <> ALL ({withheld(4)})
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
