@@ -50,7 +50,11 @@ def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime |
         with connection.cursor() as cursor:
             return _let_pass(connection, cursor, wanted, now)
 
-    passed = run(using, verb)
+    at_once = dialect_of(connections[using]).passes
+    passed = (
+        run(using, lambda connection: at_once(connection, list(wanted.values()), now), atomic=False) if at_once else {}
+    )
+    passed = passed or run(using, verb)
     return [
         job if job.passes is None else msgspec.structs.replace(job, passes=passed[job.jid])
         for job in reservations

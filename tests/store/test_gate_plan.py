@@ -5,6 +5,7 @@ from django.db import connection
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql import CLAIM
+from django_faktory.store.dialects.postgresql_gates import END_PASSED, PASS
 from tests.factories import JobFactory
 from tests.store.test_claim_plan import plan, scans
 
@@ -12,6 +13,9 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="the plan is PostgreSQL's"),
 ]
+
+
+TRAITS = {"blocked": {"state": "blocked", "gate": 1}, "working": {"working": True, "passes": ",1,"}}
 
 
 def explained(sql, values):
@@ -46,6 +50,16 @@ def test_a_claim_reads_no_parked_job():
     assert read(told) <= 4
     free.refresh_from_db()
     assert free.state == "working"
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"), [(PASS, "'[]', NULL"), (END_PASSED, "NULL, '[]', 0")], ids=["pass", "end"]
+)
+@pytest.mark.parametrize("state", ["blocked", "working"])
+def test_what_is_done_at_a_gate_looks_up_only_its_own_jobs(statement, values, state):
+    Job.objects.bulk_create(JobFactory.many(3000, **TRAITS[state]), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
 
 
 @pytest.mark.parametrize(

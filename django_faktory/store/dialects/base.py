@@ -158,6 +158,10 @@ class Dialect(ABC):
     takes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None = None
     """Takes locks in one statement, where it can: of those who got theirs the token, by jid; the others are parked."""
 
+    passes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], datetime | None], dict[str, str | None]] | None = None
+    """Lets a set of jobs pass in one statement, where all of it may: the passes they hold, by jid. Else it does
+    nothing, and answers with nothing."""
+
     def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         """Id, key, queue and weight of the ready jobs of these keys."""
         cursor.execute(

@@ -30,8 +30,9 @@ from .base import (
     replaceable,
 )  # fmt: skip
 from .pipeline import Rows
-from .postgresql_gates import IS_GATED, withheld
+from .postgresql_gates import END_PASSED, IS_GATED, PASS, PASS_ALONE, withheld
 from .postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from .postgresql_rows import RETURNED, reservations
 from .prepared import Statement, execute, joins
 
 _REPLACED = (
@@ -83,11 +84,6 @@ ORDER BY j.place{_UPSERT}""",
     ages=False,
 )
 
-_RETURNED = (
-    "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
-    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes"
-)
-
 _READY = f"""
   SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
     AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
@@ -108,7 +104,7 @@ FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $6
   LIMIT (SELECT $4)))
-RETURNING array_position($1, j.queue::text), j.weight, j.id, {_RETURNED}"""
+RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
 
 _CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz"]
 CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $6", ""))
@@ -219,7 +215,7 @@ class PostgresqlDialect(Dialect):
         """See Dialect. One statement for each wid of the plan."""
         claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
         with connection.cursor() as cursor:
-            return _reservations(execute(cursor, _claims(claim, plan, now)))
+            return reservations(execute(cursor, _claims(claim, plan, now)))
 
     def exchange(
         self,
@@ -237,7 +233,7 @@ class PostgresqlDialect(Dialect):
         calls += _claims(CLAIM, plan, now)
         with connection.cursor() as cursor:
             found = execute(cursor, calls)
-        return self._ending(found[:ends] if acks else [[]]), _reservations(found[claims_from:])
+        return self._ending(found[:ends] if acks else [[]]), reservations(found[claims_from:])
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""
@@ -263,29 +259,53 @@ class PostgresqlDialect(Dialect):
             return self._ending(execute(cursor, calls))
 
     _locked_at = float("-inf")
+    _passed_at = float("-inf")
 
     def _ends(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None
     ) -> list[tuple[Statement, list[Any]]]:
         """The end of jobs; where locks are in use here just now, the end of their holders goes along."""
-        if time.monotonic() - self._locked_at > LOCKS_IN_USE_S or not joins(connection):
-            return [_end(acks, now)]
         [_, values] = call = _end(acks, now)
-        return [call, (END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
+        recently = time.monotonic() - LOCKS_IN_USE_S
+        if not joins(connection):
+            return [call]
+        calls = [call]
+        if self._passed_at > recently:
+            calls.append((END_PASSED, values[:3]))
+        if self._locked_at > recently:
+            calls += [(END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
+        return calls
 
     def _ending(self, found: Sequence[Rows]) -> Ending:
         """What the statements of `_ends` say."""
         first, *more = found
+        readied: set[str] = set()
         ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
         left = {row[0] for row in first if row[-1]}
-        readied: set[str] = set()
         if left:
             self._locked_at = time.monotonic()
-        if more:
-            ended |= {jid: _held(row) for jid, *row in more[0]}
-            left -= ended.keys()
-            readied = {queue for (queue,) in more[1]}
+        for rows in more:  # ends of holders, and the queues that got work by them
+            if rows and len(rows[0]) == 1:
+                readied = {queue for (queue,) in rows}
+            else:
+                ended |= {jid: _held(row) for jid, *row in rows}
+        left -= ended.keys()
         return Ending(ended, left, readied)
+
+    def passes(
+        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
+    ) -> dict[str, str | None]:
+        """See Dialect."""
+        self._passed_at = time.monotonic()
+        told = [
+            {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
+             "key": job.limit_key}
+            for job in claimed
+        ]  # fmt: skip
+        with connection.cursor() as cursor:
+            statement = PASS if connection.in_atomic_block else PASS_ALONE
+            [rows] = execute(cursor, [(statement, [str(_json.encode(told), "utf-8"), now])])
+        return dict(rows)
 
     def takes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
@@ -353,38 +373,6 @@ def _claims(claim: Statement, plan: Plan, now: datetime | None) -> list[tuple[St
         (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now])
         for wid, slots in by_wid.items()
     ]
-
-
-def _reservations(found: Sequence[Rows]) -> list[Reservation]:
-    return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
-
-
-def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
-    return place, weight, enqueued_at, row_id
-
-
-def _reserved(row: tuple[Any, ...]) -> Reservation:
-    (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
-     result_ttl, jobtype, lock_key, limit_key, passes) = row  # fmt: skip
-    return Reservation(
-        jid=jid,
-        queue=queue,
-        jobtype=jobtype,
-        text=text,
-        wid=wid,
-        attempt=attempt,
-        created_at=created_at,
-        enqueued_at=enqueued_at,
-        started_at=started_at,
-        failure=failure,
-        history=history,
-        reserve_for=reserve_for,
-        result_ttl=result_ttl,
-        lock_key=lock_key,
-        limit_key=limit_key,
-        passes=passes,
-    )
 
 
 POSTGRESQL = PostgresqlDialect()
