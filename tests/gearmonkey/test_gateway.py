@@ -1,10 +1,12 @@
 """The gateway: GearMonkey jobs as rows of ours, and their outcome written back, whatever dies in between."""
 
 import json
+import os
 import signal
 import threading
 from datetime import timedelta
 
+import psutil
 import pytest
 from django.test import override_settings
 
@@ -45,6 +47,15 @@ def bridge(server):
 def idle(bridge):
     while bridge.round() == 0.0:
         pass
+
+
+def newest(program):
+    """The pid of the living child that was started last, if there is one."""
+    return max((child.pid for child in program.children() if child.status() != psutil.STATUS_ZOMBIE), default=None)
+
+
+def succeeded(client, ids):
+    return all(client.get("shout", id).status is Status.SUCCESS for id in ids)
 
 
 def outcome(client, fn, id):
@@ -158,6 +169,7 @@ def test_a_bridge_that_takes_leave_is_followed_at_once(bridge, client):
     assert outcome(client, "shout", id) == (Status.SUCCESS, "X")
 
 
+@pytest.mark.timeout(600)
 def test_the_command_bridges_and_a_killed_bridge_loses_nothing(runfaktory, server, client, redis):  # noqa: F811
     program = runfaktory(
         *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),
@@ -176,16 +188,17 @@ def test_the_command_bridges_and_a_killed_bridge_loses_nothing(runfaktory, serve
 
     thread = threading.Thread(target=make)
     thread.start()
-    for kills in range(3):
-        wait_until(lambda kills=kills: len(ids) > 50 * (kills + 1), 30)
-        names = {process.pid: process.cmdline() for process in program.children()}
-        victim = max(names)
-        import os
-
-        os.kill(victim, signal.SIGKILL)
-    stopping.set()
-    thread.join()
-    wait_until(lambda: all(client.get("shout", id).status is Status.SUCCESS for id in ids), 60, every_s=0.5)
+    try:
+        for _ in range(3):
+            before = len(ids)
+            wait_until(lambda before=before: len(ids) > before + 50, 60)
+            os.kill(wait_until(lambda: newest(program), 60), signal.SIGKILL)
+            # Each is done before the next kill: a third loss would be a job's last.
+            wait_until(lambda made=tuple(ids): succeeded(client, made), 120, every_s=0.5)
+    finally:
+        stopping.set()
+        thread.join()
+    wait_until(lambda: succeeded(client, ids), 120, every_s=0.5)
     assert [client.get("shout", id).text for id in ids] == [f"JOB {number}" for number in range(len(ids))]
     job = client.get("add", client.run("add", [1, 2], options=[OPT_BLOCKING], timeout=20))
     assert json.loads(job.text) == 3

@@ -24,7 +24,7 @@ from tests.server.raw import RawClient
 from tests.waiting import wait_until
 
 JOBS = int(os.environ.get("FAKTORY_SOAK_LOCKS", "160"))
-KEYS, CLIENTS = 20, 16
+KEYS, CLIENTS, SET = 20, 16, 40
 LEASE_S = 3
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(180 + JOBS)]
 SETTINGS = {
@@ -38,7 +38,7 @@ class Fleet:
 
     def __init__(self, folder, runfaktory, address):
         self.folder, self._run, self._address = folder, runfaktory, address
-        self.killed = self.stopped = self.nodes_killed = 0
+        self.pushed = self.killed = self.stopped = self.nodes_killed = 0
         self.clients, self._still, self._spared = {}, {}, {}
         self.nodes = [self._node(), self._node()]
         self._tell()
@@ -128,17 +128,19 @@ def holders():
     return [wid.rpartition("-")[0] for wid in wids]
 
 
-def push_all(node):
-    client = RawClient.identified(node[0])
-    for start in range(0, JOBS, 40):
+def push(fleet, count):
+    """So many more jobs, in sets."""
+    client = RawClient.identified(fleet.nodes[0][0])
+    for start in range(fleet.pushed, fleet.pushed + count, SET):
         jobs = [
             {"jid": f"lock-{n:06d}", "jobtype": "noop", "queue": "ab"[n % 2], "args": [n % KEYS]}
-            for n in range(start, start + 40)
+            for n in range(start, start + SET)
         ]
         for job in jobs:
             job["custom"] = {"lock": f"key {job['args'][0]}"}
         assert client.ask(f"PUSHB {json.dumps(jobs)}") == b"{}"
     client.close()
+    fleet.pushed += count
 
 
 def left(fleet, *, gives_up=False):
@@ -157,16 +159,18 @@ def test_clients_and_nodes_that_are_killed_let_no_two_jobs_of_a_key_run_at_once(
     """L24."""
     fleet = Fleet(tmp_path, runfaktory, address)
     try:
-        push_all(fleet.nodes[0])
+        push(fleet, JOBS)
         for _ in range(CLIENTS):
             fleet.start_client()
         wait_until(lambda: left(fleet) < JOBS, 60)
         acts = [fleet.kill_client, fleet.kill_client, fleet.stop_client, fleet.kill_node]
-        while acts or left(fleet) > JOBS // 4:
-            acts = acts or [random.choice([fleet.kill_client] * 8 + [fleet.stop_client] * 2 + [fleet.kill_node])]
-            acts.pop()()
+        chances = [fleet.kill_client] * 8 + [fleet.stop_client] * 2 + [fleet.kill_node]
+        for act in acts + random.choices(chances, k=JOBS // 80):
+            if left(fleet) <= JOBS // 2:
+                push(fleet, SET)  # none is to find all jobs done
+            act()
             before = left(fleet)
-            wait_until(lambda before=before: left(fleet) < before, 60, every_s=random.uniform(0.1, 0.4))
+            wait_until(lambda before=before: left(fleet) < max(before, 1), 60, every_s=random.uniform(0.1, 0.4))
             fleet.let_go_on()
         wait_until(lambda: fleet.let_go_on() or left(fleet, gives_up=True) == 0, 60 + JOBS / 10, every_s=0.2)
         fleet.end()
@@ -176,10 +180,10 @@ def test_clients_and_nodes_that_are_killed_let_no_two_jobs_of_a_key_run_at_once(
     lost = {run for _, run in said["lost"]}
     overlaps = [runs for _, *runs in said["overlap"]]
     print(  # noqa: T201  (pytest -s shows it)
-        f"{JOBS} jobs, killed {fleet.killed} clients and {fleet.nodes_killed} nodes, stopped {fleet.stopped} clients:"
-        f" {len(lost)} locks reported lost, {len(overlaps)} overlaps"
+        f"{fleet.pushed} jobs, killed {fleet.killed} clients and {fleet.nodes_killed} nodes, stopped {fleet.stopped}"
+        f" clients: {len(lost)} locks reported lost, {len(overlaps)} overlaps"
     )
     assert [runs for runs in overlaps if lost.isdisjoint(runs)] == []
-    assert {jid for _, jid in said["ends"]} == {f"lock-{n:06d}" for n in range(JOBS)}
+    assert {jid for _, jid in said["ends"]} == {f"lock-{n:06d}" for n in range(fleet.pushed)}
     assert list(JobLock.objects.values_list("key", "jid")) == []
     assert min(fleet.killed, fleet.nodes_killed, fleet.stopped) > 0

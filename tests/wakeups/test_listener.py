@@ -45,11 +45,11 @@ def test_after_a_hint_comes_one_second_look(bell):
 
 
 def test_the_second_look_is_later_than_any_hint_left_out(bell):
+    began_at = time.monotonic()
     bell.rung.set()
     bell.wait(LONG_S)
-    heard_at = time.monotonic()
     bell.wait(LONG_S)
-    assert time.monotonic() - heard_at >= SECOND_LOOK_S * 0.9 > DEBOUNCE_S
+    assert time.monotonic() - began_at >= SECOND_LOOK_S * 0.9 > DEBOUNCE_S
 
 
 def test_a_shorter_wait_does_not_use_the_second_look_up(bell):
