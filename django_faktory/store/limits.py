@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Min, QuerySet, Sum
 from django.db.models.functions import Now
 
-from ..gating import Allowance, Scope
+from ..gating import Allowance, Scope, family_of
 from ..lifecycle import State
 from ..models import Gate, Job, Limit
 from . import gates, locks
@@ -99,11 +99,21 @@ def remove(limit: Limit, *, using: str) -> None:
             return []
         mine = Gate.objects.using(using).filter(limit_id=limit.pk)
         ids = list(mine.values_list("pk", flat=True))
+        kind = _locked(connection, Scope.KEY, family_of(limit.name)) if limit.scope == Scope.KEY else None
+        if kind is not None and kind.pk != limit.pk:  # the key is one of its kind again, with all that runs and waits
+            mine.update(limit=kind)
+            _written(connection, kind)
         Limit.objects.using(using).filter(pk=limit.pk).delete()
         return ids
 
-    for gate_id in run(using, verb):
-        gates.free(gate_id, using=using)
+    ids = run(using, verb)
+    kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    there = set(run(using, lambda _: list(kept), atomic=False))
+    for gate_id in ids:
+        if gate_id not in there:
+            gates.free(gate_id, using=using)
+    queues = gates.look_again(sorted(there), using=using)
+    run(using, lambda connection: locks.tell(connection, queues))
 
 
 def sync(definitions: Iterable[Definition], *, using: str) -> None:

@@ -64,6 +64,18 @@ def test_a_limit_of_a_kind_of_keys_reaches_all_keys_in_use(node):
     assert node.fetch(9) == ["b", "y"]
 
 
+def test_a_key_without_its_own_limit_is_one_of_its_kind_again(node):
+    limit("key", "customer", 2)
+    own = limit("key", "customer:1", 1)
+    node.push(*"abcd", custom={"limit": "customer:1"})
+    assert node.fetch(9) == ["a"]
+    limits.remove(own, using="default")
+    assert in_use("customer:1") == 1
+    assert node.fetch(9) == ["b"]
+    assert node.fetch(9) == []
+    counts_are_true()
+
+
 def test_a_paused_task_starts_nowhere_and_others_go_on(node):
     node.push("a", "b")
     node.push("x", jobtype="other")
