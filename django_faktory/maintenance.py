@@ -45,6 +45,9 @@ FORGET_UNSEEN_S = 3600
 """How long a worker process that never sent a BEAT is listed after it was last seen."""
 
 
+NO_GATES_S = 50.0
+"""How long nobody looks after gates where none were."""
+
 VANISHED_S = 10.0
 """How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
 
@@ -88,6 +91,7 @@ class Maintenance:
         self._seen: set[str] = set()  # steps that have something to do
         self._due_at: dict[str, float] = {}  # the others
         self._keyless_after = 0
+        self._gates_rest_until = 0.0
         self._tidier = Tidier(alias)
         self._steps = (
             Step("cron entries of code", WHEN_SEEN, self._read_crontab),
@@ -258,7 +262,9 @@ class Maintenance:
         return False
 
     def _look_after_gates(self) -> bool:
-        gates.sweep(using=self.alias)
+        """Where there are none, now and then: an idle node sends few statements."""
+        if time.monotonic() >= self._gates_rest_until and gates.sweep(using=self.alias) is None:
+            self._gates_rest_until = time.monotonic() + NO_GATES_S
         return False
 
     def _give_back_unpassed(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -240,23 +240,29 @@ def let_go_by(jobs: JobQuerySet) -> list[int]:
     return [gate for gate in ready.order_by().values_list("gate", flat=True).distinct() if gate is not None]
 
 
-def sweep(*, using: str) -> int:
-    """Mend what gates count and whom they forgot: after a crash, or an edit while jobs ran. Returns how many."""
-    mended = _recount(using)
+def sweep(*, using: str) -> int | None:
+    """Mend what gates count and whom they forgot: after a crash, or an edit while jobs ran. Returns how many.
+
+    None where there is no gate, and nobody at one.
+    """
 
     def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
         with connection.cursor() as cursor:
             return list(gates.waited_at(cursor))
 
+    rows = GateRow.objects.using(using)
+    listed = rows.values_list("pk", "in_use", "is_awaited")
+    stored = run(using, lambda _: {pk: (in_use, awaited) for pk, in_use, awaited in listed}, atomic=False)
     at = run(using, waited_at, atomic=False)
-    known = GateRow.objects.using(using)
-    there = dict(known.filter(pk__in=at).values_list("pk", "is_awaited")) if at else {}
+    if not stored and not at:
+        return None
+    mended = _recount({pk: in_use for pk, (in_use, _) in stored.items()}, using)
     for gate_id in at:
-        if gate_id not in there:
+        if gate_id not in stored:
             mended += bool(free(gate_id, using=using))
-        elif not there[gate_id]:
-            run(using, lambda _, pk=gate_id: known.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
-    look_again([gate_id for gate_id in at if gate_id in there], using=using)
+        elif not stored[gate_id][1]:
+            run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
+    look_again([gate_id for gate_id in at if gate_id in stored], using=using)
     return mended
 
 
@@ -276,7 +282,7 @@ def free(gate_id: int, *, using: str) -> set[str]:
     return queues
 
 
-def _recount(using: str) -> int:
+def _recount(stored: Mapping[int, int], using: str) -> int:
     """Compare what gates count with the jobs that hold passes, and mend it under the gate's row."""
 
     def look(connection: BaseDatabaseWrapper) -> Counter[int]:
@@ -284,8 +290,6 @@ def _recount(using: str) -> int:
             return Counter(gate for text in gates.held(cursor) for gate in passes_of(text))
 
     held = run(using, look, atomic=False)
-    rows = GateRow.objects.using(using)
-    stored = run(using, lambda _: dict(rows.values_list("pk", "in_use")), atomic=False)
     return sum(
         run(using, lambda connection, pk=pk: recount(connection, pk))  # type: ignore[misc]
         for pk, in_use in stored.items()

@@ -64,9 +64,9 @@ ENDPOINTS = [
     ("POST", "limits/", {"scope": "task", "name": "other", "concurrency": 2}, "add_limit"),
     ("POST", "limits/pause/", {"tasks": ["other"]}, "pause_limit"),
     ("POST", "limits/resume/", {"tasks": ["noop"]}, "resume_limit"),
-    ("GET", "limits/1/", None, "view_limit"),
-    ("PUT", "limits/1/", {"concurrency": 3}, "change_limit"),
-    ("DELETE", "limits/1/", None, "delete_limit"),
+    ("GET", "limits/900/", None, "view_limit"),
+    ("PUT", "limits/900/", {"concurrency": 3}, "change_limit"),
+    ("DELETE", "limits/900/", None, "delete_limit"),
     ("GET", "statistics/", None, "view_statistics"),
 ]
 VIEWS = (
@@ -95,7 +95,7 @@ def rows(db):
     )
     lock = {"jid": "job-ready", "attempt": 1, "wid": "w1", "lease": T0 - T0, "acquired_at": T0, "expires_at": T0}
     JobLock.objects.create(pk=1, key="k", **lock)
-    Limit.objects.create(pk=1, scope="task", name="noop", concurrency=1, paused_at=T0)
+    Limit.objects.create(pk=900, scope="task", name="noop", concurrency=1, paused_at=T0)
 
 
 def stored():
