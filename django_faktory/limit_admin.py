@@ -176,7 +176,7 @@ class LimitAdmin(Styled):
 
     @admin.action(description="As in code", permissions=["change"])
     def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """Take edits back: nodes read code's limits again within a minute."""
+        """Take edits back."""
         self._do(request, list(queryset), "as_in_code")
 
     def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
@@ -214,8 +214,7 @@ def _resume(limit: Limit) -> str:
 
 
 def _as_in_code(limit: Limit) -> str:
-    limits.take_edit_back(limit, using=_alias(limit))
-    return "as in code again, within a minute." if limit.origin == Limit.Origin.EDITED else "was not edited."
+    return "as in code again." if limiting.as_in_code(limit, using=_alias(limit)) else "was not edited."
 
 
 class _Act(NamedTuple):

@@ -13,7 +13,7 @@ from .options import limit_key
 from .payloads import queue_name
 from .store import limits
 from .store.limits import Definition
-from .tasks import FaktoryTask, registered
+from .tasks import FaktoryTask, autodiscover, registered
 
 PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
 """The keys of `FAKTORY["LIMITS"]`."""
@@ -59,6 +59,17 @@ def remove_limit(scope: str, name: str) -> bool:
     if found is not None:
         limits.remove(found, using=conf.get("DATABASE"))
     return found is not None
+
+
+def as_in_code(limit: Limit, *, using: str) -> bool:
+    """Take back what was edited of a limit: what code says holds at once; whether it was edited."""
+    if not limits.take_edit_back(limit, using=using):
+        return False
+    autodiscover()  # a web process need not have met its tasks
+    for one in read():
+        if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
+            limits.put(*one, using=using, origin=Limit.Origin.CODE)
+    return True
 
 
 def _jobtype(task: FaktoryTask[..., Any] | str) -> str:

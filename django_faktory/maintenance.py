@@ -45,8 +45,8 @@ FORGET_UNSEEN_S = 3600
 """How long a worker process that never sent a BEAT is listed after it was last seen."""
 
 
-NO_GATES_S = 50.0
-"""How long nobody looks after gates where none were."""
+IDLE_GATES_S = 50.0
+"""How long nobody looks after gates where none was in use."""
 
 VANISHED_S = 10.0
 """How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
@@ -103,7 +103,7 @@ class Maintenance:
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
-            Step("limits of code", 60.0, self._read_limits),
+            Step("limits of code", WHEN_SEEN, self._read_limits),
             Step("gates", WHEN_SEEN, self._open_gates),
             Step("gates not passed", 60.0, self._give_back_unpassed),
             Step("gates' counts", 10.0, self._look_after_gates),
@@ -262,9 +262,9 @@ class Maintenance:
         return False
 
     def _look_after_gates(self) -> bool:
-        """Where there are none, now and then: an idle node sends few statements."""
+        """Where none is in use, now and then: an idle node sends few statements."""
         if time.monotonic() >= self._gates_rest_until and gates.sweep(using=self.alias) is None:
-            self._gates_rest_until = time.monotonic() + NO_GATES_S
+            self._gates_rest_until = time.monotonic() + IDLE_GATES_S
         return False
 
     def _give_back_unpassed(self) -> bool:

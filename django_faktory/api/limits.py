@@ -106,7 +106,7 @@ class Limits(Resource):
 
     @described(
         summary="Take a limit away",
-        description="Whatever waits for it may start. What code says comes back within a minute.",
+        description="Whatever waits for it may start. What code says comes back when a node starts.",
         parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Why: it is kept in the log.")],
         responses={204: None},
     )

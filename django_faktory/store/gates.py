@@ -243,7 +243,7 @@ def let_go_by(jobs: JobQuerySet) -> list[int]:
 def sweep(*, using: str) -> int | None:
     """Mend what gates count and whom they forgot: after a crash, or an edit while jobs ran. Returns how many.
 
-    None where there is no gate, and nobody at one.
+    None where no gate is in use: none counts a job, and nobody is at one.
     """
 
     def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
@@ -256,6 +256,7 @@ def sweep(*, using: str) -> int | None:
     at = run(using, waited_at, atomic=False)
     if not stored and not at:
         return None
+    is_used = bool(at) or any(in_use or is_awaited for in_use, is_awaited in stored.values())
     mended = _recount({pk: in_use for pk, (in_use, _) in stored.items()}, using)
     for gate_id in at:
         if gate_id not in stored:
@@ -263,7 +264,7 @@ def sweep(*, using: str) -> int | None:
         elif not stored[gate_id][1]:
             run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
     look_again([gate_id for gate_id in at if gate_id in stored], using=using)
-    return mended
+    return mended if is_used or mended else None
 
 
 def free(gate_id: int, *, using: str) -> set[str]:

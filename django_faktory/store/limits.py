@@ -149,10 +149,10 @@ def _forget(row: Limit, using: str) -> None:
         remove(row, using=using)
 
 
-def take_edit_back(limit: Limit, *, using: str) -> None:
-    """Let code say again what holds: at the next look at it, which comes within a minute."""
+def take_edit_back(limit: Limit, *, using: str) -> bool:
+    """Let code say again what holds, from the next `sync` on; whether it was edited."""
     edited = Limit.objects.using(using).filter(pk=limit.pk, origin=Limit.Origin.EDITED)
-    run(using, lambda _: edited.update(origin=Limit.Origin.CODE))
+    return bool(run(using, lambda _: edited.update(origin=Limit.Origin.CODE)))
 
 
 def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:

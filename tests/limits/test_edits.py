@@ -2,10 +2,12 @@
 
 import pytest
 
+from django_faktory import limiting
 from django_faktory.gating import Allowance
 from django_faktory.models import Gate, Job, Limit
 from django_faktory.store import limits
 from django_faktory.store.limits import Definition
+from tests.limits import tasks
 from tests.limits.conftest import counts_are_true, in_use, limit, states
 
 
@@ -119,6 +121,15 @@ def test_an_edit_overrules_code_until_it_is_taken_back(transactional_db):
     limits.take_edit_back(edited, using="default")
     sync(("task", "noop", 7))
     assert (Limit.objects.get().concurrency, Limit.objects.get().origin) == (7, "code")
+
+
+def test_an_edit_is_taken_back_at_once_where_code_is_known(transactional_db):
+    limiting.sync(using="default")
+    edited = limit("task", tasks.at_most_two.jobtype, 9)
+    assert limiting.as_in_code(edited, using="default") is True
+    edited.refresh_from_db()
+    assert (edited.told, edited.origin) == ("2 at a time", "code")
+    assert limiting.as_in_code(edited, using="default") is False
 
 
 def test_what_a_person_wrote_outlives_code(transactional_db):
