@@ -13,6 +13,7 @@ from django.utils.text import Truncator
 from . import batch_admin as batch_admin  # noqa: PLC0414  (it registers its own)
 from . import cron_admin as cron_admin  # noqa: PLC0414  (the same)
 from . import gearmonkey_admin as gearmonkey_admin  # noqa: PLC0414
+from . import limit_admin as limit_admin  # noqa: PLC0414
 from . import lock_admin as lock_admin  # noqa: PLC0414
 from . import permissions
 from .dashboard.jobs import JobAdmin

@@ -15,4 +15,12 @@ class FaktoryConfig(AppConfig):
     def ready(self) -> None:
         """Register the system checks. Tasks are found by the commands that run them (see `tasks.autodiscover`)."""
         # register by import, once the apps are loaded
-        from . import checks, cron_checks, gearmonkey_checks, pages, security_checks, task_checks  # noqa: F401
+        from . import (  # noqa: F401
+            checks,
+            cron_checks,
+            gearmonkey_checks,
+            limit_checks,
+            pages,
+            security_checks,
+            task_checks,
+        )

@@ -244,6 +244,10 @@ def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[st
     if task.lock is not None:
         lock = task.lock(*args, **kwargs) if callable(task.lock) else task.lock
         custom["lock"] = False if lock is None else lock
+    if task.limit_key is not None:
+        key = task.limit_key(*args, **kwargs) if callable(task.limit_key) else task.limit_key
+        if key is not None:  # behind the task's name, where the limit is the task's
+            custom["limit"] = key if task.limit is None or not isinstance(key, str) else f"{task.jobtype}:{key}"
     batch = batches.current()
     if batch is not None:
         custom["bid"] = batch.bid

@@ -376,6 +376,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
     "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
     "BATCH_COMMIT_WITHIN": _seconds(1),
+    "LIMITS": (lambda value: isinstance(value, Mapping), "a dict of scopes: queues, tasks, keys, workers"),
     "CRON": (lambda value: isinstance(value, Mapping), "a dict of entries by name"),
     "GEARMONKEY_URL": (_is_redis, "the URL of a Redis, such as redis://localhost:6379/0"),
     "GEARMONKEY_MODE": (lambda value: value in ("direct", "gateway"), '"direct" or "gateway"'),

@@ -19,11 +19,11 @@ from typing import NamedTuple, TypeVar
 
 from django.db import connections
 
-from . import conf, crontab, deadlines, wakeups
+from . import conf, crontab, deadlines, limiting, wakeups
 from .brokers import configured_locket
 from .errors import BrokerUnavailable
 from .logs import get_logger
-from .store import backfill, batches, failures, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
+from .store import backfill, batches, failures, gates, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
@@ -51,6 +51,8 @@ HEARD_WITHIN_S = 30.0
 While no server or no database was there, nobody's BEAT could be heard: a node counts no worker as lost before it has
 listened that long itself, else each outage longer than WORKER_TIMEOUT would let all running jobs run twice."""
 
+IDLE_GATES_S = 50.0
+"""How long nobody looks after gates where none was in use."""
 
 VANISHED_S = 10.0
 """How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
@@ -99,6 +101,7 @@ class Maintenance:
         self._due_at: dict[str, float] = {}  # the others
         self._listens_since = math.inf  # without a break
         self._keyless_after = 0
+        self._gates_rest_until = 0.0
         self._tidier = Tidier(alias)
         self._round_at = self._success_at = time.monotonic()
         self._steps = (
@@ -111,6 +114,11 @@ class Maintenance:
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
+            Step("limits of code", WHEN_SEEN, self._read_limits),
+            Step("gates", WHEN_SEEN, self._open_gates),
+            Step("gates not passed", 60.0, self._give_back_unpassed),
+            Step("gates' counts", 10.0, self._look_after_gates),
+            Step("gates of keys", 600.0, lambda: gates.forget_idle(using=alias) == gates.CHUNK),
             Step("locks", WHEN_SEEN, self._lapse),
             Step("locks not taken", 60.0, self._give_back_stranded),
             Step("blocked jobs", 60.0, self._look_after_blocked),
@@ -212,16 +220,18 @@ class Maintenance:
         if looks_around:
             self._look_around_at = time.monotonic() + LOOK_AROUND_S
         tick_in_s = math.inf if found.tick_in_s is None else found.tick_in_s
+        opens_in_s = math.inf if found.opens_in_s is None else found.opens_in_s
         saw = {
             "locks": found.lapsed,
             "reservations": found.over,
             "workers": found.silent,
             "expired jobs": found.expired,
             "cron": tick_in_s <= 0,
+            "gates": opens_in_s <= 0,
         }
         self._seen.update(name for name, is_seen in saw.items() if is_seen)
         # A tick that is due and cannot be taken is with another node, for the length of a transaction.
-        return found.due_in_s, min(max(tick_in_s, LOOK_AGAIN_S), LONGEST_SLEEP_S)
+        return found.due_in_s, min(max(min(tick_in_s, opens_in_s), LOOK_AGAIN_S), LONGEST_SLEEP_S)
 
     def _hear_of_others(self, wait_s: float | None) -> None:
         """What should be due by now and is gone, another node has enqueued: its hint may not come here."""
@@ -269,6 +279,33 @@ class Maintenance:
         if lapsed:
             self._on_work(None)
         return lapsed == locks.CHUNK
+
+    def _read_limits(self) -> bool:
+        limiting.sync(using=self.alias)
+        return False
+
+    def _open_gates(self) -> bool:
+        """Let the next sets of jobs go that wait for their rate. What comes after them, the next look sees."""
+        self._tell(gates.open_due(using=self.alias))
+        return False
+
+    def _look_after_gates(self) -> bool:
+        """Where none is in use, now and then: an idle node sends few statements."""
+        if time.monotonic() >= self._gates_rest_until and gates.sweep(using=self.alias) is None:
+            self._gates_rest_until = time.monotonic() + IDLE_GATES_S
+        return False
+
+    def _give_back_unpassed(self) -> bool:
+        stranded = gates.stranded(VANISHED_S, using=self.alias)
+        if stranded and jobs.release(stranded, using=self.alias):
+            logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
+            self._tell({job.queue for job in stranded})
+        return len(stranded) == gates.CHUNK
+
+    def _tell(self, queues: set[str]) -> None:
+        if queues:
+            wakeups.announce(self.alias, queues)
+            self._on_work(queues)
 
     def _give_back_stranded(self) -> bool:
         stranded = locks.stranded(VANISHED_S, using=self.alias)

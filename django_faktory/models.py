@@ -17,6 +17,8 @@ from .cron_models import CronEntry as CronEntry  # noqa: PLC0414  (Django finds 
 from .cron_models import CronRun as CronRun  # noqa: PLC0414
 from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
 from .lifecycle import State
+from .limit_models import Gate as Gate  # noqa: PLC0414
+from .limit_models import Limit as Limit  # noqa: PLC0414
 from .measuring import BUCKETS
 from .querysets import JobQuerySet as JobQuerySet  # noqa: PLC0414  (many look for it here)
 from .querysets import QueueQuerySet
@@ -65,6 +67,10 @@ class Job(models.Model):
     lock_key = ExactCharField(max_length=255, null=True, help_text="Of the jobs with one key one runs at a time.")
     lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
 
+    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
+    gate = models.BigIntegerField(null=True, help_text="The gate it is parked at, or was let go from to be claimed.")
+    passes = ExactCharField(max_length=64, null=True, help_text="The gates it holds passes of; empty: it must pass.")
+
     bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
     callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
     has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
@@ -102,6 +108,7 @@ class Job(models.Model):
             IndexWhereSet(
                 fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
             ),
+            IndexWhereSet(fields=["gate", "queue", "weight", "enqueued_at", "id"], name="faktory_at_gate"),
             models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
             models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
             models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
@@ -127,6 +134,12 @@ class Job(models.Model):
             models.CheckConstraint(
                 name="faktory_job_working_is_reserved",
                 condition=~Q(state="working") | Q(reserved_until__isnull=False, attempt__gte=1),
+            ),
+            models.CheckConstraint(
+                name="faktory_job_at_gate_waits", condition=Q(gate__isnull=True) | Q(state__in=["enqueued", "blocked"])
+            ),
+            models.CheckConstraint(
+                name="faktory_job_with_pass_runs", condition=Q(passes__isnull=True) | Q(state="working")
             ),
             models.CheckConstraint(
                 name="faktory_job_finished_has_end",

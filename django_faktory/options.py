@@ -26,7 +26,7 @@ TRACKED_FOR_S = 1800
 
 _WITHIN = "custom."
 MAX_BID = 255
-_KEYS = ("unique_for", "expires_at", "expires_in", "bid", "lock", "about")
+_KEYS = ("unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about")
 MAX_LOCK_KEY = 255
 
 
@@ -46,6 +46,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Counts from PUSH, or from `at` where that comes later; of two ends the earlier one holds."""
     lock_key: str | None = None
     """Of the jobs with one key one runs at a time. None: it takes part in no lock."""
+    limit_key: str | None = None
+    """The key whose limit it is under. None: that of its queue and task alone."""
     bid: str | None = None
     """The batch it is to be a member of."""
     about: str | None = None
@@ -74,7 +76,8 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
     bid, locked_by, about = _bid(custom), _lock_key(jobtype, args, custom), _about(custom)
-    if (unique_for, expires_at, expires_in, bid, locked_by, about) == (None,) * 6:
+    limited_by = _limit_key(custom)
+    if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
         return None
     return JobOptions(
         unique_key=None if unique_for is None else unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT)),
@@ -83,6 +86,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
         expires_at=expires_at,
         expires_in=expires_in,
         lock_key=locked_by,
+        limit_key=limited_by,
         bid=bid,
         about=about,
     )
@@ -115,6 +119,26 @@ def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> str | None:
         return lock_key(key)
     except ValueError:
         raise InvalidPayload(f"{_WITHIN}lock: expected a key, true or false, got {shown(raw)}") from None
+
+
+def _limit_key(custom: Mapping[str, str]) -> str | None:
+    raw = custom.get("limit", ABSENT)
+    if raw in (ABSENT, "null", "false"):
+        return None
+    try:
+        return limit_key(string(raw))
+    except ValueError:
+        raise InvalidPayload(f"{_WITHIN}limit: expected a key, got {shown(raw)}") from None
+
+
+def limit_key(key: object) -> str:
+    """The key as it is kept: a long one by its hash, behind the name of its kind. Raises ValueError for none."""
+    kept = lock_key(key)
+    kind, colon, _ = str(key).partition(":")
+    if kept == key or not colon:
+        return kept
+    named = f"{kind}:{kept}"
+    return named if len(named.encode()) <= MAX_LOCK_KEY else kept
 
 
 def lock_key(key: object) -> str:

@@ -84,6 +84,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lock_key: str | None = None
     lock_token: int | None = None
     """Of its lock, where it has one: later locks of the same key have higher ones."""
+    limit_key: str | None = None
+    passes: str | None = None
+    """The gates it holds passes of; empty: it has yet to pass; None: no limit counts it (ADR 0016)."""
 
     def __repr__(self) -> str:
         """Without its arguments: reprs end in logs, and in reports of errors."""

@@ -37,6 +37,10 @@ RUN_CRON = "run_cronentry"
 # locks
 RELEASE_LOCK = "release_joblock"
 
+# limits; to write, edit and delete them asks for Django's own
+PAUSE_TASK = "pause_limit"
+RESUME_TASK = "resume_limit"
+
 # the outbox
 RETRY_OUTBOX = "retry_outboxentry"
 
@@ -71,6 +75,10 @@ CRON: Told = (
     (RUN_CRON, "Can run cron entries now"),
 )
 LOCK: Told = ((RELEASE_LOCK, "Can release locks by hand"),)
+LIMIT: Told = (
+    (PAUSE_TASK, "Can pause tasks"),
+    (RESUME_TASK, "Can resume tasks"),
+)
 OUTBOX: Told = ((RETRY_OUTBOX, "Can let refused jobs be handed on again"),)
 GEARMONKEY: Told = ((AUDIT_GEARMONKEY, "Can look for lost GearMonkey jobs"),)
 

@@ -11,7 +11,8 @@ from django.utils import timezone
 from . import jsontext, redaction
 from .cron_models import CronEntry, CronRun
 from .errors import InvalidPayload
-from .models import Batch, Job, JobLock, WorkerProcess
+from .gating import rate_text
+from .models import Batch, Job, JobLock, Limit, WorkerProcess
 from .payloads import BatchStatus, rfc3339
 from .results import attempts_of
 
@@ -143,6 +144,22 @@ def cron_run_of(run: CronRun) -> dict[str, Any]:
         "outcome": str(run.outcome),
         "jid": run.jid or None,
         "note": run.note or None,
+    }
+
+
+def limit_of(limit: Limit, in_use: int = 0, opens_at: datetime | None = None) -> dict[str, Any]:
+    """A limit, and how it is used."""
+    return {
+        "id": limit.pk,
+        "scope": limit.scope,
+        "name": limit.name,
+        "concurrency": limit.concurrency,
+        "rate": None if limit.rate is None else rate_text(limit.rate, limit.per),
+        "burst": limit.burst,
+        "is_paused": limit.paused_at is not None,
+        "origin": limit.origin,
+        "in_use": in_use,
+        "opens_at": time_of(opens_at),
     }
 
 

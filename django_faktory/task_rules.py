@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any
 
+from .gating import Allowance, InvalidLimit
 from .payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
 
 TIMEOUT_MARGIN_S = 30
@@ -41,6 +42,13 @@ def _are_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
+def _is_limit(value: Any) -> bool:
+    try:
+        return value is None or bool(Allowance.of(value))
+    except InvalidLimit:
+        return False
+
+
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "jobtype": (_is_name, f"a name of 1 to {MAX_NAME} printable characters"),
     "max_attempts": (
@@ -72,6 +80,11 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lock": (
         lambda value: value is None or value is True or callable(value) or (isinstance(value, str) and value != ""),
         "a key, True, or a function of the arguments that returns one of these or None",
+    ),
+    "limit": (_is_limit, 'a number, a rate such as "100/s", or {"concurrency": 5, "rate": "10/m", "burst": 3}'),
+    "limit_key": (
+        lambda value: value is None or callable(value) or (isinstance(value, str) and value != ""),
+        "a key, or a function of the arguments that returns one or None",
     ),
     "track": (lambda value: isinstance(value, bool), "True or False"),
     "encrypt": (lambda value: value is None or isinstance(value, bool), "True, False or None"),

@@ -62,6 +62,8 @@ class TaskOptions(TypedDict, total=False):
     unique_until: Literal["success", "start"]
     expires_in: float
     lock: str | Literal[True] | Callable[..., str | Literal[True] | None]
+    limit: int | str | Mapping[str, Any]
+    limit_key: str | Callable[..., str | None]
     track: bool
     atomic: bool
     plain_json: bool
@@ -139,6 +141,10 @@ class FaktoryTask(GenericTask[P, R]):
     lock: str | bool | Callable[..., str | bool | None] | None = None
     """Of the jobs with one key one runs at a time: the key; True: a key for each set of arguments; or a function of the
     arguments that returns either, or None for no lock."""
+    limit: int | str | Mapping[str, Any] | None = None
+    """How many jobs run at a time on all workers (5), how many start in a time ("100/s"), or both, as a dict."""
+    limit_key: str | Callable[..., str | None] | None = None
+    """What is limited instead of the task: a key, or a function of the arguments that returns one, or None for none."""
     track: bool = False
     plain_json: bool = False
     """Whether arguments have JSON's types only, and nothing in them is read as a reference (`docs/arguments.md`)."""
@@ -174,6 +180,11 @@ class FaktoryTask(GenericTask[P, R]):
             value = getattr(self, option)
             if not is_right(value):
                 raise InvalidTask(f"task {self.module_path}: {option}: expected {rule}, got {value!r:.80}")
+        if self.limit is not None and self.limit_key is not None and ":" in self.jobtype:
+            raise InvalidTask(
+                f"task {self.module_path}: limit_key: expected a task whose name has no colon, which ends names in "
+                f"keys, got {self.jobtype!r:.80}; give it another name="
+            )
         if self.atomic and iscoroutinefunction(self.func):
             raise InvalidTask(
                 f"task {self.module_path}: atomic=True: expected a plain function, got a coroutine: Django's "

@@ -23,8 +23,8 @@ def _text(help_text: str, *, null: bool = False) -> serializers.CharField:
     return serializers.CharField(help_text=help_text, allow_null=null, read_only=True)
 
 
-def _number(help_text: str) -> serializers.IntegerField:
-    return serializers.IntegerField(help_text=help_text, read_only=True)
+def _number(help_text: str, *, null: bool = False) -> serializers.IntegerField:
+    return serializers.IntegerField(help_text=help_text, allow_null=null, read_only=True)
 
 
 def _time(help_text: str, *, null: bool = True) -> serializers.DateTimeField:
@@ -247,6 +247,35 @@ class Lock(Shaped):
     worker = _text("Who runs that.", null=True)
     acquired_at = _time("Since when.", null=False)
     expires_at = _time("When it is over unless it is extended.", null=False)
+
+
+class Limit(Shaped):
+    """How many jobs run at a time, or start in a time."""
+
+    shape = staticmethod(shapes.limit_of)
+
+    id = _number("Its number.")
+    scope = _text("queue, task or key.")
+    name = _text("Of the queue, the task or the key.")
+    concurrency = _number("How many run at a time.", null=True)
+    rate = _text("How many start in a time, such as 100/s.", null=True)
+    burst = _number("How many may start at once after a rest.", null=True)
+    is_paused = _flag("Whether none may start.")
+    origin = _text("Who says so: code, edited, admin.")
+    in_use = _number("Running jobs that count.")
+    opens_at = _time("When the next of those that wait for the rate may start.")
+
+
+class WholeLimit(Limit):
+    """And who waits."""
+
+    waiting = _number("Jobs that are held back, counted to 10,000.")
+
+
+class ChangedTasks(Base):
+    """What came of a pause, or of its end."""
+
+    tasks = serializers.ListField(child=_text("A task."), read_only=True, help_text="Those that were not so before.")
 
 
 class Released(Base):

@@ -11,7 +11,7 @@ from django_filters.rest_framework import FilterSet
 from msgspec.structs import asdict, replace
 
 from ..errors import InvalidQuery
-from ..models import Batch, CronEntry, Job, JobLock, Queue, WorkerProcess
+from ..models import Batch, CronEntry, Job, JobLock, Limit, Queue, WorkerProcess
 from ..queries import MAX_TEXT, Query
 from ..redaction import query_of
 
@@ -160,6 +160,17 @@ class CronFilter(FilterSet):
 
     class Meta:
         model = CronEntry
+        fields: ClassVar[list[str]] = []
+
+
+class LimitFilter(FilterSet):
+    """Of limits."""
+
+    scope = _Text(field_name="scope", max_length=10, help_text="queue, task or key.")
+    name = _Text(field_name="name", max_length=255, help_text="With exactly this name.")
+
+    class Meta:
+        model = Limit
         fields: ClassVar[list[str]] = []
 
 

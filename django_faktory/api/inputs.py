@@ -11,6 +11,7 @@ from rest_framework import serializers
 
 from .. import queries
 from ..cron import Missed, Overlap
+from ..gating import Scope
 
 if TYPE_CHECKING:
     Base = serializers.Serializer[Any]
@@ -151,6 +152,35 @@ class CronChanges(Reason):
     )
     overlap = serializers.ChoiceField(
         [str(one) for one in Overlap], required=False, help_text="While an earlier job waits or runs."
+    )
+
+
+class LimitChanges(Reason):
+    """What a limit is to allow: all of it, what is left out is none."""
+
+    concurrency = serializers.IntegerField(
+        min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="How many run at a time."
+    )
+    rate = serializers.CharField(
+        max_length=40, required=False, allow_null=True, help_text="How many start in a time, such as 100/s."
+    )
+    burst = serializers.IntegerField(
+        min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="How many at once after a rest."
+    )
+
+
+class NewLimit(LimitChanges):
+    """A limit to set."""
+
+    scope = serializers.ChoiceField([str(one) for one in Scope], help_text="queue, task or key.")
+    name = serializers.CharField(max_length=255, help_text="Of the queue, the task or the key.")
+
+
+class TaskNames(Reason):
+    """Tasks, by their names."""
+
+    tasks = serializers.ListField(
+        child=serializers.CharField(max_length=255), min_length=1, max_length=100, help_text="Their names."
     )
 
 

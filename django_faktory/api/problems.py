@@ -14,6 +14,7 @@ from rest_framework.views import set_rollback
 
 from .. import errors
 from ..compat import InvalidTask
+from ..gating import InvalidLimit
 from ..logs import get_logger
 from .rendering import Json
 
@@ -25,6 +26,7 @@ KIND = "urn:django-faktory:problem:"
 _OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]] = [
     (errors.InvalidQuery, 400, "invalid-query", "The query cannot be read"),
     (errors.InvalidCron, 400, "invalid", "The request is not valid"),
+    (InvalidLimit, 400, "invalid", "The request is not valid"),
     (errors.InvalidPayload, 400, "invalid", "The request is not valid"),
     (errors.UnknownJobType, 400, "unknown-task", "No task has this name"),
     (InvalidTask, 400, "invalid", "The request is not valid"),

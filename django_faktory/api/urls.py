@@ -13,6 +13,7 @@ from .base import Door
 from .batches import Batches
 from .cron import CronEntries
 from .jobs import Jobs
+from .limits import Limits
 from .locks import Locks
 from .queues import Queues
 from .statistics import Numbers
@@ -26,6 +27,7 @@ RESOURCES: dict[str, Any] = {
     "workers": Workers,
     "batches": Batches,
     "cron": CronEntries,
+    "limits": Limits,
     "locks": Locks,
     "statistics": Numbers,
 }

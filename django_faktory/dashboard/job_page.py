@@ -23,7 +23,7 @@ from ..jsonfields import parse_instant
 from ..jsontext import decode, last_members
 from ..lifecycle import State
 from ..lock_admin import holder_of
-from ..models import Batch, Job, Tracking, WorkerProcess
+from ..models import Batch, Gate, Job, Tracking, WorkerProcess
 from ..queries import split_about
 from ..results import attempts_of
 from . import groups, verbs
@@ -124,7 +124,7 @@ _WAITS = {
     State.SCHEDULED: ("Waits for its time", "run_at"),
     State.RETRIES: ("Waits for its next try", "run_at"),
     State.ENQUEUED: ("Waits for a worker, since", "enqueued_at"),
-    State.BLOCKED: ("Waits for a lock, since", "enqueued_at"),
+    State.BLOCKED: ("Waits for a lock or a limit, since", "enqueued_at"),
 }
 
 
@@ -164,10 +164,18 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
         ("Lock", job.lock_key),
         ("Lock held by", holder_of(job)),
         ("Lock token", job.lock_token),
+        ("Limit of the key", job.limit_key),
+        ("Waits at the limit of", _gate(job, using)),
         ("Unique until", job.unique_expires_at),
         ("Cron entry", _cron(job, using)),
         ("Job id", job.jid),
     ]
+
+
+def _gate(job: Job, using: str) -> Any:
+    """The limit that holds it back."""
+    gate = Gate.objects.using(using).filter(pk=job.gate).first() if job.gate is not None else None
+    return None if gate is None else _linked("limit", gate.limit_id, str(gate))
 
 
 def _times(job: Job) -> list[tuple[str, datetime | None]]:

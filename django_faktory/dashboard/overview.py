@@ -194,7 +194,7 @@ def _alarms(blocked: int, stale: int, outbox: int, cron: int) -> Iterator[Alarm]
         limit = duration(conf.get("WORKER_TIMEOUT"))
         yield Alarm(f"Workers not heard of for {limit}: {capped(stale)}", _page("workerprocess"))
     if blocked:
-        yield Alarm(f"Jobs that wait for a lock: {capped(blocked)}", jobs_link(state="blocked"))
+        yield Alarm(f"Jobs that wait for a lock or a limit: {capped(blocked)}", jobs_link(state="blocked"))
     if outbox:
         yield Alarm(
             f"Jobs refused on their way elsewhere: {capped(outbox)}", f"{_page('outboxentry')}?error__isempty=0"

@@ -8,7 +8,6 @@ a row that each node writes would tell the same of this one, but an idle node wr
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,12 +19,13 @@ from django.db import connections
 
 from .. import conf
 from ..errors import FaktoryError
+from ..logs import get_logger
 from ..maintenance import Maintenance
 from ..metrics import health
 from ..server.listener import Server
 from ..worker.runner import Worker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LOOP_S = 60.0
 """A round may take so long: its steps are short, but the machine may be busy."""

@@ -131,6 +131,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         concurrency=plan.concurrency,
         listen=partial(_listen, plan.alias, _names(plan), neighbours, number) if plan.alias else None,
         poll_interval=conf.get("POLL_INTERVAL"),
+        at_most=conf.get("LIMITS").get("workers"),
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
         drain=plan.drain,

@@ -18,7 +18,7 @@ from ..lifecycle import WAITING, Event, State, sources
 from ..models import Job
 from ..options import JobOptions
 from ..payloads import JobPayload
-from . import locks
+from . import gates, locks
 from .transactions import run
 
 EDITABLE = sources(Event.KILL)
@@ -67,20 +67,36 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
 
 def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     options = wanted.job.options or _NO_OPTIONS
-    before = row.lock_key, row.queue, row.weight
+    before, left = (row.lock_key, row.limit_key, row.queue, row.weight), row.gate
     row.payload, row.queue, row.weight = wanted.job.text, wanted.job.queue, wanted.weight
     row.run_at = wanted.run_at or row.run_at
-    row.lock_key = options.lock_key
+    row.lock_key, row.limit_key = options.lock_key, options.limit_key
     if row.unique_key is not None:  # a key it has let go of stays free
         row.unique_key = options.unique_key
-    moves = (row.lock_key, row.queue, row.weight) != before and row.state in (State.ENQUEUED, State.BLOCKED)
+    moves = (row.lock_key, row.limit_key, row.queue, row.weight) != before and row.state in (
+        State.ENQUEUED,
+        State.BLOCKED,
+    )
     was_blocked = row.state == State.BLOCKED
+    if moves:
+        row.gate = None
     if moves and was_blocked:
-        row.state = State.ENQUEUED  # `arrived` parks it again where it is not its turn
-    columns: Sequence[str] = ("payload", "queue", "weight", "run_at", "lock_key", "unique_key", "state")
+        row.state = State.ENQUEUED  # `arrived` parks it again where it is not its turn, or the next claim at its gate
+    columns: Sequence[str] = (
+        "payload",
+        "queue",
+        "weight",
+        "run_at",
+        "lock_key",
+        "limit_key",
+        "gate",
+        "unique_key",
+        "state",
+    )
     Job.objects.using(connection.alias).filter(pk=row.pk, state__in=map(str, EDITABLE)).update(
         **{column: getattr(row, column) for column in columns}
     )
     if moves:
         locks.arrived(connection, [row.pk])
         locks.settle_later(connection, {before[0]} if before[0] else set())
+        gates.settle_later(connection, [left])

@@ -19,7 +19,7 @@ from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..models import Job, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
-from . import locks, members
+from . import gates, locks, members
 from .dialects import dialect_of
 from .dialects.base import JOB, Held, Tally, holds
 from .jobs import OnEnded, is_storable, nobody_asks
@@ -33,7 +33,19 @@ _chance = Random()
 
 
 _TIMES = ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at")
-_CHANGED = ("state", "unique_key", "lock_token", "wid", "failures", "losses", "errtype", "failure", "history", *_TIMES)
+_CHANGED = (
+    "state",
+    "unique_key",
+    "lock_token",
+    "passes",
+    "wid",
+    "failures",
+    "losses",
+    "errtype",
+    "failure",
+    "history",
+    *_TIMES,
+)
 
 
 def fail(
@@ -177,6 +189,7 @@ class _Failing:
             clock = self.now or dialect.now(cursor)
             self.failed = [members.held_job(job, clock) for job, _ in failed]
             held = [copy.copy(job) for job, _ in failed if job.lock_token is not None]
+            passes = [job.passes for job, _ in failed]
             gone: list[Job] = []
             kept: list[Job] = []
             for job, failure in failed:
@@ -187,6 +200,7 @@ class _Failing:
             changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
             members.note(connection, [members.Change(job, to) for job, to in changes], clock)
             locks.release(connection, held)
+            gates.release(connection, passes)
             dialect.count(cursor, clock, Tally(processed=len(failed), failed=len(failed), late=late))
         return len(failed)
 
@@ -201,6 +215,7 @@ class _Failing:
         with connection.cursor() as cursor:
             clock = self.now or dialect.now(cursor)
             held = [copy.copy(job) for job in lost if job.lock_token is not None]
+            passes = [job.passes for job in lost]
             for job in lost:
                 self._lost(job, clock)
             self._save(cursor, lost)
@@ -208,6 +223,7 @@ class _Failing:
             members.note(connection, [members.Change(job, State(job.state)) for job in lost], clock)
             dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
             locks.release(connection, held)
+            gates.release(connection, passes)
             locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
         return len(jobs)
 
@@ -253,7 +269,7 @@ class _Failing:
         else:
             job.history = _longer(job, failure, (), now)
             job.state, job.wid, job.started_at, job.reserved_until = state, "", None, None
-            job.lock_token = None
+            job.lock_token = job.passes = None
 
     def _note(self, job: Job, failure: Failure, outcome: Outcome, now: datetime) -> None:
         """Write down the failure as FETCH and results will tell it."""
@@ -273,7 +289,7 @@ class _Failing:
 
     def _end(self, job: Job, outcome: Outcome, now: datetime) -> None:
         job.state = str(outcome.state)
-        job.reserved_until = job.lock_token = None
+        job.reserved_until = job.lock_token = job.passes = None
         if outcome.state is State.RETRIES:
             job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
             return

@@ -15,10 +15,10 @@ from django.db.models import Q
 from ..errors import BrokerUnavailable, FaktoryError
 from ..lifecycle import State
 from ..logs import get_logger
-from ..models import Job
+from ..models import Job, JobQuerySet
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
-from . import locks, members, optioned
+from . import gates, locks, members, optioned
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Ending, Held, Plan, Slot, holds
 from .transactions import run
@@ -216,18 +216,31 @@ class _Claiming(NamedTuple):
         )
 
     def locked(self, plan: Plan, claimed: list[Reservation]) -> list[Reservation]:
-        """Those of the claimed that have no key, or got their lock, and others in the place of those who did not."""
+        """Those of the claimed that no lock or limit concerns, or that got theirs, and others in the place of those
+        who did not."""
         found: list[Reservation] = []
-        for _ in range(MAX_ROUNDS):
-            keyed = [job for job in claimed if job.lock_key is not None]
-            if not keyed:
+        for left in reversed(range(MAX_ROUNDS)):
+            if all(job.lock_key is None and job.passes is None for job in claimed):
                 return found + claimed if found else claimed
-            won = {job.jid: job for job in locks.take(keyed, using=self.using, lease_s=self.lease_s, now=self.now)}
-            found += [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.jid in won]
-            if len(won) == len(keyed):
-                break
-            claimed = self._claim(_rest(plan, found))
+            got = self._with_locks(gates.let_pass(claimed, using=self.using, now=self.now))
+            found += got
+            if len(got) == len(claimed):
+                return found
+            claimed = self._claim(_rest(plan, found)) if left else []
+        # All that was met is parked, and what can run may be behind it: whoever asks next goes on.
+        locks.tell(connections[self.using], {slot.queue for slot in plan.slots})
         return found
+
+    def _with_locks(self, claimed: list[Reservation]) -> list[Reservation]:
+        """Those of the claimed that have no key, or got their lock; others give their passes back."""
+        keyed = [job for job in claimed if job.lock_key is not None]
+        if not keyed:
+            return claimed
+        won = {job.jid: job for job in locks.take(keyed, using=self.using, lease_s=self.lease_s, now=self.now)}
+        lost = [job.passes for job in keyed if job.jid not in won]
+        if any(lost):
+            run(self.using, lambda connection: gates.release(connection, lost))
+        return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.jid in won]
 
 
 def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
@@ -331,15 +344,26 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     for job in reservations:
         held |= Q(jid=job.jid, wid=job.wid, attempt=job.attempt)
 
-    hold_locks = any(job.lock_token is not None for job in reservations)
+    hold_some = any(job.lock_token is not None or job.passes is not None for job in reservations)
 
     def give_back(connection: BaseDatabaseWrapper) -> int:
         working = Job.objects.using(using).filter(held, state=State.WORKING)
-        if hold_locks:
-            locks.release_all(connection, working)
+        if hold_some:
+            return put_back(connection, working)
         return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
 
-    return run(using, give_back, atomic=hold_locks)
+    return run(using, give_back, atomic=hold_some)
+
+
+def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
+    """Make these working jobs enqueued again, without the locks and passes they hold. Inside a transaction."""
+    locks.release_all(connection, working)
+    passes = gates.held_by(working)
+    returned = working.update(
+        state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None, passes=None
+    )
+    gates.release(connection, passes)
+    return returned
 
 
 def _dialect(using: str) -> Dialect:

@@ -36,10 +36,12 @@ on_ready: list[Callable[[str, set[str]], None]] = []
 
 _FORGOTTEN = f"""
 SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
-WHERE waiting.state = 'blocked' AND waiting.lock_key IS NOT NULL
+WHERE waiting.state = 'blocked' AND waiting.lock_key IS NOT NULL AND waiting.gate IS NULL
   AND NOT EXISTS (SELECT 1 FROM {LOCK} AS held WHERE held.lock_key = waiting.lock_key AND NOT held.is_lapsed)
   AND NOT EXISTS (SELECT 1 FROM {JOB} AS ready WHERE ready.lock_key = waiting.lock_key AND ready.state = 'enqueued'
     AND ready.queue = waiting.queue AND ready.weight = waiting.weight)
+  AND NOT EXISTS (SELECT 1 FROM {JOB} AS first WHERE first.lock_key = waiting.lock_key AND first.state = 'blocked'
+    AND first.gate IS NOT NULL AND first.queue = waiting.queue AND first.weight = waiting.weight)
 LIMIT %s"""
 
 
@@ -73,7 +75,14 @@ def _take(
         token = tokens.get(job.jid)
         held = jobs.in_state(State.WORKING).filter(jid=job.jid, wid=job.wid, attempt=job.attempt)
         if token is None:
-            held.update(state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None)
+            held.update(
+                state=State.BLOCKED,
+                attempt=F("attempt") - 1,
+                wid="",
+                started_at=None,
+                reserved_until=None,
+                passes=None,
+            )
         elif held.update(lock_token=token, unique_key=_UNIQUE_FROM_HERE):
             won[job.jid] = token
         else:  # it was taken from its worker meanwhile
@@ -114,7 +123,7 @@ def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None
         ready = ready.select_for_update(skip_locked=True)
     ids = list(ready.values_list("pk", flat=True)[:CHUNK])
     if ids:
-        jobs.filter(pk__in=ids).update(state=State.BLOCKED)
+        jobs.filter(pk__in=ids).update(state=State.BLOCKED, gate=None)
 
 
 def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job]) -> None:
@@ -150,7 +159,7 @@ def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
     crowd = Crowd(connection, {key for _, key, _, _ in came if key}, but=ids)
     parked = [pk for pk, key, queue, weight in came if not crowd.lets_in(key or "", queue, weight)]
     if parked:
-        jobs.in_state(State.ENQUEUED).filter(pk__in=parked).update(state=State.BLOCKED)
+        jobs.in_state(State.ENQUEUED).filter(pk__in=parked).update(state=State.BLOCKED, gate=None)
         settle_later(connection, crowd.keys)
 
 

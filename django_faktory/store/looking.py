@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from ..cron_models import CronEntry
-from ..models import Job
+from ..models import Gate, Job
 from .failures import overdue_jobs
 from .locks import lapsed_locks
 from .transactions import run
@@ -39,6 +39,8 @@ class Look(NamedTuple):
     """Whether jobs have expired."""
     tick_in_s: float | None = None
     """Until the next tick of a cron entry; None where none is to come."""
+    opens_in_s: float | None = None
+    """Until a gate lets the next set of jobs go; None where none waits for that."""
 
 
 def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> Look:
@@ -52,19 +54,19 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
         with connection.cursor() as cursor:
             cursor.execute(sql, values)
             row = cursor.fetchone()
-        clock, tick, *times = (value if value is None else _time(connection, value) for value in row[: heads + 2])
-        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in (tick, *times)]  # type: ignore[operator]  # the clock is never None
-        due_in_s = min((seconds for seconds in ahead[1:] if seconds is not None), default=None)
-        lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 2 :]), False, False, False)
-        return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0])
+        clock, *times = (value if value is None else _time(connection, value) for value in row[: heads + 3])
+        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the clock is never None
+        due_in_s = min((seconds for seconds in ahead[2:] if seconds is not None), default=None)
+        lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
+        return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
 
     return run(using, verb, atomic=False)
 
 
 @lru_cache(maxsize=8)
 def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
-    """The statement, its values, and how many columns after the first two, the time and the next tick, are times of due
-    jobs."""
+    """The statement, its values, and how many columns after the first three, the time, the next tick and the next gate
+    that opens, are times of due jobs."""
     connection = connections[using]
     heads = [_compiled(jobs.values("run_at")[:1], using) for jobs in by_time(connection, using=using)]
     found: list[QuerySet[Any]] = [lapsed_locks(using=using)]
@@ -72,13 +74,14 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
         found += [overdue_jobs(using=using), silent_ones(worker_timeout_s, using=using), over_jobs(using=using)]
     parts = [_now(using)]
     ticks = CronEntry.objects.using(using).filter(next_at__isnull=False).order_by("next_at")
-    heads.insert(0, _compiled(ticks.values("next_at")[:1], using))
+    opening = Gate.objects.using(using).filter(opens_at__isnull=False).order_by("opens_at")
+    heads[:0] = [_compiled(ticks.values("next_at")[:1], using), _compiled(opening.values("opens_at")[:1], using)]
     parts += [(f"({sql})", values) for sql, values in heads]
     parts += [(f"EXISTS ({sql})", values) for sql, values in (_compiled(rows.values("pk"), using) for rows in found)]
     return (
         f"SELECT {', '.join(sql for sql, _ in parts)}",
         tuple(value for _, some in parts for value in some),
-        len(heads) - 1,
+        len(heads) - 2,
     )
 
 

@@ -22,7 +22,7 @@ from django.db.models.functions import Concat
 from .. import jsontext
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
-from ..models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
+from ..models import Batch, Counter, Gate, Job, JobLock, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
 from .jobs import is_storable
@@ -121,6 +121,7 @@ def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
         JobLock.objects.using(using).all().delete()
+        Gate.objects.using(using).update(in_use=0, opens_at=None, is_awaited=False)
         Counter.objects.using(using).all().delete()
         return 0
 

@@ -22,20 +22,20 @@ from ..lifecycle import GONE, State
 from ..logs import get_logger
 from ..models import Batch, Job, JobQuerySet
 from ..payloads import Ack
-from . import locks, optioned
+from . import gates, locks, optioned
 from .dialects import dialect_of
 from .dialects.base import Ended, Held, Tally, holds
 
 logger = get_logger(__name__)
 
-_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token")
+_OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", "lock_key", "lock_token", "passes")
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
 COUNTED = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
 on_callback: list[Callable[[str, set[str]], None]] = []
 """Called with alias and queues when a callback was enqueued, after the commit."""
 
 BELONGS = Q(bid__isnull=False) | Q(callback_of__isnull=False)
-_APART = BELONGS | Q(lock_token__isnull=False)
+_APART = BELONGS | Q(lock_token__isnull=False) | Q(passes__isnull=False)
 
 
 class Change(NamedTuple):
@@ -226,6 +226,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     ]
     note(connection, ends, clock)
     locks.release(connection, [rows[jid] for jid in held])
+    gates.release(connection, [rows[jid].passes for jid in held])
     with connection.cursor() as cursor:  # last, so that no other job's counting waits for a batch
         dialect.count(cursor, clock, Tally(processed=len(held), late=len({ack.jid for ack in acks}) - len(held)))
     return {jid: held_job(rows[jid], clock) for jid in held}

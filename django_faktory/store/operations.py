@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from ..lifecycle import DEAD_FOR_S, GONE, Event, State, sources
 from ..models import Job, JobLock, JobQuerySet
-from . import locks, members
+from . import gates, locks, members
 from .dialects import dialect_of
 from .transactions import run
 
@@ -96,13 +96,15 @@ def killed(dead_for_s: int) -> Change:
 
     def change(jobs: JobQuerySet) -> int:
         legal = jobs.in_state(*sources(Event.KILL))
-        keys = locks.keys_of(legal)
+        keys, left = locks.keys_of(legal), gates.let_go_by(legal)
         free, theirs, rows = members.apart(legal)
         killed = sum(
-            some.update(state=State.DEAD, run_at=None, finished_at=Now(), purge_at=purge_at) for some in (free, theirs)
+            some.update(state=State.DEAD, gate=None, run_at=None, finished_at=Now(), purge_at=purge_at)
+            for some in (free, theirs)
         )
         members.note_all(jobs.db, rows, State.DEAD)
         locks.settle_later(connections[jobs.db], keys)
+        gates.settle_later(connections[jobs.db], left)
         return killed
 
     return change
@@ -111,17 +113,23 @@ def killed(dead_for_s: int) -> Change:
 def discarded(jobs: JobQuerySet) -> int:
     """The change of `discard`."""
     legal = jobs.in_state(*sources(Event.DISCARD))
-    keys = locks.keys_of(legal)
+    keys, left = locks.keys_of(legal), gates.let_go_by(legal)
     free, theirs, rows = members.apart(legal)
     dropped = _dropped(free) + _dropped(theirs)
     members.note_all(jobs.db, rows, State.DISCARDED)
     locks.settle_later(connections[jobs.db], keys)
+    gates.settle_later(connections[jobs.db], left)
     return dropped
 
 
 def _dropped(jobs: JobQuerySet) -> int:
     kept = jobs.filter(result_ttl__isnull=False).update(
-        state=State.DISCARDED, unique_key=None, run_at=None, finished_at=Now(), purge_at=Now() + DISCARDED_FOR
+        state=State.DISCARDED,
+        gate=None,
+        unique_key=None,
+        run_at=None,
+        finished_at=Now(),
+        purge_at=Now() + DISCARDED_FOR,
     )
     gone, _ = jobs.filter(result_ttl__isnull=True).delete()
     return kept + gone

@@ -164,6 +164,7 @@ def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
         unique_expires_at=options.lock_ends(at or now),
         unique_until_start=options.unique_until_start,
         lock_key=options.lock_key,
+        limit_key=options.limit_key,
         bid=options.bid,
         about=options.about,
     )

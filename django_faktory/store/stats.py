@@ -26,15 +26,18 @@ def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
     """
 
     def verb(_: BaseDatabaseWrapper) -> dict[str, Any]:
+        blocked = 0
         queues = dict.fromkeys(Queue.objects.using(using).values_list("name", flat=True), 0)
         jobs = Job.objects.using(using)
         for state in _WAITING:
             for queue, count in jobs.in_state(state).order_by().values_list("queue").annotate(Count("pk")):
                 queues[queue] = queues.get(queue, 0) + count
+                blocked += count if state is State.BLOCKED else 0
         sets = dict.fromkeys(sorted(str(state) for states in _SETS for state in states), 0)
         first, *others = (
             jobs.in_state(*states).order_by().values_list("state").annotate(Count("pk")) for states in _SETS
         )
+        sets[str(State.BLOCKED)] = blocked  # in their queues' sizes too
         sets.update(first.union(*others, all=True))
         totals = Counter.objects.using(using).aggregate(
             processed=Sum("processed"), failed=Sum("failed"), late=Sum("late")

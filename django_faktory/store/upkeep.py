@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from ..jsonfields import later
 from ..lifecycle import FINISHED, GONE, Event, State, sources
 from ..models import Job
-from . import locks, members
+from . import gates, locks, members
 from .dialects import dialect_of
 from .transactions import run
 
@@ -67,10 +67,16 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
             clock = now or dialect_of(connection).now(cursor)
         theirs = members.of_batches(jobs.filter(pk__in=[pk for pk, _ in rows]))
         locks.settle_later(connection, locks.keys_of(jobs.filter(pk__in=[pk for pk, _ in rows])))
+        gates.settle_later(connection, gates.let_go_by(jobs.filter(pk__in=[pk for pk, _ in rows])))
         jobs.filter(pk__in=[pk for pk, ttl in rows if ttl is None]).delete()
         for ttl in {ttl for _, ttl in rows if ttl is not None}:
             jobs.filter(pk__in=[pk for pk, kept in rows if kept == ttl]).update(
-                state=State.EXPIRED, run_at=None, unique_key=None, finished_at=clock, purge_at=later(clock, ttl)
+                state=State.EXPIRED,
+                gate=None,
+                run_at=None,
+                unique_key=None,
+                finished_at=clock,
+                purge_at=later(clock, ttl),
             )
         members.note(connection, [members.Change(job, State.EXPIRED) for job in theirs], clock)
         return len(rows)

@@ -14,7 +14,7 @@ from ..lifecycle import State
 from ..models import Job, WorkerProcess
 from ..payloads import Beat, WorkerIdentity
 from . import locks
-from .jobs import is_storable
+from .jobs import is_storable, put_back
 from .transactions import run
 
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
@@ -102,8 +102,7 @@ def bye(wids: Sequence[str], *, using: str) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
-        locks.release_all(connection, held)
-        returned = held.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
+        returned = put_back(connection, held)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
         return returned
 

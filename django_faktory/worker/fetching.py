@@ -7,7 +7,7 @@ themselves (`blocking`) are asked for one job after another, and nothing is give
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from ..brokers.base import Broker
@@ -23,6 +23,8 @@ logger = get_logger(__name__)
 
 DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
 """So many fetches in a row that find nothing, so far apart, mean that nothing is ready."""
+
+_UNLIMITED: Mapping[str, int] = {}
 
 
 class Fetcher:
@@ -42,6 +44,7 @@ class Fetcher:
         poll_interval_s: float,
         may_fetch: Callable[[], bool],
         on_drained: Callable[[], None] | None,
+        at_most: Mapping[str, int] = _UNLIMITED,
     ) -> None:
         self._broker = broker
         self._held = held
@@ -51,6 +54,9 @@ class Fetcher:
         self._poll_interval_s = poll_interval_s
         self._may_fetch = may_fetch
         self._on_drained = on_drained
+        self._at_most = at_most
+        if at_most:
+            held.on_end = self._has_ended
         self._stopping = threading.Event()
         self._hints: Listener | None = None
         self._patience = Patience("fetch")
@@ -95,7 +101,7 @@ class Fetcher:
         if jobs:
             self._looks = 0
             self._take_in(jobs)
-        if jobs is None or len(jobs) == room:
+        if jobs is None or len(jobs) == room or (jobs and self._at_most):
             return
         if self._on_drained is None:
             if not self._broker.blocking:
@@ -117,7 +123,9 @@ class Fetcher:
 
     def _fetch(self, count: int) -> list[Reservation] | None:
         """Fetch, or wait a while where that cannot be done just now: then None."""
-        request = FetchRequest(queues=self._order.draw(self._rng), wid=self._wid, count=count)
+        request = self._request(count)
+        if not request.queues:
+            return []
         try:
             [jobs] = self._broker.fetch([request])
         except FaktoryError as error:
@@ -130,6 +138,21 @@ class Fetcher:
             return None
         self._patience.rewarded()
         return jobs
+
+    def _request(self, count: int) -> FetchRequest:
+        """Ask for no more than is left of a limit for each worker; not of other queues either, since nobody knows yet
+        which of them the jobs come from."""
+        queues = self._order.draw(self._rng)
+        if self._at_most:
+            held = self._held.in_queues()
+            left = {queue: most - held[queue] for queue, most in self._at_most.items()}
+            queues = tuple(queue for queue in queues if left.get(queue, 1) > 0)
+            count = min([count, *(left[queue] for queue in queues if queue in left)])
+        return FetchRequest(queues=queues, wid=self._wid, count=count)
+
+    def _has_ended(self, job: Reservation) -> None:
+        if job.queue in self._at_most:
+            self.look_again()
 
     def _take_in(self, jobs: Sequence[Reservation]) -> None:
         is_too_late = self._stopping.is_set() and not self._broker.blocking

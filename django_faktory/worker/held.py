@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from ..payloads import Ack, Failure, Reservation
@@ -32,6 +33,8 @@ class HeldJobs:
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
         self._is_closed = False
+        self.on_end: Callable[[Reservation], None] | None = None
+        """Hears of each job that has ended."""
         self.lost_locks: set[int] = set()
         """Tokens of locks that were lost while their jobs were held."""
 
@@ -66,6 +69,11 @@ class HeldJobs:
             self._waiting.put(job)
         return True
 
+    def in_queues(self) -> Counter[str]:
+        """How many jobs of each queue are held."""
+        with self._changed:
+            return Counter(job.queue for job in self._held.values())
+
     def locked(self) -> dict[int, Reservation]:
         """The jobs held that hold a lock, by its token."""
         with self._changed:
@@ -89,7 +97,9 @@ class HeldJobs:
                 self.finished.put(report)
             if not self._held or self._room():
                 self._changed.notify_all()
-            return True
+        if self.on_end is not None:
+            self.on_end(job)
+        return True
 
     def take_stuck(self) -> list[Reservation]:
         """Take out jobs that wait where no thread has begun one for STUCK_S."""

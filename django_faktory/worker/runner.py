@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -53,6 +53,7 @@ class Worker:
 
     A wid that was given up as lost (the process stood still too long) is not taken up again, since its jobs have
     gone to others: the worker finishes what it runs and ends, and whoever started it starts another.
+    `at_most`: how many jobs of a queue it holds at a time, for some queues.
     `hears_signals`: signals stop it from a thread, as `Launch.obey` sees to; its own need not look for them.
     """
 
@@ -70,6 +71,7 @@ class Worker:
         read_ahead: int = READ_AHEAD,
         drain: bool = False,
         limits: Limits = USUAL,
+        at_most: Mapping[str, int] | None = None,
         hears_signals: bool = False,
     ) -> None:
         self.wid = wid or new_wid()
@@ -96,6 +98,7 @@ class Worker:
             poll_interval_s=poll_interval,
             may_fetch=self._heartbeat.is_fresh,
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
+            at_most=at_most or {},
         )
         self._keeper = LockKeeper(broker, self._held)
         loops = {

@@ -49,9 +49,12 @@ async def check_stock(order_id):
     await Order.objects.filter(pk=order_id).aupdate(in_stock=True)
 
 
-@task(max_attempts=5, retry_on=[URLError, TimeoutError, TaskTimeout], backoff=after_a_second, timeout=30)
+@task(max_attempts=5, retry_on=[URLError, TimeoutError, TaskTimeout], backoff=after_a_second, timeout=30, limit=8)
 def call_webhook(order_id):
-    """Tell the partner about an order. The partner is not always there: a refusal is tried again."""
+    """Tell the partner about an order. The partner is not always there: a refusal is tried again.
+
+    Nor is it large: eight of these run at a time, on however many workers.
+    """
     url = settings.SHOP_URL + reverse("shop:partner")
     body = json.dumps({"order": order_id}).encode()
     request = Request(url, body, {"Content-Type": "application/json"})  # noqa: S310  (our own settings' address)

@@ -44,7 +44,7 @@ def test_it_tells_what_is_wrong(admin_client):
         "Queue mail is paused; waiting jobs: 1",
         "Timeout",
         "order N took N s",
-        "Jobs that wait for a lock: 1",
+        "Jobs that wait for a lock or a limit: 1",
         "Jobs refused on their way elsewhere: 1",
         "Workers not heard of for 1 min: 1",
     ):

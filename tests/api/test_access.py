@@ -11,7 +11,7 @@ from django.test import Client
 from django_faktory import models
 from django_faktory.api.urls import RESOURCES
 from django_faktory.cron_models import CronEntry
-from django_faktory.models import Batch, JobLock
+from django_faktory.models import Batch, JobLock, Limit
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -60,6 +60,13 @@ ENDPOINTS = [
     ("GET", "locks/", None, "view_joblock"),
     ("GET", "locks/1/", None, "view_joblock"),
     ("POST", "locks/1/release/", {}, "release_joblock"),
+    ("GET", "limits/", None, "view_limit"),
+    ("POST", "limits/", {"scope": "task", "name": "other", "concurrency": 2}, "add_limit"),
+    ("POST", "limits/pause/", {"tasks": ["other"]}, "pause_limit"),
+    ("POST", "limits/resume/", {"tasks": ["noop"]}, "resume_limit"),
+    ("GET", "limits/900/", None, "view_limit"),
+    ("PUT", "limits/900/", {"concurrency": 3}, "change_limit"),
+    ("DELETE", "limits/900/", None, "delete_limit"),
     ("GET", "statistics/", None, "view_statistics"),
 ]
 VIEWS = (
@@ -69,6 +76,7 @@ VIEWS = (
     "view_batch",
     "view_cronentry",
     "view_joblock",
+    "view_limit",
     "view_statistics",
 )
 IDS = [f"{method} {path}" for method, path, _, _ in ENDPOINTS]
@@ -87,11 +95,22 @@ def rows(db):
     )
     lock = {"jid": "job-ready", "attempt": 1, "wid": "w1", "lease": T0 - T0, "acquired_at": T0, "expires_at": T0}
     JobLock.objects.create(pk=1, key="k", **lock)
+    Limit.objects.create(pk=900, scope="task", name="noop", concurrency=1, paused_at=T0)
 
 
 def stored():
     """All that this app stores."""
-    tables = [CronEntry, models.CronRun, models.Job, models.Queue, models.WorkerProcess, Batch, JobLock, LogEntry]
+    tables = [
+        CronEntry,
+        models.CronRun,
+        models.Job,
+        models.Queue,
+        models.WorkerProcess,
+        Batch,
+        JobLock,
+        Limit,
+        LogEntry,
+    ]
     return json.loads(serializers.serialize("json", [row for table in tables for row in table.objects.order_by("pk")]))
 
 

@@ -72,7 +72,7 @@ def connection_stays():
         signal.connect(close_old_connections)
 
 
-@pytest.mark.parametrize("tag", ["jobs", "queues", "workers", "batches", "cron", "locks", "statistics"])
+@pytest.mark.parametrize("tag", ["jobs", "queues", "workers", "batches", "cron", "limits", "locks", "statistics"])
 @pytest.mark.usefixtures("rows")
 def test_no_request_is_answered_with_a_5xx(document, settings, monkeypatch, client, root, tag):
     """Requests that the document allows and that it does not, made by schemathesis."""

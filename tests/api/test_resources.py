@@ -297,6 +297,48 @@ def test_a_lock_that_is_not_there_is_not_found(as_root, token):
     assert as_root("GET", f"locks/{token}/").status == 404
 
 
+# --- limits
+
+
+def test_limits_are_set_changed_and_taken_away(as_root):
+    made = as_root("POST", "limits/", {"scope": "task", "name": "noop", "rate": "10/m", "burst": 3, "reason": "API"})
+    assert made.status == 201
+    assert last_words() == "Written, through the API: API"
+    assert as_root("POST", "limits/", {"scope": "task", "name": "noop", "concurrency": 1}).status == 409
+    where = f"limits/{made.said['id']}/"
+    assert list(answers.WholeLimit().fields) == list(made.said) == list(as_root("GET", where).said)
+    assert [made.said[field] for field in ("concurrency", "rate", "burst", "origin")] == [None, "10/m", 3, "admin"]
+    assert as_root("PUT", where, {"concurrency": 2}).said["rate"] is None
+    assert last_words() == "Edited: 2 at a time, through the API"
+    assert names(as_root("GET", "limits/", scope="task")) == ["noop"]
+    assert names(as_root("GET", "limits/", scope="queue")) == []
+    assert as_root("DELETE", where).status == 204
+    assert as_root("GET", where).status == 404
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"rate": "fast"}, {"burst": 2}, {"concurrency": 0}, {"concurrency": "x"}, {"rate": "5/s", "burst": -1}]
+)
+def test_a_limit_that_is_none_is_refused(as_root, body):
+    assert as_root("POST", "limits/", {"scope": "task", "name": "noop"} | body).status == 400
+    assert names(as_root("GET", "limits/")) == []
+
+
+@pytest.mark.parametrize(("scope", "name"), [("worker", "w"), ("queue", "a b"), ("task", "")])
+def test_a_limit_of_nothing_is_refused(as_root, scope, name):
+    assert as_root("POST", "limits/", {"scope": scope, "name": name, "concurrency": 1}).status == 400
+
+
+def test_tasks_are_paused_and_resumed(as_root):
+    assert as_root("POST", "limits/pause/", {"tasks": ["noop", "add"], "reason": "broken"}).said == {
+        "tasks": ["add", "noop"]
+    }
+    assert last_words() == "Paused, through the API: broken"
+    assert [one["is_paused"] for one in as_root("GET", "limits/").said["results"]] == [True, True]
+    assert as_root("POST", "limits/resume/", {"tasks": ["noop"]}).said == {"tasks": ["noop"]}
+    assert names(as_root("GET", "limits/")) == ["add"]
+
+
 # --- numbers
 
 

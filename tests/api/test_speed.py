@@ -5,7 +5,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.cron_models import CronEntry, CronRun
-from django_faktory.models import Batch, Job, JobLock, WorkerProcess
+from django_faktory.models import Batch, Job, JobLock, Limit, WorkerProcess
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.each_database]
@@ -21,6 +21,7 @@ def make(count):
         Batch.objects.create(bid=f"b{number:03}", parent_bid="root", depth=1)
         entry = CronEntry.objects.create(name=f"cron{number:03}", schedule="* * * * *", zone="UTC", jobtype="x")
         CronRun.objects.create(entry=entry, tick=T0, jid=job.jid, outcome="enqueued")
+        Limit.objects.create(scope="task", name=f"task{number:03}", concurrency=1)
         JobLock.objects.create(
             key=f"k{number:03}", jid=job.jid, attempt=1, wid=job.wid, lease=T0 - T0, acquired_at=T0, expires_at=T0
         )
@@ -36,6 +37,7 @@ LISTS = [
     "batches/root/children/",
     "batches/root/tree/",
     "cron/",
+    "limits/",
     "locks/",
     "statistics/",
 ]
@@ -85,6 +87,7 @@ PLANS = [
     ("queues/", "django_faktory_queue", "pkey"),
     ("workers/", "django_faktory_workerprocess", "pkey"),
     ("cron/", "django_faktory_cronentry", "name"),
+    ("limits/", "django_faktory_limit", "id"),
     ("locks/", "django_faktory_joblock", "id"),
 ]
 

@@ -83,6 +83,7 @@ EXAMPLES = {
     "quiet": ("quiet", "w1", "--yes"),
     "terminate": ("terminate", "w1", "--yes"),
     "cron": ("cron",),
+    "limits": ("limits",),
 }
 
 
@@ -106,6 +107,8 @@ def test_what_comes_has_the_documented_shape(asked, word):
     if word == "cron":
         crontab.save(CronEntry(name="ring", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
         asked("cron", "run", "ring")
+    if word == "limits":
+        asked("limits", "set", "task", "ring", "5")
     if word == "resume":
         asked("pause", "mail")
     came, told = asked(*EXAMPLES[word]), documented(word)

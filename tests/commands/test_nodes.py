@@ -97,7 +97,7 @@ def test_info_is_true_on_each_node(nodes, client):
     other.ask(f'FAIL {{"jid":"{failed}","errtype":"E"}}')
     for told in (info(one), info(other)):
         assert told["queues"]["mail"] == 2
-        assert told["sets"] == {"scheduled": 1, "retries": 1, "dead": 0, "working": 1}
+        assert told["sets"] == {"scheduled": 1, "retries": 1, "dead": 0, "working": 1, "blocked": 0}
         assert (told["total_processed"], told["total_failures"], told["total_enqueued"]) == (2, 1, 2)
         assert told["tasks"]["Workers"]["size"] == 2
     assert held == "counted-2"

@@ -253,7 +253,7 @@ class BrokerContract:
         [_] = self.fetch(broker, "a")
         info = broker.info()
         assert {name: info["queues"].get(name) for name in ("a", "b", "default")} == {"a": 1, "b": 0, "default": 0}
-        assert info["sets"] == {"dead": 0, "retries": 0, "scheduled": 1, "working": 1}
+        assert info["sets"] == {"blocked": 0, "dead": 0, "retries": 0, "scheduled": 1, "working": 1}
         assert (info["total_processed"], info["total_failures"]) == (2, 1)
         assert info["total_enqueued"] == 1
 

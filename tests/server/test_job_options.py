@@ -3,9 +3,12 @@
 import json
 from datetime import UTC, datetime, timedelta
 
+from django_faktory.gating import Allowance
 from django_faktory.models import Job
 from django_faktory.payloads import rfc3339
+from django_faktory.store import limits
 from tests.server.raw import push, worker
+from tests.waiting import wait_until
 
 UNIQUE = {"unique_for": 60}
 
@@ -51,6 +54,23 @@ def test_the_lock_is_free_after_the_ack(connect):
     assert producer.ask(push(jid="second-001", custom=UNIQUE)).startswith(b"-NOTUNIQUE")
     consumer.ask('ACK {"jid":"first-0001"}')
     assert producer.ask(push(jid="second-001", custom=UNIQUE)) == b"+OK"
+
+
+def test_a_limit_holds_for_clients_that_know_nothing_of_it(connect):
+    limits.put("key", "mail", Allowance(concurrency=1), using="default")
+    producer, first, second = connect(), connect(**worker()), connect(**worker("w-second"))
+    for jid in ("first-0001", "second-001"):
+        assert producer.ask(push(jid=jid, custom={"limit": "mail"})) == b"+OK"
+    assert json.loads(first.ask("FETCH default"))["jid"] == "first-0001"
+    second.send("FETCH default")
+    assert first.ask('ACK {"jid":"first-0001"}') == b"+OK"
+    told = second.reply() or wait_until(lambda: second.ask("FETCH default"), 15)
+    assert json.loads(told)["jid"] == "second-001"
+
+
+def test_a_limit_that_is_no_key_is_refused(connect):
+    told = connect().ask(push(jid="job-00001", custom={"limit": 5}))
+    assert told == b"-ERR custom.limit: expected a key, got 5"
 
 
 def test_an_expired_job_is_passed_over(connect):

@@ -42,7 +42,7 @@ def test_each_set_is_counted():
         JobFactory.create_batch(count, **{state: True})
     JobFactory.create_batch(5)
     found = stats.snapshot(using=USING)
-    assert found["sets"] == {"dead": 4, "retries": 2, "scheduled": 1, "working": 3}
+    assert found["sets"] == {"blocked": 0, "dead": 4, "retries": 2, "scheduled": 1, "working": 3}
     assert found["total_enqueued"] == 5
 
 

@@ -22,6 +22,8 @@ QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
 COUNTER = "django_faktory_counter"
 LOCK = "django_faktory_joblock"
+LIMIT = "django_faktory_limit"
+GATE = "django_faktory_gate"
 _ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
@@ -91,6 +93,11 @@ class Ending(NamedTuple):
 class Dialect(ABC):
     """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
 
+    plain_lock = ""
+    """At the end of a SELECT: locks the rows, where the database can."""
+    skip_lock = ""
+    """The same, but for rows that others have locked."""
+
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""
 
@@ -150,6 +157,10 @@ class Dialect(ABC):
 
     takes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None = None
     """Takes locks in one statement, where it can: of those who got theirs the token, by jid; the others are parked."""
+
+    passes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], datetime | None], dict[str, str | None]] | None = None
+    """Lets a set of jobs pass in one statement, where all of it may: the passes they hold, by jid. Else it does
+    nothing, and answers with nothing."""
 
     def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         """Id, key, queue and weight of the ready jobs of these keys."""

@@ -14,14 +14,16 @@ def next_ready(cursor: CursorWrapper, key: str) -> Iterator[str]:
     queue, weight = "", -101
     while True:
         cursor.execute(
-            f"SELECT id, queue, weight FROM {JOB} WHERE lock_key = %s AND state = 'blocked'"
+            f"SELECT id, queue, weight, gate FROM {JOB} WHERE lock_key = %s AND state = 'blocked'"
             " AND (queue > %s OR (queue = %s AND weight > %s)) ORDER BY queue, weight, enqueued_at, id LIMIT 1",
             [key, queue, queue, weight],
         )
         row = cursor.fetchone()
         if row is None:
             return
-        row_id, queue, weight = row
+        row_id, queue, weight, gate = row
+        if gate is not None:  # it waits at a gate, for all of its key (ADR 0016)
+            continue
         cursor.execute(
             f"SELECT 1 FROM {JOB} WHERE lock_key = %s AND state = 'enqueued' AND queue = %s AND weight = %s LIMIT 1",
             [key, queue, weight],

@@ -13,7 +13,7 @@ from .portable import PortableDialect, utc
 class MariadbDialect(PortableDialect):
     """Assignments of an upsert are made left to right, so that the state, which they ask for, comes last."""
 
-    lock = " FOR UPDATE SKIP LOCKED"
+    skip_lock = " FOR UPDATE SKIP LOCKED"
     plain_lock = " FOR UPDATE"
     upsert_tail = "ON DUPLICATE KEY UPDATE " + ", ".join(
         f"{column} = IF({replaceable()}, VALUES({column}), {column})"

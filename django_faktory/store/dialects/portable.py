@@ -5,14 +5,29 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...lifecycle import State
 from ...payloads import Ack, JobPayload, Reservation
-from .base import COUNTER, JOB, QUEUE, WORKER, Dialect, Ending, Held, Plan, Tally, counter_slot, holds, marks
+from .base import (
+    COUNTER,
+    GATE,
+    JOB,
+    LIMIT,
+    QUEUE,
+    WORKER,
+    Dialect,
+    Ending,
+    Held,
+    Plan,
+    Tally,
+    counter_slot,
+    holds,
+    marks,
+)
 
 COLUMNS = 13
 """What is written of a new job; the rest are defaults."""
@@ -21,7 +36,6 @@ COLUMNS = 13
 class PortableDialect(Dialect):
     """See the module."""
 
-    lock = ""
     upsert_tail = ""
     count_tail = ""
 
@@ -33,7 +47,8 @@ class PortableDialect(Dialect):
         "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
         "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
         "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-        "unique_until_start", "lock_key", "lock_token", "bid", "callback_of", "has_run", "counts_failed", "about",
+        "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+        "bid", "callback_of", "has_run", "counts_failed", "about",
         "state",
     )  # fmt: skip
 
@@ -67,20 +82,22 @@ class PortableDialect(Dialect):
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect."""
         with connection.cursor() as cursor:
-            paused, muted = withheld(connection, {slot.wid for slot in plan.slots if slot.wid})
             clock = now or self.now(cursor)
             adapted = connection.ops.adapt_datetimefield_value(clock)
+            held = withheld(connection, {slot.wid for slot in plan.slots if slot.wid}, adapted)
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
             for slot in plan.slots:
                 room = min(slot.count, plan.limit - len(found))
-                if room > 0 and slot.queue not in paused and slot.wid not in muted:
+                if room > 0 and slot.queue not in held.queues and slot.wid not in held.wids:
                     rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken], adapted)
                     taken += rows
-                    found += [self._reserved(row, slot.wid, clock) for row in rows]
+                    found += [self._reserved(row, slot.wid, clock, held) for row in rows]
             for wid in {reservation.wid for reservation in found}:
-                ids = [row[0] for row, held in zip(taken, found, strict=True) if held.wid == wid]
-                self._mark_working(connection, cursor, ids, wid, clock)
+                mine = [(row[0], job) for row, job in zip(taken, found, strict=True) if job.wid == wid]
+                for is_gated in {job.passes is not None for _, job in mine}:
+                    ids = [row_id for row_id, job in mine if (job.passes is not None) == is_gated]
+                    self._mark_working(connection, cursor, ids, wid, clock, is_gated=is_gated)
         return found
 
     def _lock_first(
@@ -90,18 +107,18 @@ class PortableDialect(Dialect):
         but = f" AND id NOT IN ({marks(taken)})" if taken else ""
         cursor.execute(
             "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
-            f" result_ttl, jobtype, lock_key FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
+            f" result_ttl, jobtype, lock_key, limit_key FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
             f" AND (expires_at IS NULL OR expires_at > %s){but}"
-            f" ORDER BY weight, enqueued_at, id LIMIT %s{self.lock}",
+            f" ORDER BY weight, enqueued_at, id LIMIT %s{self.skip_lock}",
             [queue, clock, *taken, room],
         )
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
-    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime) -> Reservation:
+    def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime, held: Withheld) -> Reservation:
         (_, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
-         jobtype,
-         lock_key) = row  # fmt: skip
+         jobtype, lock_key, limit_key) = row  # fmt: skip
+        is_gated = limit_key is not None or ("task", jobtype) in held.limited or ("queue", queue) in held.limited
         return Reservation(
             jid=jid,
             queue=queue,
@@ -117,16 +134,26 @@ class PortableDialect(Dialect):
             reserve_for=reserve_for,
             result_ttl=result_ttl,
             lock_key=lock_key,
+            limit_key=limit_key,
+            passes="" if is_gated else None,
         )
 
     def _mark_working(
-        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, ids: list[int], wid: str, now: datetime
+        self,
+        connection: BaseDatabaseWrapper,
+        cursor: CursorWrapper,
+        ids: list[int],
+        wid: str,
+        now: datetime,
+        *,
+        is_gated: bool,
     ) -> None:
         adapt = connection.ops.adapt_datetimefield_value
+        starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
+        gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(
             f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
-            " unique_key = CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END,"
-            f" reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
+            f" gate = NULL, {gated}, reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
             [wid, adapt(now), adapt(now), *ids],
         )
 
@@ -139,17 +166,17 @@ class PortableDialect(Dialect):
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
         """See Dialect."""
-        paused, muted = withheld(connection, wids)
-        running = [queue for queue in queues if queue not in paused]
-        if not running:
-            return {}, muted
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
+            held = withheld(connection, wids, clock)
+            running = [queue for queue in queues if queue not in held.queues]
+            if not running:
+                return {}, held.wids
             cursor.execute(
                 " UNION ALL ".join([self._waiting] * len(running)),
                 [value for queue in running for value in (queue, queue, clock, most)],
             )
-            return dict(cursor.fetchall()), muted
+            return dict(cursor.fetchall()), held.wids
 
     _waiting = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
@@ -163,7 +190,7 @@ class PortableDialect(Dialect):
             clock = now or self.now(cursor)
             cursor.execute(
                 "SELECT id, jid, wid, attempt, result_ttl,"
-                " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL"
+                " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL"
                 ", queue, jobtype, started_at"
                 f" FROM {JOB} WHERE state = 'working' AND jid IN ({marks(jids)}){self.plain_lock}",
                 [*jids],
@@ -198,7 +225,7 @@ class PortableDialect(Dialect):
         pairs = [value for row_id, ack, _ in held for value in (row_id, ack.result)]
         cursor.execute(
             f"UPDATE {JOB} SET state = 'succeeded', result = CASE id {cases} END, finished_at = %s,"
-            f" reserved_until = NULL, unique_key = NULL, lock_token = NULL,"
+            f" reserved_until = NULL, unique_key = NULL, lock_token = NULL, passes = NULL,"
             f" purge_at = {self.after('%s', 'result_ttl')}"
             f" WHERE id IN ({marks(held)})",
             [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
@@ -213,20 +240,39 @@ class PortableDialect(Dialect):
                 [day.date(), counter_slot(), tally.processed, tally.failed, tally.late],
             )
 
-    plain_lock = ""
-
     @abstractmethod
     def after(self, moment: str, seconds: str) -> str:
         """SQL: the moment that many seconds after `moment`."""
 
 
-def withheld(connection: BaseDatabaseWrapper, wids: Collection[str]) -> tuple[set[str], set[str]]:
-    """The queues that are paused, and those of `wids` that are quiet or terminating: neither gets a job."""
-    muted = f" UNION ALL SELECT 'worker', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
+class Withheld(NamedTuple):
+    """What claims must look at beside the jobs."""
+
+    queues: set[str]
+    """Paused, or with a limit whose gate is shut: they give out nothing."""
+    wids: set[str]
+    """Quiet or terminating: they get nothing."""
+    limited: set[tuple[str, str]]
+    """Scope and name of the limits of queues and tasks: their jobs must pass a gate."""
+
+
+def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any) -> Withheld:
+    """Read it: one statement."""
+    muted = f" UNION ALL SELECT 'muted', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT 'queue', name FROM {QUEUE} WHERE paused_at IS NOT NULL{muted if wids else ''}", [*wids])
+        cursor.execute(
+            f"SELECT 'paused', name FROM {QUEUE} WHERE paused_at IS NOT NULL"
+            f" UNION ALL SELECT 'paused', name FROM {GATE} WHERE scope = 'queue'"
+            f" AND (in_use >= concurrency OR opens_at > %s)"
+            f" UNION ALL SELECT scope, name FROM {LIMIT} WHERE scope IN ('queue', 'task'){muted if wids else ''}",
+            [clock, *wids],
+        )
         rows = cursor.fetchall()
-    return {name for kind, name in rows if kind == "queue"}, {name for kind, name in rows if kind == "worker"}
+    return Withheld(
+        {name for kind, name in rows if kind == "paused"},
+        {name for kind, name in rows if kind == "muted"},
+        {(kind, name) for kind, name in rows if kind in ("queue", "task")},
+    )
 
 
 def seconds_since(naive: datetime | None, now: datetime) -> float:

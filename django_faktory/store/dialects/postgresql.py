@@ -19,7 +19,6 @@ from .base import (
     COUNTER,
     JOB,
     LOCK,
-    QUEUE,
     WORKER,
     Dialect,
     Ending,
@@ -31,14 +30,17 @@ from .base import (
     replaceable,
 )  # fmt: skip
 from .pipeline import Rows
+from .postgresql_gates import END_PASSED, IS_GATED, PASS, PASS_ALONE, withheld
 from .postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from .postgresql_rows import RETURNED, reservations
 from .prepared import Statement, execute, joins
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
     "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
     "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
-    "unique_until_start", "lock_key", "lock_token", "bid", "callback_of", "has_run", "counts_failed", "about",
+    "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+    "bid", "callback_of", "has_run", "counts_failed", "about",
 )  # fmt: skip
 
 _INTO = f"""
@@ -82,11 +84,6 @@ ORDER BY j.place{_UPSERT}""",
     ages=False,
 )
 
-_RETURNED = (
-    "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
-    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key"
-)
-
 _READY = f"""
   SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
     AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
@@ -97,16 +94,17 @@ _READY = f"""
 # of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => reserve_for),
-  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END
+  reserved_until = now + make_interval(secs => reserve_for), gate = NULL,
+  passes = CASE WHEN {IS_GATED} THEN '' END,
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
 FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
-  WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
+  WHERE q.name <> ALL ({withheld(5)})
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
     AND $6
   LIMIT (SELECT $4)))
-RETURNING array_position($1, j.queue::text), j.weight, j.id, {_RETURNED}"""
+RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
 
 _CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz"]
 CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $6", ""))
@@ -127,7 +125,7 @@ SELECT q.name, (SELECT COUNT(*) FROM (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
       AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
   FROM unnest($1) AS q (name)
-  WHERE q.name <> ALL (ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL))
+  WHERE q.name <> ALL ({withheld(4)})
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
@@ -141,11 +139,12 @@ END = Statement(
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result,
-    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL AS is_apart,
+    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL
+      OR j.passes IS NOT NULL AS is_apart,
     j.queue, j.jobtype, j.started_at
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, queue, jobtype, started_at
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
@@ -178,7 +177,7 @@ KEEP = Statement(
     ["bigint[]", "text[]", "timestamptz"],
     f"""
 UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
-  unique_key = NULL, lock_token = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+  unique_key = NULL, lock_token = NULL, passes = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
 FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )
@@ -198,6 +197,8 @@ class PostgresqlDialect(Dialect):
     """See the module."""
 
     one_statement = True
+    plain_lock = " FOR UPDATE"
+    skip_lock = " FOR UPDATE SKIP LOCKED"
 
     def now(self, cursor: CursorWrapper) -> datetime:
         """See Dialect."""
@@ -214,7 +215,7 @@ class PostgresqlDialect(Dialect):
         """See Dialect. One statement for each wid of the plan."""
         claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
         with connection.cursor() as cursor:
-            return _reservations(execute(cursor, _claims(claim, plan, now)))
+            return reservations(execute(cursor, _claims(claim, plan, now)))
 
     def exchange(
         self,
@@ -232,7 +233,7 @@ class PostgresqlDialect(Dialect):
         calls += _claims(CLAIM, plan, now)
         with connection.cursor() as cursor:
             found = execute(cursor, calls)
-        return self._ending(found[:ends] if acks else [[]]), _reservations(found[claims_from:])
+        return self._ending(found[:ends] if acks else [[]]), reservations(found[claims_from:])
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""
@@ -258,29 +259,53 @@ class PostgresqlDialect(Dialect):
             return self._ending(execute(cursor, calls))
 
     _locked_at = float("-inf")
+    _passed_at = float("-inf")
 
     def _ends(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None
     ) -> list[tuple[Statement, list[Any]]]:
         """The end of jobs; where locks are in use here just now, the end of their holders goes along."""
-        if time.monotonic() - self._locked_at > LOCKS_IN_USE_S or not joins(connection):
-            return [_end(acks, now)]
         [_, values] = call = _end(acks, now)
-        return [call, (END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
+        recently = time.monotonic() - LOCKS_IN_USE_S
+        if not joins(connection):
+            return [call]
+        calls = [call]
+        if self._passed_at > recently:
+            calls.append((END_PASSED, values[:3]))
+        if self._locked_at > recently:
+            calls += [(END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
+        return calls
 
     def _ending(self, found: Sequence[Rows]) -> Ending:
         """What the statements of `_ends` say."""
         first, *more = found
+        readied: set[str] = set()
         ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
         left = {row[0] for row in first if row[-1]}
-        readied: set[str] = set()
         if left:
             self._locked_at = time.monotonic()
-        if more:
-            ended |= {jid: _held(row) for jid, *row in more[0]}
-            left -= ended.keys()
-            readied = {queue for (queue,) in more[1]}
+        for rows in more:  # ends of holders, and the queues that got work by them
+            if rows and len(rows[0]) == 1:
+                readied = {queue for (queue,) in rows}
+            else:
+                ended |= {jid: _held(row) for jid, *row in rows}
+        left -= ended.keys()
         return Ending(ended, left, readied)
+
+    def passes(
+        self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
+    ) -> dict[str, str | None]:
+        """See Dialect."""
+        self._passed_at = time.monotonic()
+        told = [
+            {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
+             "key": job.limit_key}
+            for job in claimed
+        ]  # fmt: skip
+        with connection.cursor() as cursor:
+            statement = PASS if connection.in_atomic_block else PASS_ALONE
+            [rows] = execute(cursor, [(statement, [str(_json.encode(told), "utf-8"), now])])
+        return dict(rows)
 
     def takes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
@@ -348,36 +373,6 @@ def _claims(claim: Statement, plan: Plan, now: datetime | None) -> list[tuple[St
         (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now])
         for wid, slots in by_wid.items()
     ]
-
-
-def _reservations(found: Sequence[Rows]) -> list[Reservation]:
-    return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
-
-
-def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
-    return place, weight, enqueued_at, row_id
-
-
-def _reserved(row: tuple[Any, ...]) -> Reservation:
-    (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
-     result_ttl, jobtype, lock_key) = row  # fmt: skip
-    return Reservation(
-        jid=jid,
-        queue=queue,
-        jobtype=jobtype,
-        text=text,
-        wid=wid,
-        attempt=attempt,
-        created_at=created_at,
-        enqueued_at=enqueued_at,
-        started_at=started_at,
-        failure=failure,
-        history=history,
-        reserve_for=reserve_for,
-        result_ttl=result_ttl,
-        lock_key=lock_key,
-    )
 
 
 POSTGRESQL = PostgresqlDialect()

@@ -44,12 +44,13 @@ won AS (
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
   RETURNING j.jid),
 lost AS (
-  UPDATE {JOB} AS j SET state = 'blocked', attempt = j.attempt - 1, wid = '', started_at = NULL, reserved_until = NULL
+  UPDATE {JOB} AS j SET state = 'blocked', attempt = j.attempt - 1, wid = '', started_at = NULL, reserved_until = NULL,
+    passes = NULL
   FROM held
   WHERE j.id = held.id AND held.token IS NULL
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt),
 parked AS (
-  UPDATE {JOB} SET state = 'blocked' WHERE id = ANY (ARRAY(
+  UPDATE {JOB} SET state = 'blocked', gate = NULL WHERE id = ANY (ARRAY(
     SELECT sibling.id FROM got CROSS JOIN LATERAL (
       SELECT j.id FROM {JOB} AS j WHERE j.lock_key = got.lock_key AND j.state = (SELECT 'enqueued')
       ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED) AS sibling)))
@@ -68,11 +69,11 @@ held AS MATERIALIZED (
     j.queue, j.jobtype, j.started_at
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, queue, jobtype, started_at
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
     FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)
-    AND j.lock_token IS NOT NULL AND j.bid IS NULL AND j.callback_of IS NULL),
+    AND j.lock_token IS NOT NULL AND j.bid IS NULL AND j.callback_of IS NULL AND j.passes IS NULL),
 gone AS (
   DELETE FROM {JOB} AS j USING held
   WHERE j.id = held.id AND held.result_ttl IS NULL
@@ -96,21 +97,22 @@ counted AS (
 SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM ended, clock""",
 )
 
+# One that waits at a gate waits for all of its key (ADR 0016).
 # Queue and priority of those blocked by a key, one look at the index for each; of each the first, unless one is ready.
 # That is asked for each, in the order of the index: as NOT EXISTS it becomes a join that reads all of the table.
 _FIRST = f"""
-SELECT j.id, j.queue, j.weight FROM {JOB} AS j WHERE j.lock_key = keys.key AND j.state = (SELECT 'blocked')"""
+SELECT j.id, j.queue, j.weight, j.gate FROM {JOB} AS j WHERE j.lock_key = keys.key AND j.state = (SELECT 'blocked')"""
 _NEXT = f"""
 found AS (
-  WITH RECURSIVE places (key, id, queue, weight) AS (
-    SELECT keys.key, first.id, first.queue, first.weight FROM keys
+  WITH RECURSIVE places (key, id, queue, weight, gate) AS (
+    SELECT keys.key, first.id, first.queue, first.weight, first.gate FROM keys
     CROSS JOIN LATERAL ({_FIRST} ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 1) AS first
     UNION ALL
-    SELECT keys.key, next.id, next.queue, next.weight FROM places AS keys
+    SELECT keys.key, next.id, next.queue, next.weight, next.gate FROM places AS keys
     CROSS JOIN LATERAL (
       {_FIRST} AND (j.queue, j.weight) > (keys.queue, keys.weight)
       ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 1) AS next)
-  SELECT id FROM places WHERE (
+  SELECT id FROM places WHERE gate IS NULL AND (
     SELECT ready.id FROM {JOB} AS ready WHERE ready.lock_key = places.key AND ready.state = (SELECT 'enqueued')
       AND ready.queue = places.queue AND ready.weight = places.weight
     ORDER BY ready.enqueued_at, ready.id LIMIT 1) IS NULL)

@@ -1,0 +1,123 @@
+"""What limits cost: jobs of a task with a limit so high that it holds nobody back, beside plain ones, in one run.
+
+    python -m benchmarks.limits                 (2,000 jobs of each kind; 20,000 held back)
+    BENCH_DATABASE=sqlite python -m benchmarks.limits --jobs 1000
+
+The broker by itself, in this process: clients who take and end jobs, one at a time and in sets of 20, of no limit, of
+one with places, and of one with a rate; and a FETCH of the free job behind many that are held back, the first, which
+parks them, and those after it. What counts are the ratios. Every reading: results/limits.json.
+"""
+
+import argparse
+import json
+import threading
+import time
+import uuid
+
+from benchmarks.first_speed import HERE, empty, machine, prepare
+from benchmarks.locks import broker, end, fetch, milliseconds
+
+HIGH = 100_000
+
+
+def jobs(count, queue, jobtype):
+    from django_faktory.payloads import new_job
+
+    return [new_job(jid=uuid.uuid4().hex, jobtype=jobtype, args=[number], queue=queue) for number in range(count)]
+
+
+def push(one, count, queue, jobtype):
+    for start in range(0, count, 500):
+        one.push(jobs(min(500, count - start), queue, jobtype))
+
+
+def speed(one, count, clients, size, jobtype):
+    """Clients who take and end jobs, so many at a time; jobs a second."""
+    from django.db import connections
+
+    from django_faktory.payloads import Ack
+
+    queue = uuid.uuid4().hex
+    push(one, count, queue, jobtype)
+
+    def client(number):
+        wid = f"w{number}"
+        while found := fetch(one, queue, wid=wid, count=size):
+            one.ack([Ack(jid=job.jid, wid=wid, attempt=job.attempt) for job in found])
+        connections.close_all()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return round(count / (time.perf_counter() - began))
+
+
+def behind(one, held, free=100):
+    """FETCH of free jobs behind so many that a shut gate holds back."""
+    from django_faktory.models import Job
+
+    push(one, held, "head", "shut")
+    [holder] = fetch(one, "head")
+    push(one, free, "head", "plain")
+    began = time.perf_counter()
+    fetches = 1
+    while not (found := fetch(one, "head")):
+        fetches += 1
+    first_s = time.perf_counter() - began
+    end(one, found[0])
+    took = []
+    for _ in range(free - 1):
+        began = time.perf_counter()
+        [job] = fetch(one, "head")
+        took.append(time.perf_counter() - began)
+        assert job.jobtype == "plain"
+    began = time.perf_counter()
+    end(one, holder)
+    released_s = time.perf_counter() - began
+    assert Job.objects.filter(state="blocked").count() == held - 2
+    return {
+        "held_back": held,
+        "first_fetch": {"fetches": fetches, "ms": round(first_s * 1000, 1)},
+        "later_fetches": milliseconds(took),
+        "release_ms": round(released_s * 1000, 2),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2_000)
+    parser.add_argument("--held", type=int, default=20_000)
+    options = parser.parse_args()
+    prepare()
+    empty()
+    from django_faktory.gating import Allowance
+    from django_faktory.models import Limit
+    from django_faktory.store import limits
+
+    one = broker()
+    kinds = {"plain": None, "places": Allowance(concurrency=HIGH), "rate": Allowance(rate=HIGH, burst=HIGH)}
+    readings = {"machine": machine()}
+    for clients, size in ((1, 1), (4, 1), (4, 20)):
+        found = {}
+        for name, allowance in kinds.items():
+            if allowance:
+                limits.put("task", name, allowance, using="default")
+            found[name] = speed(one, options.jobs, clients, size, name)
+        ratios = {f"{name} to plain": round(found[name] / found["plain"], 2) for name in ("places", "rate")}
+        readings[f"{clients} clients, {size} at a time"] = found | ratios
+        Limit.objects.all().delete()
+    limits.put("task", "shut", Allowance(concurrency=1), using="default")
+    readings["behind"] = behind(one, options.held)
+    Limit.objects.all().delete()
+    empty()
+    text = json.dumps(readings, indent=2)
+    print(text)
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results" / "limits.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

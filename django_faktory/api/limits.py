@@ -1,0 +1,149 @@
+"""Limits: set, changed and taken away while jobs run; and the pause of tasks, which is a limit of none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema_view
+from rest_framework import status
+from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from .. import limiting, permissions
+from ..gating import Allowance
+from ..models import Limit
+from ..shapes import limit_of
+from ..store import limits
+from . import answers, inputs
+from .base import Resource, alias
+from .described import F, described
+from .filters import LimitFilter
+from .journal import ADDED, DELETED, note
+from .paging import NewestFirst
+from .problems import WrongState
+
+
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    return described(
+        summary=summary, description=description, request=inputs.TaskNames, responses={200: answers.ChangedTasks}
+    )
+
+
+@described(parameters=[OpenApiParameter("id", OpenApiTypes.INT64, "path", description="The limit's number.")])
+@extend_schema_view(
+    list=described(summary="List limits, the newest first", parameters=[OpenApiParameter("id", exclude=True)]),
+    retrieve=described(summary="Show a limit", responses=answers.WholeLimit),
+)
+class Limits(Resource):
+    """How many jobs of a queue, a task or a key run at a time, or start in a time."""
+
+    queryset = Limit.objects.none()
+    serializer_class = answers.Limit
+    pagination_class = NewestFirst
+    filterset_class = LimitFilter
+    lookup_field = "pk"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = "[0-9]{1,18}"
+    keys = re.compile("[0-9]{1,18}")
+    needs: ClassVar = {
+        "list": "view_limit",
+        "retrieve": "view_limit",
+        "create": "add_limit",
+        "update": "change_limit",
+        "destroy": "delete_limit",
+        "pause": permissions.PAUSE_TASK,
+        "resume": permissions.RESUME_TASK,
+    }
+
+    def get_queryset(self) -> Any:
+        """Those of code too."""
+        return Limit.objects.using(alias())
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002
+        """With how they are used, read for a page at a time."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
+        used = limits.use([limit.pk for limit in page], using=alias())
+        return self.get_paginated_response([limit_of(limit, *used.get(limit.pk, ())) for limit in page])
+
+    def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
+        """And who waits."""
+        return Response(_whole(self.get_object()))
+
+    @described(
+        summary="Set a limit",
+        description="It holds at once, for jobs that wait and run already.",
+        request=inputs.NewLimit,
+        responses={201: answers.WholeLimit},
+        parameters=[OpenApiParameter("id", exclude=True)],
+    )
+    def create(self, request: Request) -> Response:
+        """One that is there is changed, not set anew."""
+        told = self.said(inputs.NewLimit)
+        name, allowance = limiting.checked_name(told["scope"], told["name"]), _allowance(told)
+        if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
+            raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
+        limit = limits.put(told["scope"], name, allowance, using=alias())
+        note(request, limit, "Written", flag=ADDED, reason=told.get("reason", ""))
+        return Response(_whole(limit), status=status.HTTP_201_CREATED)
+
+    @described(
+        summary="Change a limit",
+        description="It holds at once, and overrules code. What is left out is none.",
+        request=inputs.LimitChanges,
+        responses={200: answers.WholeLimit},
+    )
+    def update(self, request: Request, **_: Any) -> Response:
+        """A pause of it stays."""
+        told, limit = self.said(inputs.LimitChanges), self.get_object()
+        changed = limits.put(limit.scope, limit.name, _allowance(told), using=alias())
+        note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
+        return Response(_whole(changed))
+
+    @described(
+        summary="Take a limit away",
+        description="Whatever waits for it may start. What code says comes back when a node starts.",
+        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Why: it is kept in the log.")],
+        responses={204: None},
+    )
+    def destroy(self, request: Request, **_: Any) -> Response:
+        """Its jobs run on."""
+        why, limit = self.said(inputs.Reason, of=request.query_params), self.get_object()
+        note(request, limit, "Deleted", flag=DELETED, reason=why["reason"])
+        limits.remove(limit, using=alias())
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    @_acts("Pause tasks", "None of their jobs starts from now on; those that run go on.")
+    @action(detail=False, methods=["post"])
+    def pause(self, request: Request) -> Response:
+        """A second time changes nothing."""
+        return self._act(request, limits.pause, "Paused")
+
+    @_acts("Resume tasks", "Their jobs start again, as their limits allow.")
+    @action(detail=False, methods=["post"])
+    def resume(self, request: Request) -> Response:
+        """A second time changes nothing."""
+        return self._act(request, limits.resume, "Resumed")
+
+    def _act(self, request: Request, act: Any, done: str) -> Response:
+        told = self.said(inputs.TaskNames)
+        changed = act([limiting.checked_name("task", name) for name in told["tasks"]], using=alias())
+        for name in changed:
+            note(request, Limit, done, name=name, reason=told["reason"])
+        return Response({"tasks": changed})
+
+
+def _whole(limit: Limit) -> dict[str, Any]:
+    used = limits.use([limit.pk], using=alias()).get(limit.pk, ())
+    return {**limit_of(limit, *used), "waiting": limits.waiting(limit, using=alias())}
+
+
+def _allowance(told: Mapping[str, Any]) -> Allowance:
+    found = {key: told[key] for key in ("concurrency", "rate", "burst") if told.get(key) is not None}
+    if not found:
+        raise ValidationError("expected concurrency, rate or both, got neither")
+    return Allowance.of(found)

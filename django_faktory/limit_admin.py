@@ -1,0 +1,241 @@
+"""Limits in the admin: what they allow and how they are used; set, edited and taken away while jobs run, and paused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import Min, QuerySet, Sum
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import URLPattern, path
+from django.utils.timezone import localtime
+
+from . import limiting, permissions
+from .gating import Allowance, InvalidLimit, Scope, rate_text
+from .look_only import Styled, asks, log
+from .models import Limit
+from .store import limits
+
+if TYPE_CHECKING:
+    AnyLimitForm = forms.ModelForm[Limit]
+else:  # Django's own classes take no type parameters at run time
+    AnyLimitForm = forms.ModelForm
+
+_NUMBERS = ("concurrency", "rate", "burst")
+
+
+class LimitForm(AnyLimitForm):
+    """A limit as settings have it; what is wrong is said at its field."""
+
+    rate = forms.CharField(
+        required=False, max_length=40, help_text='How many start in a time: "100/s", "10/m", "5/30s".'
+    )
+
+    class Meta:
+        model = Limit
+        fields = ("scope", "name", "concurrency", "burst")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.rate is not None:
+            self.initial["rate"] = rate_text(self.instance.rate, self.instance.per)
+        self.allowance = Allowance()
+
+    def clean(self) -> dict[str, Any]:
+        """Judge it as settings are judged."""
+        found: dict[str, Any] = super().clean() or {}
+        told = {field: found[field] for field in _NUMBERS if found.get(field) not in (None, "")}
+        try:
+            if told or self.instance.paused_at is None:
+                self.allowance = Allowance.of(told)
+            if "name" in found:
+                found["name"] = limiting.checked_name(found.get("scope", ""), found["name"])
+        except InvalidLimit as error:
+            field = str(error).partition(":")[0]
+            self.add_error(field if field in self.fields else None, ValidationError(str(error)))
+        return found
+
+    def _post_clean(self) -> None:
+        """Leave the row as it is: the store writes it."""
+        if not self.instance.pk and not self.errors:
+            place = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
+            if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**place).exists():  # noqa: SLF001
+                self.add_error("name", ValidationError("there is a limit of this already; change that"))
+
+
+@admin.register(Limit)
+class LimitAdmin(Styled):
+    """Each change holds at once, on all nodes. One of code that is edited stays as it was edited."""
+
+    form = LimitForm
+    list_display = ("name", "scope", "allows", "in_use", "waiting", "opens_at", "origin")
+    list_filter = ("scope", "origin", ("paused_at", admin.EmptyFieldListFilter))
+    search_fields = ("name",)
+    ordering = ("scope", "name")
+    list_per_page = 50
+    actions = ("pause", "resume", "as_in_code")
+    has_pause_permission = asks(permissions.PAUSE_TASK)
+    has_resume_permission = asks(permissions.RESUME_TASK)
+    readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")
+    fieldsets = (
+        (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),
+        ("In use", {"fields": ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
+        """With how they are used, of all their gates together."""
+        found: Any = super().get_queryset(request)
+        return found.annotate(used=Sum("gates__in_use"), opens=Min("gates__opens_at"))  # type: ignore[no-any-return]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
+        """What it is for stays."""
+        mine = tuple(map(str, self.readonly_fields))
+        return ("scope", "name", *mine) if obj is not None else mine
+
+    def get_fieldsets(self, request: HttpRequest, obj: Limit | None = None) -> Any:
+        """Nobody uses a new one yet."""
+        return super().get_fieldsets(request, obj)[: None if obj else 1]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """With the rate, which is two columns, as one field."""
+        mine = [
+            field
+            for field in ("scope", "name", "concurrency", "burst")
+            if change is False or field not in ("scope", "name")
+        ]
+        return super().get_form(request, obj, change=change, **{**kwargs, "fields": mine})
+
+    def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
+        """Let the store write it: its gates follow, and who waits is let go."""
+        told = form.cleaned_data
+        place = (obj.scope, obj.name) if change else (told["scope"], told["name"])
+        written = limits.put(*place, form.allowance, using=_alias(obj))
+        obj.__dict__.update(written.__dict__)  # what the log calls it by
+
+    def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
+        """And let all go that waits for it."""
+        limits.remove(obj, using=_alias(obj))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """One after the other."""
+        for limit in queryset:
+            self.delete_model(request, limit)
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
+        """Its gates go with it: they ask for no permission of their own."""
+        found = [str(limit) for limit in objs]
+        return found, {"limits": len(found)}, set(), []
+
+    def get_urls(self) -> list[URLPattern]:
+        """And those of the buttons."""
+        view = self.admin_site.admin_view(self._act_view)
+        return [path("<path:object_id>/act/<str:verb>/", view, name="django_faktory_limit_act"), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """With the buttons that make sense now."""
+        limit = kwargs.get("obj")
+        verbs = [(verb, label) for verb, label in _verbs(limit) if self._may(request, verb)] if limit else []
+        return super().render_change_form(request, context | {"limit_verbs": verbs}, *args, **kwargs)
+
+    @admin.display(description="allows")
+    def allows(self, limit: Limit) -> str:
+        """In words."""
+        return limit.told
+
+    @admin.display(description="in use")
+    def in_use(self, limit: Any) -> str:
+        """Running jobs that hold a place; a rate alone counts none."""
+        return "–" if limit.concurrency is None else str(limit.used or 0)
+
+    @admin.display(description="waiting")
+    def waiting(self, limit: Limit) -> str:
+        """Jobs that are held back; those of a queue stay in it."""
+        if limit.scope == Scope.QUEUE:
+            return "in the queue"
+        count = limits.waiting(limit, using=_alias(limit))
+        return f"{count:,} or more" if count == limits.MOST_COUNTED else f"{count:,}"
+
+    @admin.display(description="opens at")
+    def opens_at(self, limit: Any) -> str:
+        """When the next of those that wait for a rate may start."""
+        return localtime(limit.opens).strftime("%Y-%m-%d %H:%M:%S") if limit.opens else "–"
+
+    @admin.action(description="Pause tasks", permissions=["pause"])
+    def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """None of their jobs starts until they are resumed."""
+        self._do(request, list(queryset), "pause")
+
+    @admin.action(description="Resume tasks", permissions=["resume"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """Their jobs start again, as their limits allow."""
+        self._do(request, list(queryset), "resume")
+
+    @admin.action(description="As in code", permissions=["change"])
+    def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
+        """Take edits back."""
+        self._do(request, list(queryset), "as_in_code")
+
+    def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """A button of the limit's page."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        limit = get_object_or_404(self.get_queryset(request), pk=object_id)
+        if not self._may(request, verb):
+            raise PermissionDenied
+        self._do(request, [limit], verb)
+        if Limit.objects.using(_alias(limit)).filter(pk=limit.pk).exists():
+            return redirect("admin:django_faktory_limit_change", limit.pk)
+        return redirect("admin:django_faktory_limit_changelist")
+
+    def _may(self, request: HttpRequest, verb: str) -> bool:
+        return verb in _DOES and bool(request.user.has_perm(permissions.needs(_DOES[verb].codename)))
+
+    def _do(self, request: HttpRequest, chosen: list[Limit], verb: str) -> None:
+        does, done, _ = _DOES[verb]
+        for limit in chosen:
+            if verb != "as_in_code" and limit.scope != Scope.TASK:
+                said = f"{limit.scope} {limit.name}: only tasks are paused here; queues on their own page."
+                self.message_user(request, said, messages.ERROR)
+                continue
+            self.message_user(request, f"{limit.name}: {does(limit)}", messages.SUCCESS)
+            log(request, [limit], done)
+
+
+def _pause(limit: Limit) -> str:
+    return "paused." if limits.pause([limit.name], using=_alias(limit)) else "was paused already."
+
+
+def _resume(limit: Limit) -> str:
+    return "resumed." if limits.resume([limit.name], using=_alias(limit)) else "was not paused."
+
+
+def _as_in_code(limit: Limit) -> str:
+    return "as in code again." if limiting.as_in_code(limit, using=_alias(limit)) else "was not edited."
+
+
+class _Act(NamedTuple):
+    does: Callable[[Limit], str]
+    done: str
+    codename: str
+
+
+_DOES: dict[str, _Act] = {
+    "pause": _Act(_pause, "Paused", permissions.PAUSE_TASK),
+    "resume": _Act(_resume, "Resumed", permissions.RESUME_TASK),
+    "as_in_code": _Act(_as_in_code, "Edit taken back", "change_limit"),
+}
+
+
+def _verbs(limit: Limit) -> list[tuple[str, str]]:
+    found = [("as_in_code", "As in code")] if limit.origin == Limit.Origin.EDITED else []
+    if limit.scope == Scope.TASK:
+        found.append(("resume", "Resume") if limit.paused_at else ("pause", "Pause"))
+    return found
+
+
+def _alias(limit: Limit) -> str:
+    return limit._state.db or Limit.objects.db  # noqa: SLF001  (documented)

@@ -1,0 +1,242 @@
+"""The statements of limits: gates locked and written, jobs let pass, parked and let go, a set at a time. ADR 0016.
+
+One text for all databases: what differs is how a row is locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.backends.utils import CursorWrapper
+
+from ...gating import Allowance, Gate
+from .base import GATE, JOB, Dialect, marks
+
+HEAD = 500
+"""Jobs at the head of a queue that are looked at together when a gate is shut."""
+
+_GATE = (
+    "g.id, g.scope, g.name, g.concurrency, g.rate, g.per, g.burst, g.is_paused, g.in_use, g.tokens, g.filled_at,"
+    " g.opens_at, g.is_awaited"
+)
+_WRITTEN = ("in_use", "tokens", "filled_at", "opens_at", "is_awaited")
+_IN_ORDER = "ORDER BY weight, enqueued_at, id"
+
+
+def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[Gate]:
+    """The gates of these scopes and names, locked in the order of their ids."""
+    wanted = sorted(names)
+    pairs = ", ".join(["(%s, %s)"] * len(wanted))
+    return _locked(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in wanted for value in pair])
+
+
+def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[Gate]:
+    """These gates, locked in the order of their ids."""
+    return _locked(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
+
+
+def _locked(cursor: CursorWrapper, dialect: Dialect, condition: str, values: Sequence[Any]) -> list[Gate]:
+    cursor.execute(f"SELECT {_GATE} FROM {GATE} AS g WHERE {condition} ORDER BY g.id{dialect.plain_lock}", values)
+    return [_gate(row) for row in cursor.fetchall()]
+
+
+def _gate(row: Sequence[Any]) -> Gate:
+    id_, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at, is_awaited = row
+    return Gate(
+        id=id_,
+        scope=scope,
+        name=name,
+        allows=Allowance(concurrency=concurrency, rate=rate, per=per, burst=burst),
+        is_paused=bool(is_paused),
+        in_use=in_use,
+        tokens=float(tokens),
+        filled_at=_utc(filled_at),
+        opens_at=None if opens_at is None else _utc(opens_at),
+        is_awaited=bool(is_awaited),
+    )
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
+    """Write what gates count; one statement for all of them."""
+    if not gates:
+        return
+    adapt = cursor.db.ops.adapt_datetimefield_value
+    rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in gates]
+    if len(gates) == 1:
+        changes = ", ".join(f"{column} = %s" for column in _WRITTEN)
+        cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id = %s", [*rows[0], gates[0].id])
+        return
+    cases = " ".join(["WHEN %s THEN %s"] * len(gates))
+    changes = ", ".join(f"{column} = CASE id {cases} ELSE {column} END" for column in _WRITTEN)
+    values = [
+        value
+        for place in range(len(_WRITTEN))
+        for g, row in zip(gates, rows, strict=True)
+        for value in (g.id, row[place])
+    ]
+    cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id IN ({marks(gates)})", [*values, *(g.id for g in gates)])
+
+
+def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> dict[str, tuple[int, str, int]]:
+    """Of those of these jobs that were claimed and have yet to pass: id, wid and attempt, locked. By jid alone: told
+    the state too, PostgreSQL might walk over all that worked in the last minute."""
+    cursor.execute(
+        f"SELECT jid, id, wid, attempt, state, passes FROM {JOB} WHERE jid IN ({marks(jids)})"
+        f" ORDER BY id{dialect.plain_lock}",
+        sorted(jids),
+    )
+    return {
+        jid: (row_id, wid, attempt)
+        for jid, row_id, wid, attempt, state, passes in cursor.fetchall()
+        if state == "working" and passes == ""
+    }
+
+
+def hand_out(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
+    """Let these jobs run, with the passes they hold."""
+    _set_each(
+        cursor,
+        "passes",
+        passes,
+        "unique_key = CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END",
+    )
+
+
+def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
+    """Undo the claim of these jobs: parked at their gate, or enqueued again where it is None."""
+    undone = "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL"
+    parked = {row_id: gate for row_id, gate in gates.items() if gate is not None}
+    _set_each(cursor, "gate", parked, f"state = 'blocked', {undone}")
+    freed = [row_id for row_id, gate in gates.items() if gate is None]
+    if freed:
+        cursor.execute(f"UPDATE {JOB} SET state = 'enqueued', {undone} WHERE id IN ({marks(freed)})", freed)
+
+
+def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], rest: str) -> None:
+    """Set a column of these jobs to a value of each, and the rest the same for all: one statement."""
+    if not values:
+        return
+    different = set(values.values())
+    if len(different) == 1:
+        value, told = "%s", [different.pop()]
+    else:
+        value = f"CASE id {' '.join(['WHEN %s THEN %s'] * len(values))} ELSE {column} END"
+        told = [one for pair in values.items() for one in pair]
+    cursor.execute(f"UPDATE {JOB} SET {column} = {value}, {rest} WHERE id IN ({marks(values)})", [*told, *values])
+
+
+def park_head(
+    cursor: CursorWrapper, dialect: Dialect, queue: str, *, tasks: Mapping[str, int], keys: Mapping[str, int]
+) -> set[int]:
+    """Park those at the head of a queue whose gates are shut: by jobtype and key the gate. Returns the gates.
+
+    Not those that their gate has let go, and none that somebody is claiming just now.
+    """
+    cursor.execute(
+        f"SELECT id, jobtype, limit_key, gate FROM {JOB} WHERE state = 'enqueued' AND queue = %s {_IN_ORDER} LIMIT %s",
+        [queue, HEAD],
+    )
+    shut = {
+        row_id: gate
+        for row_id, jobtype, key, waits_at in cursor.fetchall()
+        if (gate := tasks.get(jobtype) or keys.get(key or "")) is not None and gate != waits_at
+    }
+    if shut:
+        cursor.execute(
+            f"SELECT id FROM {JOB} WHERE id IN ({marks(shut)}) AND state = 'enqueued'{dialect.skip_lock}", [*shut]
+        )
+        shut = {row_id: shut[row_id] for (row_id,) in cursor.fetchall()}
+        _set_each(cursor, "gate", shut, "state = 'blocked'")
+    return set(shut.values())
+
+
+def let_go(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tuple[dict[str, int], bool]:
+    """Make the first jobs parked at a gate ready, so many of each queue; how many, by queue, and whether more wait."""
+    found: dict[str, int] = {}
+    more = False
+    for queue in _queues(cursor, gate):
+        cursor.execute(
+            f"SELECT id, state FROM {JOB} WHERE gate = %s AND queue = %s {_IN_ORDER} LIMIT %s{dialect.skip_lock}",
+            [gate, queue, room + 1],
+        )
+        rows = cursor.fetchall()
+        more |= len(rows) > room
+        ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
+        if ids:
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id IN ({marks(ids)})", ids)
+            found[queue] = len(ids)
+    return found, more
+
+
+def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
+    """The queues of the jobs at a gate: a look at the index each."""
+    queue = ""
+    while True:
+        cursor.execute(f"SELECT queue FROM {JOB} WHERE gate = %s AND queue > %s ORDER BY queue LIMIT 1", [gate, queue])
+        row = cursor.fetchone()
+        if row is None:
+            return
+        queue = row[0]
+        yield queue
+
+
+def waited_at(cursor: CursorWrapper) -> Iterator[int]:
+    """The gates that jobs are at: a look at the index each."""
+    gate = 0
+    while True:
+        cursor.execute(f"SELECT gate FROM {JOB} WHERE gate > %s ORDER BY gate LIMIT 1", [gate])
+        row = cursor.fetchone()
+        if row is None:
+            return
+        gate = row[0]
+        yield gate
+
+
+def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tuple[int, set[str]]:
+    """Let jobs go from a gate that is no more, at most `limit`: how many, and their queues."""
+    cursor.execute(f"SELECT id, queue FROM {JOB} WHERE gate = %s LIMIT %s{dialect.skip_lock}", [gate, limit])
+    rows = cursor.fetchall()
+    if rows:
+        ids = [row_id for row_id, _ in rows]
+        cursor.execute(
+            f"UPDATE {JOB} SET state = 'enqueued', gate = NULL WHERE id IN ({marks(ids)})"
+            " AND state IN ('blocked', 'enqueued')",
+            ids,
+        )
+    return len(rows), {queue for _, queue in rows}
+
+
+def holders(cursor: CursorWrapper, gate: int) -> int:
+    """How many running jobs hold a pass of this gate."""
+    cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND passes LIKE %s", [f"%,{gate},%"])
+    count: int = cursor.fetchone()[0]
+    return count
+
+
+def held(cursor: CursorWrapper) -> list[str]:
+    """The passes of all running jobs."""
+    cursor.execute(f"SELECT passes FROM {JOB} WHERE state = 'working' AND passes <> ''")
+    return [passes for (passes,) in cursor.fetchall()]
+
+
+_OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
+
+
+def adopt(cursor: CursorWrapper, dialect: Dialect, gate: Gate) -> int:
+    """Give passes to running jobs that were begun before they needed one; returns how many."""
+    column = _OF_SCOPE[gate.scope]
+    cursor.execute(
+        f"SELECT id, passes FROM {JOB} WHERE state = 'working' AND {column} = %s"
+        " AND (passes IS NULL OR (passes <> '' AND passes NOT LIKE %s))"
+        f" ORDER BY id{dialect.plain_lock}",
+        [gate.name, f"%,{gate.id},%"],
+    )
+    found = {row_id: f"{passes or ','}{gate.id}," for row_id, passes in cursor.fetchall()}
+    _set_each(cursor, "passes", found, "gate = NULL")
+    return len(found)

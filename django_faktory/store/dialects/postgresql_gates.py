@@ -1,0 +1,113 @@
+"""What PostgreSQL's claim says of limits: whom they concern, and which queues give out nothing. ADR 0016."""
+
+from __future__ import annotations
+
+from ...gating import SAVED_S
+from .base import COUNTER, GATE, JOB, LIMIT, QUEUE
+from .prepared import Statement
+
+# Names of tasks and queues with limits: read once a claim, from a table that is nearly always empty or small.
+IS_GATED = f"""(j.limit_key IS NOT NULL
+  OR j.jobtype = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'task'))
+  OR j.queue = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'queue')))"""
+
+
+def withheld(clock: int) -> str:
+    """The queues that give out nothing: paused, or with a limit whose gate is shut."""
+    return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
+    UNION ALL SELECT name::text FROM {GATE} WHERE scope = 'queue'
+      AND (in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
+
+
+# The usual case of a pass, in one statement: all gates have room for all of the set, and nobody waits at a gate that
+# counts starts. Else it does nothing, and who called it goes the long way. The jobs are locked first, then the gates in
+# the order of their ids, which go through arrays: those are made once, whatever changes while a row is waited for.
+_PASS = f"""
+WITH clock AS (SELECT COALESCE($2, CLOCK_TIMESTAMP()) AS now),
+held AS MATERIALIZED (
+  SELECT j.id, c.jobtype, c.queue, c.key FROM json_to_recordset($1)
+    AS c (jid text COLLATE "C", wid text COLLATE "C", attempt int, jobtype text COLLATE "C", queue text COLLATE "C",
+      key text COLLATE "C")
+  CROSS JOIN LATERAL (SELECT id, wid, attempt, passes FROM {JOB} WHERE jid = c.jid FOR UPDATE) AS j
+  WHERE j.passes = '' AND j.wid = c.wid AND j.attempt = c.attempt),
+gates AS MATERIALIZED (
+  SELECT * FROM {GATE} WHERE id = ANY (ARRAY(
+    SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'task' AND g.name = held.jobtype
+    UNION SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'queue' AND g.name = held.queue
+    UNION SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'key' AND g.name = held.key))
+  ORDER BY id FOR UPDATE),
+asked AS MATERIALIZED (
+  SELECT held.id, gates.id AS gate, gates.concurrency IS NOT NULL AS gives_pass FROM held JOIN gates
+    ON gates.name = CASE gates.scope WHEN 'task' THEN held.jobtype WHEN 'queue' THEN held.queue ELSE held.key END),
+filled AS MATERIALIZED (
+  SELECT gates.id, gates.concurrency, gates.in_use, gates.rate, need.jobs,
+    gates.is_paused OR gates.opens_at IS NOT NULL AS is_busy,
+    CASE WHEN gates.rate IS NULL THEN gates.tokens ELSE LEAST(
+      gates.tokens + GREATEST(EXTRACT(EPOCH FROM now - gates.filled_at)::float8, 0) * gates.rate / gates.per,
+      GREATEST(COALESCE(gates.burst, 1), CASE WHEN gates.burst IS NULL THEN {SAVED_S} * gates.rate / gates.per END,
+        gates.tokens)) END AS tokens
+  FROM gates JOIN (SELECT gate, COUNT(*) AS jobs FROM asked GROUP BY gate) AS need ON need.gate = gates.id, clock),
+fits AS MATERIALIZED (
+  SELECT $3 AND NOT EXISTS (SELECT 1 FROM filled WHERE is_busy OR in_use + jobs > concurrency
+      OR (rate IS NOT NULL AND tokens < jobs))
+    AND NOT EXISTS (SELECT 1 FROM held WHERE key IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM gates WHERE scope = 'key' AND name = held.key)) AS all_of_them),
+passed AS (
+  UPDATE {JOB} AS j SET unique_key = CASE WHEN j.unique_until_start AND j.lock_key IS NULL THEN NULL
+      ELSE j.unique_key END,
+    passes = (SELECT ',' || string_agg(gate::text, ',' ORDER BY gate) || ',' FROM asked
+      WHERE asked.id = j.id AND gives_pass)
+  WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE (SELECT all_of_them FROM fits)))
+  RETURNING j.jid, j.passes),
+used AS (
+  UPDATE {GATE} AS g SET in_use = CASE WHEN g.concurrency IS NULL THEN g.in_use ELSE g.in_use + filled.jobs END,
+    tokens = CASE WHEN g.rate IS NULL THEN g.tokens ELSE filled.tokens - filled.jobs END,
+    filled_at = GREATEST(g.filled_at, now)
+  FROM filled, clock WHERE g.id = filled.id AND (SELECT all_of_them FROM fits))
+SELECT jid, passes FROM passed"""
+
+_ALONE = "(SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
+PASS = Statement("pass", ["json", "timestamptz"], _PASS.replace("$3", "TRUE"))
+PASS_ALONE = Statement("pass_alone", ["json", "timestamptz"], _PASS.replace("$3", _ALONE))
+"""As with a claim that is alone: one that a crash of the database takes back was handed to nobody, or runs again."""
+
+
+# What END leaves alone because it holds passes, if it is of no batch, has no lock, and nobody waits for its places.
+END_PASSED = Statement(
+    "done_passed",
+    ["timestamptz", "json", "smallint"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+held AS MATERIALIZED (
+  SELECT DISTINCT ON (j.id) j.*, r.result
+  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
+  CROSS JOIN LATERAL (
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    FROM {JOB} WHERE jid = r.jid FOR UPDATE) AS j
+  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
+    AND (r.attempt IS NULL OR r.attempt = j.attempt)
+    AND j.passes <> '' AND j.lock_token IS NULL AND j.bid IS NULL AND j.callback_of IS NULL),
+asked AS MATERIALIZED (
+  SELECT id, unnest(string_to_array(btrim(passes, ','), ','))::bigint AS gate FROM held),
+gates AS MATERIALIZED (
+  SELECT id, is_awaited OR (scope = 'queue' AND in_use >= concurrency) AS is_awaited
+  FROM {GATE} WHERE id = ANY (ARRAY(SELECT gate FROM asked)) ORDER BY id FOR UPDATE),
+mine AS MATERIALIZED (
+  SELECT * FROM held WHERE id <> ALL (ARRAY(
+    SELECT asked.id FROM asked JOIN gates ON gates.id = asked.gate WHERE gates.is_awaited))),
+gone AS (
+  DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM mine WHERE result_ttl IS NULL))),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = mine.result, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM mine, clock WHERE j.id = mine.id AND mine.result_ttl IS NOT NULL),
+freed AS (
+  UPDATE {GATE} AS g SET in_use = GREATEST(g.in_use - back.jobs, 0)
+  FROM (SELECT gate, COUNT(*) AS jobs FROM asked JOIN mine USING (id) GROUP BY gate) AS back WHERE g.id = back.gate),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM mine), 0, 0
+  FROM clock WHERE EXISTS (SELECT 1 FROM mine)
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM mine, clock""",
+)

@@ -1,0 +1,47 @@
+"""What a claim on PostgreSQL returns, and the reservations it is read as."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...payloads import Reservation
+from .pipeline import Rows
+
+RETURNED = (
+    "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
+    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes"
+)
+
+
+def reservations(found: Sequence[Rows]) -> list[Reservation]:
+    """Each claim's by queue, priority and age."""
+    return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
+
+
+def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
+    return place, weight, enqueued_at, row_id
+
+
+def _reserved(row: tuple[Any, ...]) -> Reservation:
+    (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
+     result_ttl, jobtype, lock_key, limit_key, passes) = row  # fmt: skip
+    return Reservation(
+        jid=jid,
+        queue=queue,
+        jobtype=jobtype,
+        text=text,
+        wid=wid,
+        attempt=attempt,
+        created_at=created_at,
+        enqueued_at=enqueued_at,
+        started_at=started_at,
+        failure=failure,
+        history=history,
+        reserve_for=reserve_for,
+        result_ttl=result_ttl,
+        lock_key=lock_key,
+        limit_key=limit_key,
+        passes=passes,
+    )

@@ -1,0 +1,218 @@
+"""Limits as people and code set them: written, edited, paused and taken away; each holds at once. ADR 0016."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Min, QuerySet, Sum
+from django.db.models.functions import Now
+
+from ..gating import Allowance, Scope, family_of
+from ..lifecycle import State
+from ..models import Gate, Job, Limit
+from . import gates, locks
+from .dialects import dialect_of
+from .dialects import gates as statements
+from .transactions import run
+
+MOST_COUNTED = 10_000
+
+
+class Definition(NamedTuple):
+    """A limit as code or settings have it."""
+
+    scope: str
+    name: str
+    allowance: Allowance
+
+
+def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str = Limit.Origin.ADMIN) -> Limit:
+    """Set a limit, or change it; running jobs count. What it is paused since stays."""
+
+    def verb(connection: BaseDatabaseWrapper) -> Limit:
+        limit = _locked(connection, scope, name) or Limit(scope=scope, name=name)
+        if origin == Limit.Origin.ADMIN and limit.pk and limit.origin != Limit.Origin.ADMIN:
+            limit.origin = Limit.Origin.EDITED
+        else:
+            limit.origin = origin
+        limit.concurrency, limit.rate, limit.per = allowance.concurrency, allowance.rate, allowance.per
+        limit.burst = allowance.burst
+        return _written(connection, limit)
+
+    return _looked_after(run(using, verb), using)
+
+
+def pause(names: Iterable[str], *, using: str) -> list[str]:
+    """Let no job of these tasks start from now on; returns those that were not paused yet. Running ones go on."""
+    paused: list[str] = []
+    for name in sorted(set(names)):
+
+        def verb(connection: BaseDatabaseWrapper, name: str = name) -> bool:
+            limit = _locked(connection, Scope.TASK, name) or Limit(scope=Scope.TASK, name=name)
+            if limit.paused_at is not None:
+                return False
+            with connection.cursor() as cursor:
+                limit.paused_at = dialect_of(connection).now(cursor)
+            _written(connection, limit)
+            return True
+
+        if run(using, verb):
+            paused.append(name)
+    return paused
+
+
+def resume(names: Iterable[str], *, using: str) -> list[str]:
+    """Let jobs of these tasks start again, as their limits allow; returns those that were paused."""
+    resumed: list[str] = []
+    for name in sorted(set(names)):
+        limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False).first()
+        if limit is None:
+            continue
+        if limit.concurrency is None and limit.rate is None:
+            remove(limit, using=using)
+        else:
+            _looked_after(run(using, lambda connection, name=name: _resumed(connection, name)), using)  # type: ignore[misc]
+        resumed.append(name)
+    return resumed
+
+
+def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit:
+    limit = _locked(connection, Scope.TASK, name) or Limit(scope=Scope.TASK, name=name)
+    limit.paused_at = None
+    return _written(connection, limit)
+
+
+def paused_tasks(*, using: str) -> list[str]:
+    """The tasks that are paused, by name."""
+    found = Limit.objects.using(using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("name")
+    return run(using, lambda _: list(found.values_list("name", flat=True)), atomic=False)
+
+
+def remove(limit: Limit, *, using: str) -> None:
+    """Take a limit away: whatever waited for it is ready. A crash on the way leaves jobs that the sweep lets go."""
+
+    def verb(connection: BaseDatabaseWrapper) -> list[int]:
+        if _locked(connection, limit.scope, limit.name) is None:
+            return []
+        mine = Gate.objects.using(using).filter(limit_id=limit.pk)
+        ids = list(mine.values_list("pk", flat=True))
+        kind = _locked(connection, Scope.KEY, family_of(limit.name)) if limit.scope == Scope.KEY else None
+        if kind is not None and kind.pk != limit.pk:  # the key is one of its kind again, with all that runs and waits
+            mine.update(limit=kind)
+            _written(connection, kind)
+        Limit.objects.using(using).filter(pk=limit.pk).delete()
+        return ids
+
+    ids = run(using, verb)
+    kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    there = set(run(using, lambda _: list(kept), atomic=False))
+    for gate_id in ids:
+        if gate_id not in there:
+            gates.free(gate_id, using=using)
+    queues = gates.look_again(sorted(there), using=using)
+    run(using, lambda connection: locks.tell(connection, queues))
+
+
+def sync(definitions: Iterable[Definition], *, using: str) -> None:
+    """Bring limits up to what code says. One that was edited stays as it is, until the edit is taken back."""
+    wanted = {(one.scope, one.name): one for one in definitions}
+    rows = Limit.objects.using(using)
+    stored = run(using, lambda _: {(row.scope, row.name): row for row in rows.all()}, atomic=False)
+    for place, one in wanted.items():
+        row = stored.get(place)
+        if row is None or (row.origin == Limit.Origin.CODE and row.allowance != one.allowance):
+            put(*one, using=using, origin=Limit.Origin.CODE)
+        elif row.origin == Limit.Origin.ADMIN:
+            run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_claimed(pk, rows)))  # type: ignore[misc]
+    for place, row in stored.items():
+        if place not in wanted and row.origin != Limit.Origin.ADMIN:
+            _forget(row, using)
+
+
+def _claimed(pk: int, rows: QuerySet[Limit]) -> str:
+    """Whose a row is that code names too: one that says nothing but that it is paused is taken over."""
+    limit = rows.get(pk=pk)
+    return Limit.Origin.CODE if limit.concurrency is None and limit.rate is None else Limit.Origin.EDITED
+
+
+def _forget(row: Limit, using: str) -> None:
+    """Code has it no more: a pause of it, or an edit, is a person's and stays."""
+    if row.origin == Limit.Origin.EDITED:
+        run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
+    elif row.paused_at is not None:
+        put(row.scope, row.name, Allowance(), using=using)
+        run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
+    else:
+        remove(row, using=using)
+
+
+def take_edit_back(limit: Limit, *, using: str) -> bool:
+    """Let code say again what holds, from the next `sync` on; whether it was edited."""
+    edited = Limit.objects.using(using).filter(pk=limit.pk, origin=Limit.Origin.EDITED)
+    return bool(run(using, lambda _: edited.update(origin=Limit.Origin.CODE)))
+
+
+def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
+    rows = Limit.objects.using(connection.alias).filter(scope=scope, name=name)
+    return (rows.select_for_update() if connection.features.has_select_for_update else rows).first()
+
+
+def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
+    """Write a limit and its numbers into its gates, whose rows are locked by it: they hold from the commit on."""
+    alias = connection.alias
+    limit.save(using=alias)
+    rows = Gate.objects.using(alias)
+    if limit.scope == Scope.KEY:  # keys of its kind that have no limit of their own, or this very key
+        rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
+    else:
+        rows.bulk_create([gates.gate_row(limit, limit.name)], ignore_conflicts=True)
+    mine = rows.filter(limit=limit)
+    most = limit.allowance.capacity
+    mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a rate begins with a full bucket
+    mine.filter(tokens__gt=most).update(tokens=most)
+    mine.update(
+        concurrency=limit.concurrency,
+        rate=limit.rate,
+        per=limit.per,
+        burst=limit.burst,
+        is_paused=limit.paused_at is not None,
+        opens_at=None,
+    )
+    return limit
+
+
+def _looked_after(limit: Limit, using: str) -> Limit:
+    """Count the jobs that run already, and let go of whom there is room for now."""
+    ids = list(Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", flat=True))
+    for gate_id in ids:
+        run(using, lambda connection, pk=gate_id: _count_running(connection, pk))  # type: ignore[misc]
+    queues = gates.look_again(ids, using=using)
+    run(using, lambda connection: locks.tell(connection, queues))
+    return limit
+
+
+def _count_running(connection: BaseDatabaseWrapper, gate_id: int) -> None:
+    dialect = dialect_of(connection)
+    with connection.cursor() as cursor:
+        for gate in statements.by_id(cursor, dialect, [gate_id]):
+            if gate.holds_passes():
+                statements.adopt(cursor, dialect, gate)
+                gate.in_use = statements.holders(cursor, gate.id)
+                statements.save(cursor, [gate])
+
+
+def use(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:
+    """Of these limits, those in use: how many hold a place, and when the next set is let go, of all gates together."""
+    mine = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
+    told = mine.annotate(Sum("in_use"), Min("opens_at"))
+    return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in told}, atomic=False)
+
+
+def waiting(limit: Limit, *, using: str) -> int:
+    """Jobs that are parked for it, counted no further than `MOST_COUNTED`."""
+    gates_ = Gate.objects.using(using).filter(limit=limit).values("pk")
+    parked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gates_).order_by()
+    return run(using, lambda _: parked[:MOST_COUNTED].count(), atomic=False)

@@ -1,0 +1,165 @@
+"""Limits in the admin: seen with how they are used, set and edited while jobs run; tasks paused by those who may."""
+
+import re
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.urls import reverse
+
+from django_faktory.models import Job, Limit
+from django_faktory.store import limits
+from django_faktory.store.limits import Definition
+from tests.limits.conftest import Node, limit, states
+
+LIMITS = "admin:django_faktory_limit_changelist"
+ADD = "admin:django_faktory_limit_add"
+
+
+@pytest.fixture
+def node(transactional_db):
+    return Node()
+
+
+@pytest.fixture
+def on_call(client):
+    """Somebody with these permissions only."""
+
+    def log_in(*permissions):
+        user = User.objects.create_user("on-call", password="x", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client.force_login(user)
+        return client
+
+    return log_in
+
+
+def words(response):
+    return " ".join(re.sub(r"<[^>]*>", " ", response.content.decode()).split())
+
+
+def page_of(one):
+    return reverse("admin:django_faktory_limit_change", args=[one.pk])
+
+
+def act(client, one, verb):
+    return client.post(reverse("admin:django_faktory_limit_act", args=[one.pk, verb]), follow=True)
+
+
+def test_a_limit_is_listed_with_its_use_and_who_waits(admin_client, node):
+    limit("task", "noop", 2)
+    node.push(*"abcde")
+    assert len(node.fetch(4)) == 2
+    page = words(admin_client.get(reverse(LIMITS)))
+    assert re.search(r"noop task 2 at a time 2 3 – Admin", page), page
+
+
+def test_a_limit_is_set_and_holds(admin_client, node):
+    node.push(*"abc")
+    told = {"scope": "task", "name": "noop", "concurrency": "2", "rate": "", "burst": ""}
+    assert admin_client.post(reverse(ADD), told).status_code == 302
+    assert LogEntry.objects.get().object_repr == "task noop: 2 at a time"
+    assert node.fetch(5) == ["a", "b"]
+
+
+def test_an_edit_holds_at_once_and_overrules_code(admin_client, node):
+    code = [Definition("task", "noop", limits.Allowance(concurrency=1))]
+    limits.sync(code, using="default")
+    node.push(*"abc")
+    assert node.fetch(5) == ["a"]
+    one = Limit.objects.get()
+    assert 'name="concurrency" value="1"' in admin_client.get(page_of(one)).content.decode()
+    told = {"concurrency": "2", "rate": "100/m", "burst": "7"}
+    assert admin_client.post(page_of(one), told).status_code == 302
+    limits.sync(code, using="default")
+    one.refresh_from_db()
+    assert (one.told, one.origin) == ("2 at a time and 100/m, 7 at once", "edited")
+    assert node.fetch(5) == ["b"]
+    assert 'value="100/m"' in admin_client.get(page_of(one)).content.decode()
+    act(admin_client, one, "as_in_code")
+    limits.sync(code, using="default")
+    one.refresh_from_db()
+    assert (one.told, one.origin) == ("1 at a time", "code")
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"rate": "fast"}, "expected a number and a time"),
+        ({}, "got neither"),
+        ({"concurrency": "0"}, "concurrency: expected a whole number"),
+        ({"burst": "3", "concurrency": "1"}, "expected a rate beside it"),
+        ({"scope": "queue", "name": "a b", "concurrency": "1"}, "queue names must match"),
+        ({"name": "known", "concurrency": "1"}, "there is a limit of this already"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_field(admin_client, node, told, said):
+    limit("task", "known", 1)
+    page = words(admin_client.post(reverse(ADD), {"scope": "task", "name": "noop"} | told))
+    assert said in page
+    assert Limit.objects.count() == 1
+
+
+def test_a_limit_that_is_deleted_lets_all_go(admin_client, node):
+    one = limit("task", "noop", 1)
+    node.push(*"ab")
+    node.fetch(2)
+    where = reverse("admin:django_faktory_limit_delete", args=[one.pk])
+    assert admin_client.post(where, {"post": "yes"}).status_code == 302
+    assert states("b") == ["enqueued"]
+
+
+def test_a_task_is_paused_and_resumed_by_buttons(admin_client, node):
+    one = limit("task", "noop", 1)
+    node.push("a")
+    assert "Pause" in words(admin_client.get(page_of(one)))
+    assert "Noop: paused." in words(act(admin_client, one, "pause"))
+    assert LogEntry.objects.latest("pk").change_message == "Paused."
+    assert node.fetch() == []
+    assert "Noop: was paused already." in words(act(admin_client, one, "pause"))
+    assert "Noop: resumed." in words(act(admin_client, one, "resume"))
+    assert node.fetch() == ["a"]
+
+
+def test_a_task_without_a_limit_is_forgotten_when_it_is_resumed(admin_client, node):
+    limits.pause(["noop"], using="default")
+    page = act(admin_client, Limit.objects.get(), "resume")
+    assert "Noop: resumed." in words(page)
+    assert page.redirect_chain[-1][0] == reverse(LIMITS)
+    assert not Limit.objects.exists()
+
+
+def test_queues_are_not_paused_here(admin_client, node):
+    one = limit("queue", "mail", 1)
+    page = admin_client.post(reverse(LIMITS), {"action": "pause", "_selected_action": [one.pk]}, follow=True)
+    assert "only tasks are paused here" in words(page)
+    assert Limit.objects.get().paused_at is None
+
+
+def test_each_act_asks_for_its_own_permission(on_call, node):
+    one = limit("task", "noop", 1)
+    client = on_call("view_limit")
+    assert client.get(reverse(LIMITS)).status_code == 200
+    assert act(client, one, "pause").status_code == 403
+    assert act(client, one, "as_in_code").status_code == 403
+    assert client.get(reverse(ADD)).status_code == 403
+    assert client.post(page_of(one), {"concurrency": "5"}).status_code == 403
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="pause_limit"))
+    assert "Noop: paused." in words(act(client, one, "pause"))
+    assert act(client, one, "resume").status_code == 403
+
+
+def test_a_button_is_pressed_not_visited(admin_client, node):
+    one = limit("task", "noop", 1)
+    where = reverse("admin:django_faktory_limit_act", args=[one.pk, "pause"])
+    assert admin_client.get(where).status_code == 405
+    assert admin_client.post(where.replace("pause", "burn")).status_code == 403
+
+
+def test_a_job_s_page_tells_what_it_waits_for(admin_client, node):
+    limit("task", "noop", 1)
+    node.push(*"ab")
+    node.fetch(2)
+    job = Job.objects.get(state="blocked")
+    page = words(admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk])))
+    assert "task noop" in page

@@ -1,0 +1,92 @@
+"""What the tests of limits share: a node, its verbs in few words, and what the rows say."""
+
+import threading
+
+import pytest
+from django.db import connections
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.gating import Allowance
+from django_faktory.models import Gate, Job
+from django_faktory.payloads import Ack, FetchRequest, failure
+from django_faktory.store import gates, limits
+from tests.factories import payload
+
+
+class Node:
+    """A broker, and jobs by short names."""
+
+    def __init__(self):
+        self.broker = OrmBroker("default")
+
+    def push(self, *names, **fields):
+        assert self.broker.push([payload(jid=name, **fields) for name in names]) == [None] * len(names)
+
+    def reserve(self, count=1, *, queues=("default",), wid="w1"):
+        [found] = self.broker.fetch([FetchRequest(queues=queues, wid=wid, count=count)])
+        return found
+
+    def fetch(self, count=1, *, queues=("default",), wid="w1"):
+        """The short names of the jobs handed out."""
+        return [short(job.jid) for job in self.reserve(count, queues=queues, wid=wid)]
+
+    def ack(self, *names, wid="w1"):
+        return self.broker.ack([Ack(jid=jid(name), wid=wid) for name in names])
+
+    def fail(self, name, wid="w1"):
+        return self.broker.fail([failure(jid=jid(name), wid=wid, errtype="E")])
+
+
+def jid(name):
+    return f"job-{name}".ljust(8, ".")
+
+
+def short(jid):
+    return jid.removeprefix("job-").rstrip(".")
+
+
+def limit(scope, name, value):
+    return limits.put(scope, name, Allowance.of(value), using="default")
+
+
+def in_use(name):
+    return Gate.objects.get(name=name).in_use
+
+
+def states(*names):
+    found = dict(Job.objects.values_list("jid", "state"))
+    return [found.get(jid(name), "gone") for name in names]
+
+
+def blocked():
+    return Job.objects.filter(state="blocked").count()
+
+
+def counts_are_true():
+    """Every gate counts the jobs that hold its passes, and no more."""
+    assert not gates.sweep(using="default")
+
+
+@pytest.fixture
+def node(transactional_db):
+    return Node()
+
+
+def at_once(count, work):
+    """Run `work(number)` in threads, which all begin together; returns what they returned."""
+    barrier, found = threading.Barrier(count), [None] * count
+
+    def body(number):
+        try:
+            barrier.wait(60)
+            found[number] = work(number)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=body, args=[number]) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert not any(thread.is_alive() for thread in threads)
+    return found

@@ -1,0 +1,93 @@
+"""A rate with nodes, workers and a clock that nobody sets: what started is counted by its stored times.
+
+SOAK_LIMIT_S=10 SOAK_LIMIT_RATE=100 python -m pytest tests/soak/test_limits.py -s
+"""
+
+import os
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, connections
+from django.db.models import Max, Min
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.gating import Allowance
+from django_faktory.maintenance import Maintenance
+from django_faktory.models import Job
+from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.store import limits
+from tests.factories import payload
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECONDS = float(os.environ.get("SOAK_LIMIT_S", "3"))
+RATE = int(os.environ.get("SOAK_LIMIT_RATE", "40" if connection.vendor == "sqlite" else "100"))
+CLIENTS = 8
+
+
+@pytest.fixture
+def nodes():
+    """Two nodes' maintenance."""
+    loops = [Maintenance("default") for _ in range(2)]
+    threads = [threading.Thread(target=loop.run) for loop in loops]
+    for thread in threads:
+        thread.start()
+    yield
+    for loop in loops:
+        loop.stop()
+    for thread in threads:
+        thread.join(30)
+
+
+class Client:
+    """Takes jobs and ends them, their rows stay, until it is told to stop."""
+
+    def __init__(self, number, stopping):
+        self.wid, self.stopping = f"w{number}", stopping
+        self.plain = 0
+
+    def run(self):
+        broker = OrmBroker("default")
+        request = FetchRequest(queues=("limited", "plain"), wid=self.wid, count=4)
+        while not self.stopping.is_set():
+            [found] = broker.fetch([request])
+            self.plain += sum(job.queue == "plain" for job in found)
+            broker.ack([Ack(jid=job.jid, wid=self.wid) for job in found])
+            if not found:
+                self.stopping.wait(0.01)
+        connections.close_all()
+
+
+def started():
+    return Job.objects.filter(queue="limited", started_at__isnull=False, state="succeeded")
+
+
+def test_a_rate_is_kept_and_costs_others_nothing(nodes):
+    limits.put("task", "throttled", Allowance(rate=RATE), using="default")
+    wanted = int(RATE * SECONDS)
+    many = [payload(jobtype="throttled", queue="limited", result_ttl=1000) for _ in range(wanted * 2)]
+    plain = [payload(queue="plain") for _ in range(300)]
+    broker = OrmBroker("default")
+    for start in range(0, len(many), 500):
+        broker.push(many[start : start + 500])
+    broker.push(plain)
+    stopping = threading.Event()
+    clients = [Client(number, stopping) for number in range(CLIENTS)]
+    threads = [threading.Thread(target=client.run) for client in clients]
+    for thread in threads:
+        thread.start()
+    while started().count() < wanted and not stopping.wait(0.1):
+        pass
+    stopping.set()
+    for thread in threads:
+        thread.join(60)
+    times = started().aggregate(first=Min("started_at"), last=Max("started_at"))
+    inside = started().filter(started_at__lt=times["first"] + timedelta(seconds=SECONDS)).count()
+    print(f"{inside} started in {SECONDS:g} s, {RATE} a second are {wanted}")  # noqa: T201  (pytest -s shows it)
+    burst = 0.4 * RATE  # what the bucket holds at the beginning
+    assert inside <= wanted + burst + 1
+    if SECONDS >= 10:
+        assert abs(inside - wanted) <= 0.05 * wanted
+    assert sum(client.plain for client in clients) == len(plain), "whoever is behind is served"
+    assert Job.objects.filter(state="blocked").count() > 0

@@ -1,0 +1,32 @@
+"""A worker process holds no more jobs of a queue than it may, and goes on when one has ended."""
+
+import pytest
+
+from django_faktory.models import Job
+from tests.waiting import wait_until
+from tests.worker.blocking import gates, passes
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def working(queue):
+    return Job.objects.filter(state="working", queue=queue).count()
+
+
+def test_a_worker_asks_for_no_more_jobs_of_a_queue_than_it_may_hold(work):
+    for name in "abcd":
+        passes.using(queue_name="few").enqueue(name)
+    for name in "xyz":
+        passes.using(queue_name="many").enqueue(name)
+    work(queues=["few", "many"], concurrency=5, at_most={"few": 2})
+    wait_until(lambda: (working("few"), working("many")) == (2, 3), 15)
+    for name in "xyz":
+        gates[name].opened.set()
+    wait_until(lambda: working("many") == 0, 15)
+    assert working("few") == 2
+    gates["a"].opened.set()
+    wait_until(lambda: "c" in gates, 15)
+    wait_until(lambda: working("few") == 2, 15)
+    for name in "bcd":
+        gates[name].opened.set()
+    wait_until(lambda: working("few") == 0, 15)
