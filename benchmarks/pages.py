@@ -108,17 +108,26 @@ def fill(jobs):
 
 def pages():
     """By name, the addresses: each page and list, and the searches that people make."""
+    return _admin_pages() | _lists_of_jobs() | _api()
+
+
+def of(model, row):
+    """The page of one row."""
     from django.urls import reverse
 
-    from django_faktory.models import Batch, CronEntry, Job, JobLock, OutboxEntry
+    return reverse(f"admin:django_faktory_{model}_change", args=[row.pk])
 
-    def of(model, row):
-        return reverse(f"admin:django_faktory_{model}_change", args=[row.pk])
+
+JOBS, PART = "/admin/django_faktory/job/", "/admin/django_faktory/"
+
+
+def _admin_pages():
+    from django_faktory.models import Batch, CronEntry, Job, JobLock, OutboxEntry
 
     dead = Job.objects.dead().latest("pk")
     kind = f"error={dead.errtype}&task={dead.jobtype}&head=order+N:+no+answer+in+N+s"
-    jobs, part = "/admin/django_faktory/job/", "/admin/django_faktory/"
-    found = {
+    jobs, part = JOBS, PART
+    return {
         "index": "/admin/",
         "app": part,
         "overview": f"{part}overview/",
@@ -152,7 +161,12 @@ def pages():
         "a lock": of("joblock", JobLock.objects.first()),
         "outbox": f"{part}outboxentry/",
         "an outbox entry": of("outboxentry", OutboxEntry.objects.first()),
+        "limits": f"{part}limit/",
     }
+
+
+def _lists_of_jobs():
+    found = {}
     for state in (
         "enqueued",
         "scheduled",
@@ -164,7 +178,7 @@ def pages():
         "discarded",
         "expired",
     ):
-        found[f"{state} jobs"] = f"{jobs}?state={state}"
+        found[f"{state} jobs"] = f"{JOBS}?state={state}"
     searches = (
         "job-77777",
         "shop.tasks.task_7",
@@ -178,10 +192,13 @@ def pages():
         "text:example",
         "nothing-like-it",
     )
-    found |= {f"jobs: {query}": f"{jobs}?q={query}" for query in searches}
-    found |= {
+    return found | {f"jobs: {query}": f"{JOBS}?q={query}" for query in searches}
+
+
+def _api():
+    found = {
         f"api {name}": f"/api/{name}/"
-        for name in ("jobs", "queues", "workers", "batches", "cron", "locks", "statistics")
+        for name in ("jobs", "queues", "workers", "batches", "cron", "locks", "limits", "statistics")
     }
     asked = (
         "state=dead",

@@ -16,7 +16,7 @@ from django.utils.timezone import localtime
 
 from . import limiting, permissions
 from .gating import Allowance, InvalidLimit, Scope, rate_text
-from .look_only import Styled, asks, log
+from .look_only import CappedPaginator, Styled, asks, log
 from .models import Limit
 from .store import limits
 
@@ -77,6 +77,7 @@ class LimitAdmin(Styled):
     search_fields = ("name",)
     ordering = ("scope", "name")
     list_per_page = 50
+    paginator = CappedPaginator
     actions = ("pause", "resume", "as_in_code")
     has_pause_permission = asks(permissions.PAUSE_TASK)
     has_resume_permission = asks(permissions.RESUME_TASK)

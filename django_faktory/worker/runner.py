@@ -101,10 +101,13 @@ class Worker:
             at_most=at_most or {},
         )
         self._keeper = LockKeeper(broker, self._held)
+        self._loops = self._threads()
+
+    def _threads(self) -> dict[str, threading.Thread]:
         loops = {
             "fetch": self._fetcher, "report": self._reporter, "beat": self._heartbeat, "locks": self._keeper
         }  # fmt: skip
-        self._loops = {
+        return {
             name: threading.Thread(target=self._keep, args=(loop,), name=f"faktory-{name}", daemon=True)
             for name, loop in loops.items()
         }

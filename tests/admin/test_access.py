@@ -12,10 +12,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
-from django_faktory import cron_admin
+from django_faktory import cron_admin, limit_admin
 from django_faktory.cron_models import CronEntry
 from django_faktory.dashboard import verbs
-from django_faktory.models import Batch, Job, JobLock, OutboxEntry
+from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -26,7 +26,7 @@ ROW = 900_001
 """What rows of this test are numbered from: no sequence of a database comes there."""
 MODELS = {
     "overview": "default", "job": ROW, "queue": "default", "workerprocess": "w1", "batch": ROW, "cronentry": ROW,
-    "joblock": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
+    "joblock": ROW, "limit": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
 }  # fmt: skip
 """With the row that addresses name."""
 
@@ -58,6 +58,7 @@ CRON = {
     "name": "another", "schedule": "0 2 * * *", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
     "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
 }  # fmt: skip
+LIMIT = {"scope": "queue", "name": "mail", "concurrency": "3"}
 KIND = "error=E&task=noop&head="
 
 
@@ -88,6 +89,8 @@ def _acts():
         ("batch", ROW): {"retry_failed": "retry_batch"},
         ("cronentry", ROW): {"pause": "pause_cronentry", "resume": "resume_cronentry", "run_now": "run_cronentry"},
         ("joblock", ROW): {"release": "release_joblock"},
+        ("limit", ROW): {"pause": "pause_limit", "resume": "resume_limit", "as_in_code": "change_limit"}
+        | {"delete_selected": "delete_limit"},
         ("outboxentry", ROW): {"try_again": "retry_outboxentry", "delete_selected": "delete_outboxentry"},
     }
     for (model, pk), actions in one.items():
@@ -96,9 +99,14 @@ def _acts():
             yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), told)
             if model == "cronentry":
                 yield f"cronentry act {action}", Act(page(model, "act", pk, action), (f"view_{model}", codename), {})
+            elif model == "limit" and action in limit_admin._DOES:
+                yield f"limit act {action}", Act(page(model, "act", pk, action), (codename,), {})
     yield "cronentry add", Act(page("cronentry", "add"), ("add_cronentry",), CRON)
     yield "cronentry save", Act(page("cronentry", "change", ROW), ("change_cronentry",), CRON)
     yield "cronentry delete", Act(page("cronentry", "delete", ROW), ("delete_cronentry",), {"post": "yes"})
+    yield "limit add", Act(page("limit", "add"), ("add_limit",), LIMIT)
+    yield "limit save", Act(page("limit", "change", ROW), ("change_limit",), {"concurrency": "4"})
+    yield "limit delete", Act(page("limit", "delete", ROW), ("delete_limit",), {"post": "yes"})
     yield "outboxentry delete", Act(page("outboxentry", "delete", ROW), ("delete_outboxentry",), {"post": "yes"})
 
 
@@ -107,6 +115,7 @@ NAMES = [
     "overview part", "job errors", "job error", "job tried", "job try", "job edit",
     *(f"job {how} {verb}" for how in ("act", "all") for verb in verbs.ACTS if (how, verb) != ("act", "clear")),
     *(f"cronentry act {verb}" for verb in cron_admin._DOES), "cronentry save",
+    *(f"limit act {verb}" for verb in limit_admin._DOES), "limit save", "limit: delete_selected",
     *(
         f"{model._meta.model_name}: {action}"
         for model, site in admin.site._registry.items() if model._meta.app_label == APP for action in site.actions
@@ -118,7 +127,7 @@ NAMES = [
 ACTS = [
     name for name in NAMES
     if ":" in name or name.split()[1] in ("act", "all", "try", "edit", "save")
-    or name in ("cronentry add", "cronentry delete", "outboxentry delete")
+    or name in ("cronentry add", "cronentry delete", "limit add", "limit delete", "outboxentry delete")
 ]  # fmt: skip
 """Those that change something: a POST each."""
 
@@ -150,6 +159,7 @@ def rows(db):
     JobLock.objects.create(
         pk=ROW, key="k", jid="job-x", attempt=1, wid="w1", lease=timedelta(0), acquired_at=T0, expires_at=T0
     )
+    Limit.objects.create(pk=ROW, scope="task", name="noop", concurrency=5, origin=Limit.Origin.EDITED)
     OutboxEntry.objects.create(pk=ROW, jid="job-out", queue="mail", job="{}", error="no room")
     return dict(_acts())
 
@@ -160,6 +170,8 @@ def ready_for(name):
         apps.get_model(APP, "queue").objects.update(paused_at=T0)
     if name.endswith("resume") and name.startswith("cronentry"):
         CronEntry.objects.update(paused_at=T0, next_at=None)
+    if name.endswith("resume") and name.startswith("limit"):
+        Limit.objects.update(paused_at=T0)
 
 
 def stored():
@@ -211,7 +223,9 @@ def test_every_address_and_action_that_is_registered_is_in_the_matrix(rows, rf, 
         name = model._meta.model_name
         addresses |= {one.name.removeprefix(f"{APP}_").replace("_", " ", 1) for one in site.urls if one.name}
         actions |= {f"{name}: {action}" for action in site.get_actions(asks)}
-    known = set(NAMES) | {"job all_step"} | {"job act", "job all", "cronentry act"}  # the first has tests of its own
+    known = (
+        set(NAMES) | {"job all_step"} | {"job act", "job all", "cronentry act", "limit act"}
+    )  # the first has tests of its own
     assert {one for one in addresses if one not in known} == set()
     assert {one for one in actions if one not in known} == set()
     assert set(rows) == set(NAMES)
@@ -252,7 +266,7 @@ def test_who_may_all_but_that_may_not(client, rows, name):
 def test_who_may_just_that_may(client, rows, name):
     ready_for(name)
     needs = set(rows[name].needs) - {NOBODY}
-    if "cronentry" in name or "outboxentry delete" in name:
+    if "cronentry" in name or name.startswith("limit") or "outboxentry delete" in name:
         needs |= set() if rows[name].post is None else {f"view_{name.split()[0].rstrip(':')}"}
     client.force_login(who(*needs))
     expect(client, name, rows[name], may=NOBODY not in rows[name].needs)
