@@ -2,13 +2,15 @@
 PYTHON ?= python3
 ARGS ?=
 FUZZ_S ?= 60
+FAULTS ?= 1000
 
-.PHONY: help demo test soak fuzz lint format setup docs clean
+.PHONY: help demo test soak faults fuzz lint format setup docs clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
 	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
 	@echo "make soak     the tests that kill and wait, at full size"
+	@echo "make faults   kill servers, workers and PostgreSQL, harm wires, and count the jobs (FAULTS=5000: more)"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations, secrets, known holes"
 	@echo "make format   format the code"
@@ -28,6 +30,10 @@ test: setup
 
 soak: setup
 	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 .venv/bin/python scripts/test.py tests/soak $(ARGS)
+
+faults: setup
+	@FAKTORY_FAULTS=$(FAULTS) FAKTORY_TEST_DB=postgresql .venv/bin/python -m pytest tests/faults -q $(ARGS)
+	@FAKTORY_FAULTS=$(FAULTS) FAKTORY_TEST_DB=sqlite .venv/bin/python -m pytest tests/faults/test_servers.py tests/faults/test_workers.py -q $(ARGS)
 
 fuzz:
 	@$(PYTHON) scripts/bootstrap.py --fuzz

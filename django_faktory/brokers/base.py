@@ -126,6 +126,12 @@ class Broker(ABC):
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Give back jobs that nobody began, each to its old place in its queue; returns how many were (W14)."""
 
+    def give_back_others(self, wid: str, held: Collection[str]) -> int:  # noqa: ARG002
+        """Give back what this worker is said to hold, but for these jids: a FETCH whose answer was lost, and that was
+        carried out. Only a worker whose wid nobody else fetches with may ask. Returns how many jobs there were; none,
+        and it is left to their reservations, where the broker has no such verb."""
+        return 0
+
     @abstractmethod
     def hello(self, worker: WorkerIdentity) -> None:
         """Register a worker process, or see it again; its state is not reset."""

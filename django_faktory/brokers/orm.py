@@ -182,6 +182,13 @@ class OrmBroker(Broker):
             self._announce(self.alias, {job.queue for job in reservations})
         return released
 
+    def give_back_others(self, wid: str, held: Collection[str]) -> int:
+        """See Broker."""
+        returned = jobs.release_others(wid, held, using=self.alias)
+        if returned:
+            self._announce(self.alias, {ANY_QUEUE})
+        return returned
+
     def cancel(self, jids: Sequence[str]) -> int:
         """See Broker."""
         return cancelling.cancel(jids, using=self.alias)

@@ -355,6 +355,21 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     return run(using, give_back, atomic=hold_some)
 
 
+def release_others(wid: str, held: Collection[str], *, using: str) -> int:
+    """`release` what this worker holds, but for these jids; returns how many jobs there were."""
+    if not wid:
+        return 0
+    theirs = Job.objects.using(using).filter(state=State.WORKING, wid=wid)
+
+    def look(_: BaseDatabaseWrapper) -> list[int]:
+        return [pk for pk, jid in theirs.values_list("pk", "jid") if jid not in held]
+
+    others = run(using, look, atomic=False)
+    if not others:
+        return 0
+    return run(using, lambda connection: put_back(connection, theirs.filter(pk__in=others)))
+
+
 def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     """Make these working jobs enqueued again, without the locks and passes they hold. Inside a transaction."""
     locks.release_all(connection, working)

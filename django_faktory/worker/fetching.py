@@ -7,6 +7,7 @@ themselves (`blocking`) are asked for one job after another, and nothing is give
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
@@ -20,6 +21,9 @@ from .patience import Patience
 from .queue_order import QueueOrder
 
 logger = get_logger(__name__)
+
+LOOK_AFTER_S = (0.0, 5.0, 30.0)
+"""After a FETCH that failed: the database may have carried it out all the same, and be a while about it."""
 
 DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
 """So many fetches in a row that find nothing, so far apart, mean that nothing is ready."""
@@ -61,6 +65,7 @@ class Fetcher:
         self._hints: Listener | None = None
         self._patience = Patience("fetch")
         self._looks = 0
+        self._compare_at: list[float] = []
         self._rng = Random()
 
     def run(self) -> None:
@@ -123,16 +128,20 @@ class Fetcher:
 
     def _fetch(self, count: int) -> list[Reservation] | None:
         """Fetch, or wait a while where that cannot be done just now: then None."""
+        if self._compare_at:
+            self._compare()
         request = self._request(count)
         if not request.queues:
             return []
         try:
             [jobs] = self._broker.fetch([request])
         except FaktoryError as error:
+            self._expect_more()
             self._stopping.wait(self._patience.after(error))
             return None
         except Exception:  # a loop: says what happened, and goes on
             logger.exception("fetch failed wid=%s", self._wid)
+            self._expect_more()
             self._broker.close()
             self._stopping.wait(1.0)
             return None
@@ -153,6 +162,23 @@ class Fetcher:
     def _has_ended(self, job: Reservation) -> None:
         if job.queue in self._at_most:
             self.look_again()
+
+    def _expect_more(self) -> None:
+        now = time.monotonic()
+        self._compare_at = [now + after_s for after_s in LOOK_AFTER_S]
+
+    def _compare(self) -> None:
+        """Give back what was reserved for this worker and never came here: nobody else fetches with its wid."""
+        if time.monotonic() < self._compare_at[0]:
+            return
+        try:
+            returned = self._broker.give_back_others(self._wid, self._held.jids())
+        except Exception as error:  # noqa: BLE001  (a loop; it looks again)
+            logger.debug("jobs could not be compared yet wid=%s error=%s", self._wid, error)
+            return
+        self._compare_at.pop(0)
+        if returned:
+            logger.warning("jobs were reserved and their answer was lost, given back jobs=%d", returned)
 
     def _take_in(self, jobs: Sequence[Reservation]) -> None:
         is_too_late = self._stopping.is_set() and not self._broker.blocking

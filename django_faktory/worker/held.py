@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from ..payloads import Ack, Failure, Reservation
@@ -29,6 +29,7 @@ class HeldJobs:
         """Reports, in the order they came; None wakes the reader."""
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
         self._held: dict[int, Reservation] = {}  # by id(): one jid may be held twice, by two attempts
+        self._unreported: Counter[str] = Counter()  # jids whose end the broker was not told of yet
         self._changed = threading.Condition()
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
@@ -94,12 +95,24 @@ class HeldJobs:
                 return False
             self._pace.ended(ran_s)
             if report is not None:
+                self._unreported[report.jid] += 1
                 self.finished.put(report)
             if not self._held or self._room():
                 self._changed.notify_all()
         if self.on_end is not None:
             self.on_end(job)
         return True
+
+    def reported(self, jids: Iterable[str]) -> None:
+        """The broker has been told how these ended."""
+        with self._changed:
+            self._unreported.subtract(jids)
+            self._unreported += Counter()  # forgets those that are at nought
+
+    def jids(self) -> set[str]:
+        """All that are this worker's as the broker sees it: they wait, run, or their end is on its way."""
+        with self._changed:
+            return {job.jid for job in self._held.values()} | self._unreported.keys()
 
     def take_stuck(self) -> list[Reservation]:
         """Take out jobs that wait where no thread has begun one for STUCK_S."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -38,10 +38,12 @@ class Reporter:
         finished: SimpleQueue[Ack | Failure | None],
         *,
         more_soon: Callable[[], bool] = lambda: False,
+        told: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
         self._broker = broker
         self._finished = finished
         self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
+        self._told = told  # hears whose reports are done with
         self._patience = Patience("reports")
         self._pause_s = 0.0
         self._closing = threading.Event()
@@ -55,7 +57,8 @@ class Reporter:
             if unsent and not self._closing.is_set() and self._more_soon():
                 self._closing.wait(LINGER_S)
                 unsent += self._gather(MAX_SET - len(unsent), block=False)
-            unsent = self._send(unsent)
+            due, unsent = unsent, self._send(unsent)
+            self._told(report.jid for report in due if report not in unsent)
             if not unsent:
                 continue
             if time.monotonic() >= self._deadline:

@@ -87,7 +87,9 @@ class Worker:
         self._executors = Executors(
             broker, self._held, concurrency=concurrency, on_stuck=lambda: self._orders.put(STUCK), limits=limits
         )
-        self._reporter = Reporter(broker, self._held.finished, more_soon=self._held.has_waiting)
+        self._reporter = Reporter(
+            broker, self._held.finished, more_soon=self._held.has_waiting, told=self._held.reported
+        )
         self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
         self._fetcher = Fetcher(
             broker,

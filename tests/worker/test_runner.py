@@ -11,7 +11,7 @@ from django.test import override_settings
 from msgspec import structs
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.errors import AuthenticationFailed, CommandRefused
+from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, CommandRefused
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
 from django_faktory.worker import runner
@@ -371,7 +371,36 @@ class TestReports:
         assert "jobs ended and could not be reported in time" in caplog.text
 
 
+class LosesAnswers(OrmBroker):
+    """Carries out a fetch, and its answer never comes: twice."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.lost = []
+
+    def fetch(self, requests):
+        found = super().fetch(requests)
+        if found[0] and len(self.lost) < 2:
+            self.lost += [job.jid for job in found[0]]
+            raise BrokerUnavailable("the connection broke")
+        return found
+
+
 class TestOutages:
+    def test_what_was_reserved_in_an_answer_that_was_lost_is_given_back_and_run(self, work, state):
+        """W14, by the worker: its wid lives, so nobody else would give it back before its reservation is over."""
+        broker = LosesAnswers()
+        first = passes.enqueue("first")
+        work(broker, poll_interval=0.05)
+        begun("first")
+        second = passes.enqueue("second")
+        begun("second")
+        gates["first"].opened.set()
+        gates["second"].opened.set()
+        for result in (first, second):
+            state(result, "succeeded")
+        assert set(broker.lost) <= {first.id, second.id}
+
     def test_reports_wait_for_the_broker_and_none_is_lost(self, work, state):
         broker = Unreliable()
         broker.away = {"ack", "fail"}
