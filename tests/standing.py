@@ -2,19 +2,28 @@
 
 import os
 import signal
+from pathlib import Path
 
 from django.db import OperationalError, transaction
 
 from django_faktory.models import Job, JobLock, WorkerProcess
+from tests.waiting import wait_until
 
 
 def stand_still(pid):
     """Stop it between two of its transactions: within one it would keep the database, or a row, from everyone."""
     while True:
         os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: _stands(pid))
         if not _keeps_others_out():
             return
         os.kill(pid, signal.SIGCONT)
+
+
+def _stands(pid):
+    """Whether each of its threads does: they stop one after the other, a moment after the signal."""
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def _keeps_others_out():

@@ -28,8 +28,12 @@ class RawClient:
     def identified(cls, address, *, timeout_s=20, **hello):
         """Connect and say HELLO."""
         client = cls(address, timeout_s=timeout_s)
-        assert client.reply().startswith(b"+HI ")
-        assert client.ask(f"HELLO {json.dumps({'v': 2} | hello)}") == b"+OK"
+        try:
+            assert client.reply().startswith(b"+HI ")
+            assert client.ask(f"HELLO {json.dumps({'v': 2} | hello)}") == b"+OK"
+        except BaseException:
+            client.close()
+            raise
         return client
 
     def send(self, line, end="\r\n"):
