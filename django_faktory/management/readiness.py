@@ -28,9 +28,10 @@ def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object])
     """
     missing = _missing(alias)
     if missing and wait_s > 0:
-        say(f"{_told(missing, alias)}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
         deadline = time.monotonic() + wait_s
-        with _ended_by_signals():
+        with _ended_by_signals():  # before it is said: who reads it may tell us to end
+            told = _told(missing, alias)
+            say(f"{told}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
             while missing and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
                 missing = _missing(alias)

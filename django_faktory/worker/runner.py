@@ -37,7 +37,7 @@ READ_AHEAD = 50
 """Most jobs read ahead, however fast they are. Empty jobs a second with 5 threads on PostgreSQL, two cores: 3,700 with
 none read ahead, 6,000 with 25, 7,900 with 50, 7,500 with 100."""
 
-FLUSH_S = 3.0
+FLUSH_S = 2.0
 """For the last reports, after the time that running jobs have."""
 
 DRAINED = "drained"
@@ -217,9 +217,9 @@ class Worker:
         is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         self._heartbeat.stop()
         self._keeper.stop()
-        self._loops["locks"].join(0.5)
-        self._loops["beat"].join(0.5)
         if is_heard:
+            self._loops["locks"].join(0.5)
+            self._loops["beat"].join(0.5)
             self._say_goodbye()
         logger.info("worker stopped wid=%s", self.wid)
         return has_ended

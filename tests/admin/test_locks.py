@@ -8,6 +8,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db.models import F
 from django.urls import reverse
+from django.utils.timezone import localtime
 
 from django_faktory.models import Job, JobLock
 from tests.locks.conftest import holders, jid, node, state_of  # noqa: F401  (a fixture)
@@ -55,7 +56,7 @@ def release(client, lock, **more):
 def test_a_lock_is_listed_with_its_key_holder_and_times(admin_client, one):
     page = words(admin_client.get(reverse(LOCKS)))
     lock = JobLock.objects.get()
-    assert all(told in page for told in ("key of A", jid("A"), "old", f"{lock.acquired_at:%Y-%m-%d}"))
+    assert all(told in page for told in ("key of A", jid("A"), "old", f"{localtime(lock.acquired_at):%Y-%m-%d}"))
     assert "(over)" not in page
     JobLock.objects.update(expires_at=F("expires_at") - timedelta(hours=1))
     assert "(over)" in words(admin_client.get(reverse(LOCKS)))

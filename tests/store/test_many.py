@@ -122,7 +122,7 @@ def test_a_step_waits_for_no_job_that_others_hold_and_that_is_not_meant(command)
         assert len(held) == 1500
         thread = threading.Thread(target=change)
         thread.start()
-        thread.join(10)
+        thread.join(30)
         waited = thread.is_alive()
     thread.join(60)
     assert (waited, sum(changed)) == (False, 500)

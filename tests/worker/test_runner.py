@@ -192,7 +192,7 @@ class TestOrders:
     def test_a_worker_given_up_as_lost_finishes_and_ends(self, work, state, caplog):
         """W20: its jobs are with others, so it neither fetches nor takes the wid up again."""
         passes.enqueue("lost")
-        running = work(poll_interval=60)  # nor does it look for jobs before its next beat tells it
+        running = work(poll_interval=60, listen=None)  # nor does it look for jobs before its next beat tells it
         begun("lost")
         OrmBroker("default").lost([running.worker.wid])
         wait_until(lambda: "given up as lost" in caplog.text)
