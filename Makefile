@@ -32,8 +32,7 @@ soak: setup
 	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 .venv/bin/python scripts/test.py tests/soak $(ARGS)
 
 faults: setup
-	@FAKTORY_FAULTS=$(FAULTS) FAKTORY_TEST_DB=postgresql .venv/bin/python -m pytest tests/faults -q $(ARGS)
-	@FAKTORY_FAULTS=$(FAULTS) FAKTORY_TEST_DB=sqlite .venv/bin/python -m pytest tests/faults/test_servers.py tests/faults/test_workers.py -q $(ARGS)
+	@FAKTORY_FAULTS=$(FAULTS) bash scripts/faults $(ARGS)
 
 fuzz:
 	@$(PYTHON) scripts/bootstrap.py --fuzz
