@@ -32,7 +32,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mysql": {"connect_timeout": CONNECT_WITHIN_S, "read_timeout": 60, "write_timeout": 60},
 }
 
-_of_process: _Watch | None = None
 _of_thread = threading.local()
 
 
@@ -42,34 +41,19 @@ def enforce(alias: str, within_s: float) -> None:
     Only PostgreSQL's drivers let a thread that waits be woken; MariaDB's have limits of their own for each answer,
     which are set here where the project has not.
     """
-    global _of_process  # noqa: PLW0603  (one thread looks after all)
     connection = connections[alias]
     options = connection.settings_dict.setdefault("OPTIONS", {})
     for name, value in _DEFAULTS.get(connection.vendor, {}).items():
         options.setdefault(name, value)
     if connection.vendor == "postgresql":
-        _of_process = _Watch(within_s)
-        transactions.around = _limited
+        watch = _Watch(within_s)
+        transactions.around = watch.limited
+        watch.start()
 
 
 def allow_this_thread(seconds: float) -> None:
     """Upkeep reads more than a verb does."""
     _of_thread.within_s = seconds
-
-
-@contextmanager
-def _limited(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """While this lasts, the connection is cut when the time is over."""
-    watch = _of_process
-    if watch is None:
-        yield
-        return
-    me = threading.get_ident()
-    watch.running[me] = (time.monotonic() + getattr(_of_thread, "within_s", watch.within_s), connection)
-    try:
-        yield
-    finally:
-        watch.running.pop(me, None)
 
 
 class _Watch:
@@ -78,10 +62,23 @@ class _Watch:
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
         self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
+
+    def start(self) -> None:
+        """Look from now on, as long as it is the one that is asked."""
         threading.Thread(target=self._run, name="faktory-deadlines", daemon=True).start()
 
+    @contextmanager
+    def limited(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """While this lasts, the connection is cut when the time is over."""
+        me = threading.get_ident()
+        self.running[me] = (time.monotonic() + getattr(_of_thread, "within_s", self.within_s), connection)
+        try:
+            yield
+        finally:
+            self.running.pop(me, None)
+
     def _run(self) -> None:
-        while _of_process is None or _of_process is self:
+        while transactions.around == self.limited:
             time.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             for thread, entry in list(self.running.items()):

@@ -17,6 +17,8 @@ import msgspec
 from .errors import InvalidPayload
 
 MAX_DEPTH = 128
+PIECE = 16 * 1024
+"""Characters of a text whose brackets are looked at together."""
 
 _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _raw_items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -67,11 +69,12 @@ def check_depth(text: str) -> None:
     """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return
-    depth = 0
-    for bracket in _brackets.findall(_strings.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > MAX_DEPTH:
-            raise InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
+    depth, bare = 0, _strings.sub("", text)
+    for start in range(0, len(bare), PIECE):  # nothing is looked at behind what is too deep
+        for bracket in _brackets.findall(bare, start, start + PIECE):
+            depth += 1 if bracket in "[{" else -1
+            if depth > MAX_DEPTH:
+                raise InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
 
 
 def decode(text: str) -> Any:

@@ -50,6 +50,8 @@ class Event(StrEnum):
     DISCARD = "discard"  # a person drops it
     EXPIRE = "expire"  # nobody took it in time
     PURGE = "purge"  # kept long enough
+    IMPORT = "import"  # comes from another server, with its past
+    EXPORT = "export"  # goes to another server
 
 
 GONE = None
@@ -62,13 +64,14 @@ _born = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED})
 _ready = frozenset({State.ENQUEUED, State.BLOCKED})
 
 TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
-    GONE: {Event.PUSH: _born},
+    GONE: {Event.PUSH: _born, Event.IMPORT: _born | {State.RETRIES, State.DEAD}},
     State.SCHEDULED: {
         Event.DUE: _ready,
         Event.REQUEUE: _ready,
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
     },
     State.ENQUEUED: {
         Event.PARK: frozenset({State.BLOCKED}),
@@ -76,12 +79,14 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
     },
     State.BLOCKED: {
         Event.READY: frozenset({State.ENQUEUED}),
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
     },
     State.WORKING: {
         Event.ACK: frozenset({State.SUCCEEDED, GONE}),
@@ -97,6 +102,7 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.EXPIRE: _expired,
+        Event.EXPORT: frozenset({GONE}),
     },
     State.DEAD: {
         Event.PUSH: _born,
@@ -105,6 +111,7 @@ TRANSITIONS: dict[State | None, dict[Event, frozenset[State | None]]] = {
         Event.KILL: frozenset({State.DEAD}),
         Event.DISCARD: _dropped,
         Event.PURGE: frozenset({GONE}),
+        Event.EXPORT: frozenset({GONE}),
     },
     State.SUCCEEDED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},
     State.DISCARDED: {Event.PUSH: _born, Event.PURGE: frozenset({GONE})},

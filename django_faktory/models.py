@@ -23,6 +23,8 @@ from .measuring import BUCKETS
 from .querysets import JobQuerySet as JobQuerySet  # noqa: PLC0414  (many look for it here)
 from .querysets import QueueQuerySet
 
+_HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
+
 
 class Job(models.Model):
     """One unit of work, from PUSH to its end. Changed by `store` only, by guarded updates."""
@@ -78,6 +80,8 @@ class Job(models.Model):
         default=False, db_default=False, help_text="Whether its batch counts it as failed."
     )
 
+    claim = models.BigIntegerField(null=True, help_text="The number of the claim that took it last (ADR 0017).")
+
     about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
 
     cancel_requested_at = models.DateTimeField(
@@ -113,11 +117,8 @@ class Job(models.Model):
             models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
             models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
             # What people look for among millions that succeeded; no job that goes its straight way touches it.
-            PartialIndex(
-                fields=["state", "errtype", "id"],
-                name="faktory_failed",
-                condition=Q(state__in=["dead", "discarded", "expired"]),
-            ),
+            PartialIndex(fields=["state", "errtype", "id"], name="faktory_failed", condition=_HAS_FAILED),
+            PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
         ]
         constraints: ClassVar = [
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),

@@ -34,7 +34,7 @@ _SHARED = ((State.SCHEDULED, State.RETRIES), (State.DEAD, State.DISCARDED, State
 """States that share a partial index: faktory_due, faktory_failed."""
 
 LAST = "\U0010ffff"
-RECENT = 100_000
+RECENT = 50_000
 
 
 class _Among(_Lookup):

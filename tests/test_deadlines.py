@@ -17,7 +17,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def limits(monkeypatch):
     """Set one for this process until the test ends; the connection's settings stay as they are."""
     monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(deadlines, "_of_process", None)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     if connection.vendor != "postgresql":
@@ -56,5 +55,19 @@ def test_a_thread_may_be_allowed_more(limits, monkeypatch):
     assert run("default", sleep(0.5)) == "done"
 
 
-def test_without_a_limit_nothing_is_cut():
-    assert run("default", lambda _: "done") == "done"
+@pytest.mark.parametrize(("vendor", "wanted"), [
+    ("postgresql", {"connect_timeout": 5, "tcp_user_timeout": 30_000}), ("mysql", {"read_timeout": 60}),
+])  # fmt: skip
+def test_a_driver_s_own_limits_are_set_where_the_project_has_not(monkeypatch, vendor, wanted):
+    if connection.vendor != vendor:
+        pytest.skip("of another driver")
+    monkeypatch.setattr(transactions, "around", transactions.around)
+    options = {**connection.settings_dict["OPTIONS"], "connect_timeout": 2}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    deadlines.enforce("default", 30)
+    assert options["connect_timeout"] == 2
+    options.pop("connect_timeout")
+    deadlines.enforce("default", 30)
+    assert wanted.items() <= options.items()
+    connection.close()
+    assert run("default", lambda _: "done") == "done", "the driver knows these options"

@@ -73,6 +73,11 @@ class Broker(ABC):
     cancels = False
     """Whether jobs that run can be cancelled."""
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether `exchange` gives the lock of a job it ends to the next of its key, in the same transaction."""
+        return False
+
     def cancel(self, jids: Sequence[str]) -> int:  # noqa: ARG002
         """Drop jobs that wait, and have those that run cancelled by their workers; returns how many it was."""
         raise FaktoryError(
@@ -125,12 +130,6 @@ class Broker(ABC):
     @abstractmethod
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Give back jobs that nobody began, each to its old place in its queue; returns how many were (W14)."""
-
-    def give_back_others(self, wid: str, held: Collection[str]) -> int:  # noqa: ARG002
-        """Give back what this worker is said to hold, but for these jids: a FETCH whose answer was lost, and that was
-        carried out. Only a worker whose wid nobody else fetches with may ask. Returns how many jobs there were; none,
-        and it is left to their reservations, where the broker has no such verb."""
-        return 0
 
     @abstractmethod
     def hello(self, worker: WorkerIdentity) -> None:

@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError, InvalidPayload
 from ..locket import Locket
+from ..logs import get_logger
 from ..measuring import Passed, Recorder
 from ..mutations import Mutation
 from ..payloads import (
@@ -30,10 +31,27 @@ from ..payloads import (
     TrackUpdate,
     WorkerIdentity,
 )
-from ..store import batches, cancelling, failures, jobs, locks, many, members, queues, stats, tracking, workers
+from ..store import (
+    batches,
+    cancelling,
+    claiming,
+    failures,
+    jobs,
+    locks,
+    many,
+    members,
+    queues,
+    stats,
+    tracking,
+    workers,
+)
+from ..store.dialects import dialect_of
 from ..store.dialects.base import Held
+from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
 from .base import Broker, Exchanged, Transaction
+
+logger = get_logger(__name__)
 
 members.on_callback.append(wakeups.announce)
 locks.on_ready.append(wakeups.announce)
@@ -72,6 +90,12 @@ class OrmBroker(Broker):
         self._announce = announce
         self._recorder = recorder
         self._known_queues: dict[str, float] = {}
+        self._unanswered = Unanswered()
+
+    @property
+    def hands_over(self) -> bool:
+        """See Broker."""
+        return dialect_of(connections[self.alias]).hands_over
 
     @contextmanager
     def atomic(self) -> Iterator[Transaction]:
@@ -113,6 +137,7 @@ class OrmBroker(Broker):
     def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
         """See Broker."""
         if requests:
+            self._give_back_unanswered()
             self.locket.refuse_wrong()
         stored, refused = self._keyed(jobs_)
         pushed, acked, fetched = jobs.exchange(
@@ -122,6 +147,7 @@ class OrmBroker(Broker):
             using=self.alias,
             now=self.clock(),
             lease_s=self.locket.lease_s,
+            unanswered=self._unanswered,
             on_ended=self._note_ended,
         )
         self._tell(stored)
@@ -146,10 +172,28 @@ class OrmBroker(Broker):
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
         """See Broker."""
+        self._give_back_unanswered()
         self.locket.refuse_wrong()
-        found = jobs.fetch(requests, using=self.alias, now=self.clock(), lease_s=self.locket.lease_s)
+        found = claiming.fetch(
+            requests,
+            using=self.alias,
+            now=self.clock(),
+            lease_s=self.locket.lease_s,
+            unanswered=self._unanswered,
+        )
         self._note_started(found)
         return found
+
+    def _give_back_unanswered(self) -> None:
+        """What a claim of ours took whose answer was lost: nobody was handed it (ADR 0017)."""
+        claims = self._unanswered.due()
+        if not claims or connections[self.alias].in_atomic_block:
+            return
+        returned = jobs.give_back(claims, using=self.alias)
+        self._unanswered.looked_for(claims)
+        if returned:
+            logger.warning("jobs were claimed and the answer was lost, given back jobs=%d", returned)
+            self._announce(self.alias, {ANY_QUEUE})
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """See Broker."""
@@ -182,13 +226,6 @@ class OrmBroker(Broker):
             self._announce(self.alias, {job.queue for job in reservations})
         return released
 
-    def give_back_others(self, wid: str, held: Collection[str]) -> int:
-        """See Broker."""
-        returned = jobs.release_others(wid, held, using=self.alias)
-        if returned:
-            self._announce(self.alias, {ANY_QUEUE})
-        return returned
-
     def cancel(self, jids: Sequence[str]) -> int:
         """See Broker."""
         return cancelling.cancel(jids, using=self.alias)
@@ -203,6 +240,7 @@ class OrmBroker(Broker):
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """See Broker."""
+        self._give_back_unanswered()
         return workers.beat(beats, using=self.alias)
 
     def bye(self, wids: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ from .management import ManagementCommand
 from .tracking import TrackingCommand
 
 VERSION = 2
+MAX_FETCH_QUEUES = 1000
+"""Names in one FETCH: each costs every claim for it, and who waits is claimed for again and again."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +173,10 @@ def _job_or_refusal(text: str) -> JobPayload | InvalidPayload:
 
 
 def _parse_fetch(text: str) -> Fetch:
-    return Fetch(tuple(dict.fromkeys(text.split())) or (DEFAULT_QUEUE,))
+    names = text.split(None, MAX_FETCH_QUEUES)
+    if len(names) > MAX_FETCH_QUEUES:
+        raise InvalidPayload(f"FETCH: expected at most {MAX_FETCH_QUEUES} queues, got more")
+    return Fetch(tuple(dict.fromkeys(names)) or (DEFAULT_QUEUE,))
 
 
 def _parse_ack(text: str) -> AckJob:

@@ -111,10 +111,10 @@ class Connection(asyncio.Protocol):
         """Read on, unless a command is at hand."""
         if self._is_closed:
             return  # read only so that the last reply is not lost to a reset
-        if not self._protocol.is_identified and self._is_barred():  # by others of its address, since it came
-            self._part(more_may_come=True)
-            return
         self._protocol.receive(data)
+        if not (self._protocol.is_identified or self._is_resting) and self.server.password:
+            self._is_resting = True
+            self.server.doorman.ask(self._try_password)
         self._read_on()
         self._regulate()
 
@@ -231,6 +231,15 @@ class Connection(asyncio.Protocol):
         if reply is not None:
             self._is_busy = False
             self._write(reply)
+
+    def _try_password(self) -> None:
+        """Its turn at the door."""
+        if self._is_closed:
+            return
+        if self._is_barred():  # by others of its address, since it came
+            self._part(more_may_come=True)
+            return
+        self._rested()
 
     def _rested(self) -> None:
         self._is_resting = False

@@ -1,7 +1,8 @@
 """Fetchers that wait: in memory, not in the database. One claim serves all that may get something from it.
 
 A fetcher is tried when it comes, when a hint names one of its queues, and at each poll; between, it costs nothing.
-Rules: W13 to W15.
+Beside the ACK of a job that held a lock one of them is tried too: in one transaction the lock goes from the one job to
+the next (ADR 0015). Rules: W13 to W15.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from .committer import MAX_BATCH, Lane
 from .turns import Item
 
 WAIT_S = 2.0
+MOST_HOLDERS = 10_000
+"""So many jobs with locks are known as handed out; an older one's end is an end like any other."""
 
 FetchLane = Lane[Item, "list[Reservation]"]
 
@@ -65,6 +68,7 @@ class Fetchers:
         self._hinted: set[str] | None = set()  # None: all queues
         self._is_called = False
         self._is_stopping = False
+        self._holders: dict[str, str] = {}  # jobs handed out with a lock, and their queues
 
     def add(self, fetcher: Fetcher) -> None:
         """Let it try, and wait up to two seconds."""
@@ -88,6 +92,18 @@ class Fetchers:
         if not self._is_called:
             self._is_called = True
             self._loop.call_soon(self._take_hints)  # one look for all the jobs of a transaction
+
+    def before_ack(self, jid: str) -> None:
+        """This job's ACK is about to be carried out: if it held a lock, who waits longest for its queue goes along."""
+        queue = self._holders.pop(jid, None)
+        if queue is None:
+            return
+        for fetcher in self._waiting:
+            is_idle = not (fetcher.is_over or fetcher.in_claim or fetcher.untried)
+            if is_idle and queue in fetcher.request.queues:
+                fetcher.untried = True
+                self._claim()
+                return
 
     def stop(self) -> None:
         """Send all away with nothing (W28)."""
@@ -154,8 +170,13 @@ class Fetchers:
 
     def _answer(self, fetcher: Fetcher, told: Reservation | FaktoryError | None) -> None:
         self._forget(fetcher)
-        if not fetcher.is_gone:
-            fetcher.answer(told)
+        if fetcher.is_gone:
+            return
+        if isinstance(told, Reservation) and told.lock_token is not None:
+            self._holders[told.jid] = told.queue
+            if len(self._holders) > MOST_HOLDERS:
+                del self._holders[next(iter(self._holders))]
+        fetcher.answer(told)
 
     def _park(self, fetcher: Fetcher) -> None:
         if fetcher.timer is None:

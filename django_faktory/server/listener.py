@@ -25,6 +25,7 @@ from ..protocol.commands import Command
 from .committer import MAX_BATCH, Lane
 from .connection import Connection
 from .door import Door
+from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
 from .turns import Item, take_turn, weight
@@ -207,6 +208,7 @@ class Server:
         logger.info("server stopped commands=%d", self.command_count)
 
     def _open_lanes(self) -> None:
+        self.doorman = Doorman(self.loop)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, **common)

@@ -117,7 +117,7 @@ def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_f
     return lost
 
 
-_PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token")
+_PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_token", "passes")
 
 
 class _Failing:
@@ -161,14 +161,16 @@ class _Failing:
         with connection.cursor() as cursor:
             clock = self.now or dialect_of(connection).now(cursor)
             held = [copy.copy(job) for job, _ in jobs if job.lock_token is not None]
+            passes = [job.passes for job, _ in jobs]
             for job, failure in jobs:
                 job.state, job.wid = State.SCHEDULED, ""
                 job.run_at = clock + timedelta(seconds=failure.retry_in_s or 0.0)
-                job.started_at = job.reserved_until = job.lock_token = None
+                job.started_at = job.reserved_until = job.lock_token = job.passes = None
                 Job.objects.using(self.using).filter(pk=job.pk).update(
                     **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
                 )
             locks.release(connection, held)
+            gates.release(connection, passes)
 
     def locked(self, jobs: Any, *, skip: bool = False) -> Any:
         """These rows, locked where the database can; `skip` leaves out those another node is busy with."""

@@ -39,10 +39,12 @@ class Executors:
         *,
         concurrency: int,
         on_stuck: Callable[[], None],
+        on_end: Callable[[], None],
         limits: Limits,
     ) -> None:
         self._broker = broker
         self._on_stuck = on_stuck
+        self._on_end = on_end
         self._watch = Watch(broker, give_up=self._give_up, limits=limits)
         self._watching = threading.Thread(target=self._watch.run, name="faktory-watch-jobs", daemon=True)
         self._progress = Progress(broker)
@@ -134,6 +136,7 @@ class Executors:
             if isinstance(end, BaseException):
                 logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
             logger.debug("job ended jid=%s seconds=%.3f", job.jid, ran_s)
+            self._on_end()
         self._places.release()
 
 

@@ -7,23 +7,19 @@ themselves (`blocking`) are asked for one job after another, and nothing is give
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from ..brokers.base import Broker
 from ..errors import FaktoryError
 from ..logs import get_logger
-from ..payloads import FetchRequest, Reservation
+from ..payloads import Ack, FetchRequest, Reservation
 from ..wakeups import Listener, PollingListener
 from .held import STUCK_S, HeldJobs
 from .patience import Patience
 from .queue_order import QueueOrder
 
 logger = get_logger(__name__)
-
-LOOK_AFTER_S = (0.0, 5.0, 30.0)
-"""After a FETCH that failed: the database may have carried it out all the same, and be a while about it."""
 
 DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
 """So many fetches in a row that find nothing, so far apart, mean that nothing is ready."""
@@ -65,8 +61,9 @@ class Fetcher:
         self._hints: Listener | None = None
         self._patience = Patience("fetch")
         self._looks = 0
-        self._compare_at: list[float] = []
+        self._returning: list[Reservation] = []  # could not be given back yet
         self._rng = Random()
+        self._fetching = threading.Lock()  # until what was fetched is held, or two would fetch for the same room
 
     def run(self) -> None:
         """Fetch until stopped or drained; then give back what no thread has begun."""
@@ -91,10 +88,37 @@ class Fetcher:
         if self._hints is not None:
             self._hints.ring()
 
+    def acknowledge(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
+        """Tell that these ended, from the thread that reports. If one of them held a lock, whoever waits for it is
+        fetched in the same transaction: one commit for each job of a hot key instead of two (ADR 0015)."""
+        if not self._held.held_locks(ack.jid for ack in acks) or not self._broker.hands_over:
+            return self._broker.ack(acks)
+        if not self._fetching.acquire(blocking=False):
+            return self._broker.ack(acks)
+        try:
+            request = self._next_request()
+            if request is None:
+                return self._broker.ack(acks)
+            told = self._broker.exchange([], acks, [request])
+            [jobs] = told.fetched
+            if jobs:
+                self._looks = 0
+                self._take_in(jobs)
+            return told.acked
+        finally:
+            self._fetching.release()
+
+    def _next_request(self) -> FetchRequest | None:
+        """What to fetch beside the reports; None where this is no time for it."""
+        room = self._held.wait_for_room(0)
+        if not room or self._broker.blocking or self._stopping.is_set() or not self._may_fetch():
+            return None
+        request = self._request(room)
+        return request if request.queues else None
+
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
-        if not self._broker.blocking and (stuck := self._held.take_stuck()):
-            self._give_back(stuck)
+        if not self._broker.blocking and self._give_back_stuck():
             return
         if not room:
             return
@@ -102,10 +126,11 @@ class Fetcher:
             self._stopping.wait(0.1)
             return
         was_idle = self._held.is_empty()
-        jobs = self._fetch(1 if self._broker.blocking else room)
-        if jobs:
-            self._looks = 0
-            self._take_in(jobs)
+        with self._fetching:
+            jobs = self._fetch(1 if self._broker.blocking else room)
+            if jobs:
+                self._looks = 0
+                self._take_in(jobs)
         if jobs is None or len(jobs) == room or (jobs and self._at_most):
             return
         if self._on_drained is None:
@@ -128,20 +153,16 @@ class Fetcher:
 
     def _fetch(self, count: int) -> list[Reservation] | None:
         """Fetch, or wait a while where that cannot be done just now: then None."""
-        if self._compare_at:
-            self._compare()
         request = self._request(count)
         if not request.queues:
             return []
         try:
             [jobs] = self._broker.fetch([request])
         except FaktoryError as error:
-            self._expect_more()
             self._stopping.wait(self._patience.after(error))
             return None
         except Exception:  # a loop: says what happened, and goes on
             logger.exception("fetch failed wid=%s", self._wid)
-            self._expect_more()
             self._broker.close()
             self._stopping.wait(1.0)
             return None
@@ -163,33 +184,27 @@ class Fetcher:
         if job.queue in self._at_most:
             self.look_again()
 
-    def _expect_more(self) -> None:
-        now = time.monotonic()
-        self._compare_at = [now + after_s for after_s in LOOK_AFTER_S]
-
-    def _compare(self) -> None:
-        """Give back what was reserved for this worker and never came here: nobody else fetches with its wid."""
-        if time.monotonic() < self._compare_at[0]:
-            return
-        try:
-            returned = self._broker.give_back_others(self._wid, self._held.jids())
-        except Exception as error:  # noqa: BLE001  (a loop; it looks again)
-            logger.debug("jobs could not be compared yet wid=%s error=%s", self._wid, error)
-            return
-        self._compare_at.pop(0)
-        if returned:
-            logger.warning("jobs were reserved and their answer was lost, given back jobs=%d", returned)
-
     def _take_in(self, jobs: Sequence[Reservation]) -> None:
         is_too_late = self._stopping.is_set() and not self._broker.blocking
         if is_too_late or not self._held.add(jobs):
             self._give_back(jobs)
 
+    def _give_back_stuck(self) -> bool:
+        """Whether there were jobs that wait while none is begun. Those that could not be given back go along."""
+        stuck = self._held.take_stuck()
+        if stuck or self._returning:
+            self._give_back(stuck)
+        return bool(stuck)
+
     def _give_back(self, jobs: Sequence[Reservation]) -> None:
-        if not jobs:
+        """Now, or as soon as the broker can be asked again."""
+        self._returning += jobs
+        if not self._returning:
             return
         try:
-            self._broker.release(jobs)
+            self._broker.release(self._returning)
         except Exception as error:  # noqa: BLE001  (a loop)
             # Not begun, and not run here: who takes leave by `bye`, or is lost, gives them back too.
-            logger.warning("jobs could not be given back yet count=%d error=%s", len(jobs), error)
+            logger.warning("jobs could not be given back yet count=%d error=%s", len(self._returning), error)
+        else:
+            self._returning.clear()

@@ -27,9 +27,11 @@ class HeldJobs:
     def __init__(self, *, concurrency: int, read_ahead: int) -> None:
         self.finished: SimpleQueue[Ack | Failure | None] = SimpleQueue()
         """Reports, in the order they came; None wakes the reader."""
+        self.reports = 0
+        """How many there were so far of jobs that ended by themselves."""
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
         self._held: dict[int, Reservation] = {}  # by id(): one jid may be held twice, by two attempts
-        self._unreported: Counter[str] = Counter()  # jids whose end the broker was not told of yet
+        self._unlocking: set[str] = set()  # jobs that held a lock, and whose end the broker was not told of yet
         self._changed = threading.Condition()
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
@@ -95,7 +97,9 @@ class HeldJobs:
                 return False
             self._pace.ended(ran_s)
             if report is not None:
-                self._unreported[report.jid] += 1
+                if job.lock_token is not None:
+                    self._unlocking.add(report.jid)
+                self.reports += 1
                 self.finished.put(report)
             if not self._held or self._room():
                 self._changed.notify_all()
@@ -103,16 +107,13 @@ class HeldJobs:
             self.on_end(job)
         return True
 
-    def reported(self, jids: Iterable[str]) -> None:
-        """The broker has been told how these ended."""
-        with self._changed:
-            self._unreported.subtract(jids)
-            self._unreported += Counter()  # forgets those that are at nought
-
-    def jids(self) -> set[str]:
-        """All that are this worker's as the broker sees it: they wait, run, or their end is on its way."""
-        with self._changed:
-            return {job.jid for job in self._held.values()} | self._unreported.keys()
+    def held_locks(self, jids: Iterable[str]) -> bool:
+        """Whether one of these, whose end the broker is about to be told of, held a lock. Asked once for each."""
+        if not self._unlocking:
+            return False
+        found = self._unlocking.intersection(jids)
+        self._unlocking -= found
+        return bool(found)
 
     def take_stuck(self) -> list[Reservation]:
         """Take out jobs that wait where no thread has begun one for STUCK_S."""

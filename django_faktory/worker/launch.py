@@ -24,8 +24,8 @@ from ..logs import Lines, get_logger
 
 logger = get_logger(__name__)
 
-CLEAN, CANNOT_START, CRASHED = 0, 3, 70
-"""Exit codes of a child; the last is anything but the first two."""
+CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
+"""Exit codes of a child. SPENT is as good as CLEAN, and asks for another at once; the last is anything but these."""
 
 ONE_RING_S = 0.1
 """A signal rings twice, by its number and by its handler: closer together they are one."""

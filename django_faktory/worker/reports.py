@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -38,16 +38,18 @@ class Reporter:
         finished: SimpleQueue[Ack | Failure | None],
         *,
         more_soon: Callable[[], bool] = lambda: False,
-        told: Callable[[Iterable[str]], None] = lambda _: None,
+        acknowledge: Callable[[Sequence[Ack]], Sequence[FaktoryError | bool]] | None = None,
     ) -> None:
         self._broker = broker
+        self._acknowledge = acknowledge or broker.ack
         self._finished = finished
         self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
-        self._told = told  # hears whose reports are done with
         self._patience = Patience("reports")
         self._pause_s = 0.0
         self._closing = threading.Event()
         self._deadline = float("inf")
+        self.done = 0
+        """How many reports the broker has been told, or will never take."""
 
     def run(self) -> None:
         """Send until closed and done, or until the deadline."""
@@ -57,8 +59,8 @@ class Reporter:
             if unsent and not self._closing.is_set() and self._more_soon():
                 self._closing.wait(LINGER_S)
                 unsent += self._gather(MAX_SET - len(unsent), block=False)
-            due, unsent = unsent, self._send(unsent)
-            self._told(report.jid for report in due if report not in unsent)
+            due, unsent = len(unsent), self._send(unsent)
+            self.done += due - len(unsent)
             if not unsent:
                 continue
             if time.monotonic() >= self._deadline:
@@ -95,7 +97,7 @@ class Reporter:
         """Send these; returns those to be sent again."""
         acks = [report for report in reports if isinstance(report, Ack)]
         failures = [report for report in reports if isinstance(report, Failure)]
-        return [*self._deliver(self._broker.ack, acks), *self._deliver(self._broker.fail, failures)]
+        return [*self._deliver(self._acknowledge, acks), *self._deliver(self._broker.fail, failures)]
 
     def _deliver(self, verb: Callable[[Sequence[R]], Sequence[FaktoryError | bool]], reports: list[R]) -> list[R]:
         if not reports:
@@ -113,10 +115,14 @@ class Reporter:
             half = len(reports) // 2
             return self._deliver(verb, reports[:half]) + self._deliver(verb, reports[half:])
         self._patience.rewarded()
+        unsent = []
         for report, answer in zip(reports, answers, strict=True):
-            if answer is not True:
+            if isinstance(answer, BrokerUnavailable):  # the others were told all the same
+                self._pause_s = self._patience.after(answer)
+                unsent.append(report)
+            elif answer is not True:
                 _log_without_effect(report, answer)
-        return []
+        return unsent
 
 
 def _log_without_effect(report: Ack | Failure, answer: Any) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from .. import payloads
@@ -25,10 +26,11 @@ from .fetching import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .held import HeldJobs
 from .keeping import LockKeeper
-from .launch import new_wid
+from .launch import CLEAN, CRASHED, SPENT, new_wid
 from .patience import Patience
 from .queue_order import QueueOrder
 from .reports import Reporter
+from .share import Share
 from .watch import USUAL, Limits
 
 logger = get_logger(__name__)
@@ -42,10 +44,14 @@ FLUSH_S = 2.0
 
 DRAINED = "drained"
 STUCK = "stuck"
+REPLACE = "replace"
 
 SIGNAL_CHECK_S = 0.5
 """Longest sleep of the main thread. Python runs signal handlers between two bytecodes: one whose signal came just
 before the sleep began, or to another thread, waits for its end."""
+
+LEAVING_CHECK_S = 0.05
+"""How often one that is to be replaced looks whether it holds nothing any more."""
 
 
 class Worker:
@@ -54,6 +60,7 @@ class Worker:
     A wid that was given up as lost (the process stood still too long) is not taken up again, since its jobs have
     gone to others: the worker finishes what it runs and ends, and whoever started it starts another.
     `at_most`: how many jobs of a queue it holds at a time, for some queues.
+    `share`: how much it does before it ends, and `is_spent`; None: there is no bound.
     `hears_signals`: signals stop it from a thread, as `Launch.obey` sees to; its own need not look for them.
     """
 
@@ -72,6 +79,7 @@ class Worker:
         drain: bool = False,
         limits: Limits = USUAL,
         at_most: Mapping[str, int] | None = None,
+        share: Share | None = None,
         hears_signals: bool = False,
     ) -> None:
         self.wid = wid or new_wid()
@@ -79,16 +87,16 @@ class Worker:
         self._shutdown_timeout_s = shutdown_timeout
         self._hears_signals = hears_signals
         self._orders: SimpleQueue[str] = SimpleQueue()
-        self._is_quiet = False
-        self._is_running = False
+        self._is_quiet = self._is_running = False
         self.is_stuck = False
         """Whether a job that cannot be stopped keeps a thread: then this process ends when its other jobs have."""
-        self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
+        self.is_spent = False
+        """Whether it has done its share: it ends when its jobs have, and another is to take its place."""
+        self._share = share or Share()
+        held = self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
+        on_stuck = partial(self._orders.put, STUCK)
         self._executors = Executors(
-            broker, self._held, concurrency=concurrency, on_stuck=lambda: self._orders.put(STUCK), limits=limits
-        )
-        self._reporter = Reporter(
-            broker, self._held.finished, more_soon=self._held.has_waiting, told=self._held.reported
+            broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
         )
         self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
         self._fetcher = Fetcher(
@@ -102,6 +110,8 @@ class Worker:
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
             at_most=at_most or {},
         )
+        acknowledge = self._fetcher.acknowledge
+        self._reporter = Reporter(broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge)
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
 
@@ -136,6 +146,12 @@ class Worker:
         """Whether the broker has lately answered a BEAT of it. From any thread."""
         return self._heartbeat.is_fresh()
 
+    def exit_code(self) -> int:
+        """How its process is to end: in the place of one that is stuck or spent comes another, in a drain too."""
+        if self.is_stuck:
+            return CRASHED
+        return SPENT if self.is_spent else CLEAN
+
     def run(self) -> bool:
         """Work until stopped, or stuck. True when every thread has ended; False where user code still keeps one.
 
@@ -143,14 +159,16 @@ class Worker:
         """
         if not self._register():
             return True
+        self._share.begin()
         self._executors.start()
         for thread in self._loops.values():
             thread.start()
         self._is_running = True
         if self._is_quiet:
             self._become_quiet()
-        while (order := self._next_order()) in (QUIET, STUCK):
+        while (order := self._next_order()) in (QUIET, STUCK, REPLACE):
             self.is_stuck |= order == STUCK
+            self.is_spent |= order == REPLACE
             if not self._is_quiet:
                 self._become_quiet()
         if order == LOST:
@@ -158,11 +176,26 @@ class Worker:
         return self._shut_down()
 
     def _next_order(self) -> str:
-        while not (self.is_stuck and self._held.is_empty()):
+        while not (self._is_leaving() and self._holds_nothing()):
             with suppress(Empty):
-                may_sleep = self._hears_signals and not self.is_stuck
-                return self._orders.get(timeout=None if may_sleep else SIGNAL_CHECK_S)
+                check_s = None if self._hears_signals else SIGNAL_CHECK_S
+                return self._orders.get(timeout=LEAVING_CHECK_S if self._is_leaving() else check_s)
         return TERMINATE
+
+    def _is_leaving(self) -> bool:
+        return self.is_stuck or self.is_spent
+
+    def _holds_nothing(self) -> bool:
+        """Whether no job runs, waits, can still come in, or has an end that the broker does not know: who leaves
+        unasked has all the time there is."""
+        is_told = self._held.is_empty() and self._reporter.done >= self._held.reports
+        return not self._loops["fetch"].is_alive() and is_told
+
+    def _count(self) -> None:
+        """A job has ended: maybe that was this process' share."""
+        if reason := self._share.spend():
+            logger.info("worker is to be replaced: %s wid=%s pid=%d", reason, self.wid, os.getpid())
+            self._orders.put(REPLACE)
 
     def _register(self) -> bool:
         """Say hello, as often as it takes, and beat before the first job: who never did is not missed (W20).

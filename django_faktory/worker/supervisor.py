@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .launch import CANNOT_START, CLEAN, SIGNALS, Launch, make_bell, new_wid
+from .launch import CANNOT_START, CLEAN, SIGNALS, SPENT, Launch, make_bell, new_wid
 
 LONGEST_PAUSE_S = 30
 STEADY_S = 30.0
@@ -244,6 +244,10 @@ class Supervisor:
             self._stop()
             return
         if code == CLEAN and child.ends:
+            return
+        if code == SPENT:  # its own line says why
+            child.crashes, child.lost, child.start_at = 0, [], time.monotonic()
+            self._ways.tell(logging.DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
             return
         if time.monotonic() - child.started_at >= STEADY_S:
             child.crashes, child.lost = 0, []

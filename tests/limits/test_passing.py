@@ -8,8 +8,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.lifecycle import State
 from django_faktory.models import Gate, Job
-from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.store import jobs, operations, upkeep
+from django_faktory.payloads import Ack, FetchRequest, failure
+from django_faktory.store import claiming, operations, upkeep
 from tests.factories import payload
 from tests.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
 
@@ -237,6 +237,17 @@ def test_requests_of_many_workers_together_keep_the_limit(node):
     assert sum(map(len, found)) == 3
 
 
+def test_what_is_left_for_newer_workers_gives_its_place_back(node):
+    limit("queue", "default", 1)
+    node.push("a", "b")
+    assert node.fetch() == ["a"]
+    later = failure(jid=jid("a"), wid="w1", errtype="UnknownJobType", verdict="later", retry_in_s=60)
+    assert node.broker.fail([later]) == [True]
+    assert states("a") == ["scheduled"]
+    assert node.fetch() == ["b"]
+    counts_are_true()
+
+
 def test_what_is_given_back_gives_its_place_back(node):
     limit("task", "noop", 1)
     node.push("a", "b")
@@ -357,5 +368,5 @@ def test_claiming_in_an_exchange_keeps_the_limit(node):
         [payload(jid="c")], [Ack(jid=first.jid, wid="w1")], [FetchRequest(queues=("default",), wid="w1", count=5)]
     )
     assert [short(job.jid) for job in told.fetched[0]] == ["b"]
-    assert jobs.MAX_ROUNDS > 1
+    assert claiming.MAX_ROUNDS > 1
     assert State.BLOCKED in states("c")

@@ -47,6 +47,14 @@ class Moody(OrmBroker):
         self.looks += 1
         return found
 
+    def ack(self, acks):
+        self._check()
+        return super().ack(acks)
+
+    def fail(self, failures):
+        self._check()
+        return super().fail(failures)
+
     def info(self):
         self._check()
         return super().info()
@@ -94,7 +102,17 @@ def test_who_enqueues_due_jobs_hears_of_the_first_of_a_push(serve):
     client.close()
 
 
-@pytest.mark.parametrize("line", [push(jid="abcdefgh"), "FETCH default", "INFO", f"PUSHB [{push(jid='abcdefgh')[5:]}]"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        push(jid="abcdefgh"),
+        "FETCH default",
+        "INFO",
+        f"PUSHB [{push(jid='abcdefgh')[5:]}]",
+        'ACK {"jid":"abcdefgh"}',
+        'FAIL {"jid":"abcdefgh"}',
+    ],
+)
 def test_while_the_database_is_away_commands_are_told_so_and_then_served_again(client, broker, line):
     """W30."""
     broker.is_away = True

@@ -10,6 +10,7 @@ from django_faktory.models import Job, WorkerProcess
 from django_faktory.payloads import Ack, FetchRequest
 from django_faktory.store import failures, jobs
 from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.pipeline import has_psycopg3
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -104,9 +105,18 @@ def test_a_paused_queue_is_planned_around():
     assert [[job.queue for job in one] for one in found] == [["b"], []]
 
 
+def test_two_workers_with_very_many_queues_each_are_served():
+    """SQLite refuses a statement of more than 500 parts, and all that share a turn would have heard of it."""
+    job = payload(queue="last")
+    jobs.push([job], using=USING)
+    requests = [FetchRequest(queues=(*(f"{wid}-{n}" for n in range(600)), "last"), wid=wid) for wid in ("w1", "w2")]
+    found = jobs.fetch(requests, using=USING)
+    assert [[one.jid for one in some] for some in found] == [[job.jid], []]
+
+
 def test_one_database_statement_claims_a_set_on_postgresql(django_assert_num_queries):
-    if connection.vendor != "postgresql":
-        pytest.skip("a promise of the PostgreSQL dialect")
+    if connection.vendor != "postgresql" or not has_psycopg3():
+        pytest.skip("a promise of the PostgreSQL dialect, with psycopg 3")
     jobs.push([payload() for _ in range(20)], using=USING)
     with django_assert_num_queries(1):
         [got] = jobs.fetch([FetchRequest(queues=("x", "default"), wid="w1", count=15)], using=USING)

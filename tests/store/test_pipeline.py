@@ -16,7 +16,7 @@ ODD = ["", "a", "NULL", 'quo"te', "back\\slash", "{}", ",", "ü€😀", "\x01\x
 
 @pytest.fixture(autouse=True)
 def on_postgresql():
-    if connection.vendor != "postgresql":
+    if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
         pytest.skip("about PostgreSQL")
     yield
     Statement.works = True

@@ -7,6 +7,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.errors import FaktoryError
 from django_faktory.store.dialects import dialect_of, prepared
+from django_faktory.store.dialects.pipeline import has_psycopg3
 from django_faktory.store.dialects.prepared import Statement
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def statement():
-    if connection.vendor != "postgresql":
+    if connection.vendor != "postgresql" or not has_psycopg3():
         pytest.skip("about PostgreSQL")
     yield Statement("answer", ["int", "text"], "SELECT $1 + 1, $2 || $2")
     Statement.works = True

@@ -5,10 +5,13 @@ from datetime import timedelta
 import pytest
 
 from django_faktory.admission import parse_job
+from django_faktory.brokers import get_broker
 from django_faktory.lifecycle import GONE, TRANSITIONS, Event, State
 from django_faktory.models import Job
 from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
-from django_faktory.store import failures, jobs, locks, operations, upkeep
+from django_faktory.store import failures, jobs, locks, operations, transfer, upkeep
+from django_faktory.transfer.entries import Arrival
+from django_faktory.transfer.importing import keep
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -50,6 +53,12 @@ def ready(job):
     locks.settle(["key"], using=USING)
 
 
+def import_again(job):
+    text = f'{{"jid":"{job.jid}","jobtype":"newer","args":[]}}'
+    keep([Arrival(parse_job(text), State.ENQUEUED)], get_broker(), USING)
+    Job.objects.filter(jobtype=transfer.RECEIPT).delete()
+
+
 HAPPEN = {
     Event.PUSH: push,
     Event.PARK: park,
@@ -67,6 +76,10 @@ HAPPEN = {
     Event.DISCARD: lambda job: operations.discard([job.pk], using=USING),
     Event.EXPIRE: expire,
     Event.PURGE: lambda job: upkeep.purge(using=USING, now=LATER),
+    Event.IMPORT: import_again,
+    Event.EXPORT: lambda job: transfer.hand_over(
+        transfer.exportable(job.state, using=USING), list, using=USING, limit=9
+    ),
 }
 
 

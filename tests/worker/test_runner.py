@@ -4,6 +4,7 @@ import contextlib
 import logging
 import signal
 import threading
+from unittest import mock
 
 import pytest
 from django.db import connection
@@ -13,7 +14,8 @@ from msgspec import structs
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, CommandRefused
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.store import workers
+from django_faktory.store import claiming, workers
+from django_faktory.store.transactions import run
 from django_faktory.worker import runner
 from django_faktory.worker.runner import Worker
 from tests.factories import JobFactory
@@ -379,9 +381,13 @@ class LosesAnswers(OrmBroker):
         self.lost = []
 
     def fetch(self, requests):
-        found = super().fetch(requests)
-        if found[0] and len(self.lost) < 2:
-            self.lost += [job.jid for job in found[0]]
+        with mock.patch.object(claiming, "run", self._run):
+            return super().fetch(requests)
+
+    def _run(self, *args, **kwargs):
+        found = run(*args, **kwargs)
+        if found and len(self.lost) < 2:
+            self.lost += [job.jid for job in found]
             raise BrokerUnavailable("the connection broke")
         return found
 

@@ -57,6 +57,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
     slots: Sequence[Slot] = ()
     limit: int = 0
+    lease_s: float = 0.0
+    """How long a lock is held that comes with a job at once, see `Dialect.exchange`."""
+    claim: int | None = None
+    """What the rows are marked with, see `store.unanswered`."""
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
@@ -97,6 +101,9 @@ class Dialect(ABC):
     """At the end of a SELECT: locks the rows, where the database can."""
     skip_lock = ""
     """The same, but for rows that others have locked."""
+
+    hands_over = False
+    """Whether `exchange` gives the lock of a job it ends to the next of its key that it claims (ADR 0015)."""
 
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""
@@ -145,7 +152,10 @@ class Dialect(ABC):
         plan: Plan,
         now: datetime | None,
     ) -> tuple[Ending, list[Reservation]]:
-        """`end`, `insert` and `claim`, those of them that there is something for."""
+        """`end`, `insert` and `claim`, those of them that there is something for.
+
+        What is claimed may have its lock already, for the plan's `lease_s`: then it has the token.
+        """
         ended = self.end(connection, acks, now) if acks else Ending({}, set())
         if jobs:
             self.insert(connection, jobs, now)

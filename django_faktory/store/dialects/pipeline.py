@@ -38,6 +38,14 @@ _READ: dict[int, Callable[[bytes], Any]] = {
 
 
 @functools.cache
+def has_psycopg3() -> bool:
+    """Whether Django talks to PostgreSQL with psycopg 3: without it, with psycopg2."""
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # needs a driver, which others do not have
+
+    return bool(is_psycopg3)
+
+
+@functools.cache
 def _driver() -> Any:
     """psycopg 3, where its libpq knows pipelines; else None."""
     try:

@@ -29,6 +29,9 @@ from .base import (
     marks,
 )
 
+MOST_QUEUES = 200
+"""Queues a statement counts together: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
+
 COLUMNS = 13
 """What is written of a new job; the rest are defaults."""
 
@@ -97,7 +100,7 @@ class PortableDialect(Dialect):
                 mine = [(row[0], job) for row, job in zip(taken, found, strict=True) if job.wid == wid]
                 for is_gated in {job.passes is not None for _, job in mine}:
                     ids = [row_id for row_id, job in mine if (job.passes is not None) == is_gated]
-                    self._mark_working(connection, cursor, ids, wid, clock, is_gated=is_gated)
+                    self._mark_working(cursor, ids, wid, adapted, plan.claim, is_gated=is_gated)
         return found
 
     def _lock_first(
@@ -139,22 +142,15 @@ class PortableDialect(Dialect):
         )
 
     def _mark_working(
-        self,
-        connection: BaseDatabaseWrapper,
-        cursor: CursorWrapper,
-        ids: list[int],
-        wid: str,
-        now: datetime,
-        *,
-        is_gated: bool,
+        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, claim: int | None, *, is_gated: bool
     ) -> None:
-        adapt = connection.ops.adapt_datetimefield_value
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(
             f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
-            f" gate = NULL, {gated}, reserved_until = {self.after('%s', 'reserve_for')} WHERE id IN ({marks(ids)})",
-            [wid, adapt(now), adapt(now), *ids],
+            f" gate = NULL, claim = %s, {gated}, reserved_until = {self.after('%s', 'reserve_for')}"
+            f" WHERE id IN ({marks(ids)})",
+            [wid, clock, claim, clock, *ids],
         )
 
     def waiting(
@@ -170,13 +166,15 @@ class PortableDialect(Dialect):
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             held = withheld(connection, wids, clock)
             running = [queue for queue in queues if queue not in held.queues]
-            if not running:
-                return {}, held.wids
-            cursor.execute(
-                " UNION ALL ".join([self._waiting] * len(running)),
-                [value for queue in running for value in (queue, queue, clock, most)],
-            )
-            return dict(cursor.fetchall()), held.wids
+            found: dict[str, int] = {}
+            for start in range(0, len(running), MOST_QUEUES):
+                some = running[start : start + MOST_QUEUES]
+                cursor.execute(
+                    " UNION ALL ".join([self._waiting] * len(some)),
+                    [value for queue in some for value in (queue, queue, clock, most)],
+                )
+                found.update(cursor.fetchall())
+            return found, held.wids
 
     _waiting = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"

@@ -6,6 +6,7 @@ A set travels as one JSON parameter, so that the statement's text does not grow 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
@@ -31,7 +32,7 @@ from .base import (
 )  # fmt: skip
 from .pipeline import Rows
 from .postgresql_gates import END_PASSED, IS_GATED, PASS, PASS_ALONE, withheld
-from .postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .postgresql_rows import RETURNED, reservations
 from .prepared import Statement, execute, joins
 
@@ -94,7 +95,7 @@ _READY = f"""
 # of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => reserve_for), gate = NULL,
+  reserved_until = now + make_interval(secs => reserve_for), gate = NULL, claim = $6,
   passes = CASE WHEN {IS_GATED} THEN '' END,
   unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
 FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
@@ -102,19 +103,19 @@ FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
   CROSS JOIN LATERAL ({_READY}) AS ready
   WHERE q.name <> ALL ({withheld(5)})
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
-    AND $6
+    AND $alone
   LIMIT (SELECT $4)))
 RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
 
-_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz"]
-CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $6", ""))
+_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint"]
+CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
 
 # Alone, a claim commits without waiting for the disk: one that a crash of the database takes back is a job that runs
 # again, and whatever is acknowledged later takes the claim to disk with it (ADR 0006).
 CLAIM_ALONE = Statement(
     "claim_alone",
     _CLAIM_TYPES,
-    _CLAIM.replace("AND $6", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
+    _CLAIM.replace("AND $alone", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
 )
 
 WAITING = Statement(
@@ -196,6 +197,7 @@ LOCKS_IN_USE_S = 10.0
 class PostgresqlDialect(Dialect):
     """See the module."""
 
+    hands_over = True
     one_statement = True
     plain_lock = " FOR UPDATE"
     skip_lock = " FOR UPDATE SKIP LOCKED"
@@ -225,15 +227,21 @@ class PostgresqlDialect(Dialect):
         plan: Plan,
         now: datetime | None,
     ) -> tuple[Ending, list[Reservation]]:
-        """See Dialect."""
+        """See Dialect. A lock that is freed goes to who is claimed for next, with no commit between them."""
         calls = self._ends(connection, acks, now) if acks else []
         ends = len(calls)
         calls += [_push(jobs, now)] if jobs else []
         claims_from = len(calls)
         calls += _claims(CLAIM, plan, now)
+        is_handed_over = bool(plan.slots) and ends > 0 and calls[ends - 1][0] is NEXT_OF_FREED
+        if is_handed_over:
+            calls[ends - 1] = (NEXT_OF_MARKED, [True])
+            calls.append((HAND_OVER, [True, plan.lease_s, now]))
         with connection.cursor() as cursor:
             found = execute(cursor, calls)
-        return self._ending(found[:ends] if acks else [[]]), reservations(found[claims_from:])
+        heirs = found.pop() if is_handed_over else []
+        ending = self._ending(found[:ends] if acks else [[]], heirs)
+        return ending, _with_tokens(reservations(found[claims_from:]), heirs)
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""
@@ -276,21 +284,21 @@ class PostgresqlDialect(Dialect):
             calls += [(END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
         return calls
 
-    def _ending(self, found: Sequence[Rows]) -> Ending:
-        """What the statements of `_ends` say."""
+    def _ending(self, found: Sequence[Rows], heirs: Sequence[tuple[Any, ...]] = ()) -> Ending:
+        """What the statements of `_ends` say; whose turn came and who got his lock at once is news to nobody."""
         first, *more = found
-        readied: set[str] = set()
+        readied = Counter[str]()
         ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
         left = {row[0] for row in first if row[-1]}
         if left:
             self._locked_at = time.monotonic()
         for rows in more:  # ends of holders, and the queues that got work by them
             if rows and len(rows[0]) == 1:
-                readied = {queue for (queue,) in rows}
+                readied = Counter(queue for (queue,) in rows) - Counter(queue for _, _, queue in heirs)
             else:
                 ended |= {jid: _held(row) for jid, *row in rows}
         left -= ended.keys()
-        return Ending(ended, left, readied)
+        return Ending(ended, left, set(readied))
 
     def passes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
@@ -359,6 +367,14 @@ def _end(acks: Sequence[Ack], now: datetime | None) -> tuple[Statement, list[Any
     return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
 
 
+def _with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
+    """The jobs that were claimed, with the locks that some of them have already."""
+    tokens = {jid: token for jid, token, _ in heirs}
+    if not tokens:
+        return claimed
+    return [msgspec.structs.replace(job, lock_token=tokens.get(job.jid)) for job in claimed]
+
+
 def _held(row: Sequence[Any]) -> Held:
     wid, attempt, queue, jobtype, now, started_at = row
     return Held(wid, attempt, queue, jobtype, (now - started_at).total_seconds())
@@ -370,7 +386,7 @@ def _claims(claim: Statement, plan: Plan, now: datetime | None) -> list[tuple[St
     for slot in plan.slots:
         by_wid.setdefault(slot.wid, []).append(slot)
     return [
-        (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now])
+        (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now, plan.claim])
         for wid, slots in by_wid.items()
     ]
 

@@ -11,6 +11,10 @@ from __future__ import annotations
 from .base import COUNTER, JOB, LOCK
 from .prepared import Statement
 
+_READY_SIBLINGS = f"""
+      SELECT j.id FROM {JOB} AS j WHERE j.lock_key = {{key}} AND j.state = (SELECT 'enqueued')
+      ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED"""
+
 # The best of each key tries; rows go in the order of the keys, so that two who take several never wait for each other
 # in a ring. A lapsed lock is taken over with a new token.
 TAKE = Statement(
@@ -51,9 +55,7 @@ lost AS (
     AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt),
 parked AS (
   UPDATE {JOB} SET state = 'blocked', gate = NULL WHERE id = ANY (ARRAY(
-    SELECT sibling.id FROM got CROSS JOIN LATERAL (
-      SELECT j.id FROM {JOB} AS j WHERE j.lock_key = got.lock_key AND j.state = (SELECT 'enqueued')
-      ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED) AS sibling)))
+    SELECT sibling.id FROM got CROSS JOIN LATERAL ({_READY_SIBLINGS.format(key="got.lock_key")}) AS sibling)))
 SELECT got.jid, got.id, EXISTS (SELECT 1 FROM won WHERE won.jid = got.jid) FROM got""",
 )
 
@@ -137,6 +139,50 @@ WITH keys AS MATERIALIZED (
   DELETE FROM {LOCK} WHERE id = ANY (ARRAY(
     SELECT id FROM {LOCK} WHERE is_lapsed = $1 AND expires_at = '-infinity' FOR UPDATE SKIP LOCKED))
   RETURNING lock_key AS key), {_NEXT}""",
+)
+
+# In a transaction that goes on to claim: the freed rows stay marked until `HAND_OVER`.
+NEXT_OF_MARKED = Statement(
+    "next_of_marked",
+    ["boolean"],
+    f"""
+WITH keys AS MATERIALIZED (
+  SELECT lock_key AS key FROM {LOCK} WHERE is_lapsed = $1 AND expires_at = '-infinity'), {_NEXT}""",
+)
+
+# The lock of a job that was ended in this transaction goes to the one of its key that was claimed in it: known by
+# xmin, since another's claim, whose lock is yet to be taken, must not get it. Nobody is waited for: the rows are ours
+# already. Where two were claimed `TAKE` chooses; who has a gate to pass takes its lock after that.
+HAND_OVER = Statement(
+    "hand_over",
+    ["boolean", "double precision", "timestamptz"],
+    f"""
+WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
+freed AS MATERIALIZED (
+  SELECT id, lock_key FROM {LOCK} WHERE is_lapsed = $1 AND expires_at = '-infinity'),
+heirs AS MATERIALIZED (
+  SELECT freed.id AS lock_id, freed.lock_key, heir.* FROM freed CROSS JOIN LATERAL (
+    SELECT j.id, j.jid, j.queue, j.wid, j.attempt, j.passes, COUNT(*) OVER () AS rivals FROM {JOB} AS j
+    WHERE j.lock_key = freed.lock_key AND j.state = (SELECT 'working')
+      AND j.xmin = pg_current_xact_id()::xid AND j.lock_token IS NULL) AS heir
+  WHERE heir.rivals = 1 AND heir.passes IS NULL),
+moved AS (
+  UPDATE {LOCK} AS l SET id = nextval(pg_get_serial_sequence('{LOCK}', 'id')), jid = heirs.jid,
+    attempt = heirs.attempt, wid = heirs.wid, lease = clock.lease, acquired_at = now, expires_at = now + clock.lease,
+    is_lapsed = FALSE
+  FROM heirs, clock WHERE l.id = heirs.lock_id
+  RETURNING l.id, l.jid),
+gone AS (
+  DELETE FROM {LOCK} WHERE id = ANY (ARRAY(
+    SELECT id FROM freed WHERE NOT EXISTS (SELECT 1 FROM heirs WHERE heirs.lock_id = freed.id)))),
+won AS (
+  UPDATE {JOB} AS j SET lock_token = moved.id,
+    unique_key = CASE WHEN j.unique_until_start THEN NULL ELSE j.unique_key END
+  FROM heirs JOIN moved USING (jid) WHERE j.id = heirs.id),
+parked AS (
+  UPDATE {JOB} SET state = 'blocked', gate = NULL WHERE id = ANY (ARRAY(
+    SELECT sibling.id FROM heirs CROSS JOIN LATERAL ({_READY_SIBLINGS.format(key="heirs.lock_key")}) AS sibling)))
+SELECT moved.jid, moved.id, heirs.queue FROM moved JOIN heirs USING (jid)""",
 )
 
 NEXT = Statement("next_of_keys", ["text[]"], f'WITH keys AS (SELECT unnest($1) COLLATE "C" AS key), {_NEXT}')

@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...logs import get_logger
-from .pipeline import Rows, can_pipeline, run_prepared
+from .pipeline import Rows, can_pipeline, has_psycopg3, run_prepared
 
 logger = get_logger(__name__)
 
@@ -90,11 +90,12 @@ class Statement:
 
 
 def joins(connection: BaseDatabaseWrapper) -> bool:
-    """Whether several statements may go as one message, as one transaction: not where the server binds the values.
+    """Whether several statements may go as one message, as one transaction: not where the server binds the values, nor
+    with psycopg2, which gives the rows of the last one only.
 
-    It cannot bind those of EXECUTE either; the driver has a way of its own to prepare there.
+    The server cannot bind those of EXECUTE either; the driver has a way of its own to prepare there.
     """
-    return not connection.settings_dict["OPTIONS"].get("server_side_binding")
+    return has_psycopg3() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
 
 
 def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:

@@ -1,0 +1,210 @@
+"""Claims: who gets which jobs, with the locks and passes they need. Rules: W13, ADR 0015 to 0017."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from django.db import Error, connections
+
+from ..errors import BrokerUnavailable
+from ..logs import get_logger
+from ..payloads import FetchRequest, Reservation, is_storable
+from . import gates, locks
+from .dialects import dialect_of
+from .dialects.base import Plan, Slot
+from .transactions import run
+from .unanswered import Unanswered
+
+logger = get_logger(__name__)
+
+MAX_ROUNDS = 8
+
+
+def fetch(
+    requests: Sequence[FetchRequest],
+    *,
+    using: str,
+    now: datetime | None = None,
+    lease_s: float = locks.LEASE_S,
+    unanswered: Unanswered | None = None,
+) -> list[list[Reservation]]:
+    """Reserve jobs for each request, in its order of queues, then priority, then age (W13).
+
+    No row is locked that is not handed out: requests of one worker that name the same queues are claimed for together,
+    otherwise each tries its first queue; who got too little is planned for by what waits in each queue.
+    """
+    requests = [answerable(request) for request in requests]
+    claiming = Claiming(using, now, lease_s, unanswered or Unanswered())
+    return shared_out(requests, claiming.claim(first_plan(requests)), claiming)
+
+
+def first_plan(requests: Sequence[FetchRequest]) -> Plan:
+    """What to claim at first sight."""
+    total = sum(request.count for request in requests)
+    if len({(request.queues, request.wid) for request in requests}) == 1:
+        return Plan([Slot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total)
+    if len({request.wid for request in requests}) > 1:
+        return Plan()  # which of them comes first in a queue takes a plan
+    slots: dict[str, int] = {}
+    for request in requests:
+        for queue in request.queues[:1]:
+            slots[queue] = slots.get(queue, 0) + request.count
+    return Plan([Slot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
+
+
+def shared_out(
+    requests: Sequence[FetchRequest],
+    claimed: Sequence[Reservation],
+    claiming: Claiming,
+    *,
+    is_under_way: bool = False,
+) -> list[list[Reservation]]:
+    """What was claimed, dealt to the requests, and more for those that it did not suffice for.
+
+    Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
+    """
+    found: list[list[Reservation]] = [[] for _ in requests]
+    if len({(request.queues, request.wid) for request in requests}) <= 1:
+        _deal(found, requests, claimed)
+        return found
+    # Each of different requests tried its first queue. What came is dealt together with what they get of their others:
+    # alone it might go to somebody who would take it last.
+    had, wanted = list(claimed), sum(request.count for request in requests)
+    for _ in range(MAX_ROUNDS):
+        if sum(map(len, found)) + len(had) >= wanted:
+            break
+        try:
+            more = claiming.claim(_plan(requests, found, had, using=claiming.using, now=claiming.now))
+        except (BrokerUnavailable, Error) as error:
+            if not (is_under_way or had or any(found)) or connections[claiming.using].in_atomic_block:
+                raise
+            logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
+            break
+        _deal(found, requests, had + more)
+        had = []
+        if not more:
+            break
+    _deal(found, requests, had)
+    return found
+
+
+def answerable(request: FetchRequest) -> FetchRequest:
+    """Without the queues that no database can know: one such name must not fail those that are claimed for with it."""
+    if all(map(is_storable, request.queues)):
+        return request
+    return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
+
+
+class Claiming(NamedTuple):
+    """How jobs are claimed, and locked for where they have a key."""
+
+    using: str
+    now: datetime | None
+    lease_s: float
+    unanswered: Unanswered
+
+    def claim(self, plan: Plan) -> list[Reservation]:
+        """Claim what the plan says, or what there is of it."""
+        with self.unanswered.numbered() as number:
+            plan = msgspec.structs.replace(plan, claim=number)
+            return self.locked(plan, self._claim(plan))
+
+    def _claim(self, plan: Plan) -> list[Reservation]:
+        if not plan.slots or plan.limit < 1:
+            return []
+        dialect = dialect_of(connections[self.using])
+        joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.joins(connections[self.using])
+        return run(
+            self.using,
+            lambda connection: dialect_of(connection).claim(connection, plan, self.now),
+            atomic=not (dialect.one_statement and joined),
+        )
+
+    def locked(self, plan: Plan, claimed: list[Reservation]) -> list[Reservation]:
+        """Those of the claimed that no lock or limit concerns, or that got theirs, and others in the place of those
+        who did not."""
+        found: list[Reservation] = []
+        for left in reversed(range(MAX_ROUNDS)):
+            if all((job.lock_key is None or job.lock_token) and job.passes is None for job in claimed):
+                return found + claimed if found else claimed
+            got = self._with_locks(gates.let_pass(claimed, using=self.using, now=self.now))
+            found += got
+            if len(got) == len(claimed):
+                return found
+            claimed = self._claim(_rest(plan, found)) if left else []
+        # All that was met is parked, and what can run may be behind it: whoever asks next goes on.
+        locks.tell(connections[self.using], {slot.queue for slot in plan.slots})
+        return found
+
+    def _with_locks(self, claimed: list[Reservation]) -> list[Reservation]:
+        """Those of the claimed that have no key, or got their lock; others give their passes back."""
+        keyed = [job for job in claimed if job.lock_key is not None and job.lock_token is None]
+        if not keyed:
+            return claimed
+        won = {job.jid: job for job in locks.take(keyed, using=self.using, lease_s=self.lease_s, now=self.now)}
+        lost = [job.passes for job in keyed if job.jid not in won]
+        if any(lost):
+            run(self.using, lambda connection: gates.release(connection, lost))
+        return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in won]
+
+
+def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
+    """What is left of a plan when these are had."""
+    had = Counter((job.queue, job.wid) for job in found)
+    slots = [
+        Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
+    ]
+    return Plan(slots, plan.limit - len(found), claim=plan.claim)
+
+
+def _plan(
+    requests: Sequence[FetchRequest],
+    found: Sequence[Sequence[Reservation]],
+    had: Sequence[Reservation],
+    *,
+    using: str,
+    now: datetime | None,
+) -> Plan:
+    """Who takes what from which queue, by how many wait in each: every request in turn, its queues in order.
+
+    What is had already, from first queues of these requests of one worker, counts as waiting, and is not claimed again.
+    """
+    wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
+    queues = dict.fromkeys(queue for request in requests for queue in request.queues)
+    wids = {request.wid for request in requests if request.wid}
+    waiting, muted = run(
+        using,
+        lambda connection: dialect_of(connection).waiting(connection, list(queues), max(sum(wanted), 0), wids, now),
+        atomic=False,
+    )
+    mine = Counter((job.queue, job.wid) for job in had)
+    for (queue, _), count in mine.items():
+        waiting[queue] = waiting.get(queue, 0) + count
+    slots: dict[tuple[str, str], int] = {}
+    for request, need in zip(requests, wanted, strict=True):
+        missing = 0 if request.wid in muted else need
+        for queue in request.queues:
+            take = min(missing, waiting.get(queue, 0))
+            if take:
+                waiting[queue] -= take
+                missing -= take
+                slots[queue, request.wid] = slots.get((queue, request.wid), 0) + take
+    rest = [Slot(*place, count - mine[place]) for place, count in slots.items() if count > mine[place]]
+    return Plan(rest, sum(slot.count for slot in rest))
+
+
+def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]) -> None:
+    """Hand what was claimed to the requests: each takes the best of its own queues first."""
+    rest = list(claimed)
+    for request, got in zip(requests, found, strict=True):
+        order = {queue: place for place, queue in reversed(list(enumerate(request.queues)))}
+        mine = sorted(
+            (job for job in rest if job.wid == request.wid and job.queue in order), key=lambda job: order[job.queue]
+        )[: request.count - len(got)]
+        got.extend(mine)
+        taken = {job.jid for job in mine}
+        rest = [job for job in rest if job.jid not in taken]

@@ -1,0 +1,140 @@
+"""Jobs that come with a past from the original server, and jobs that go back there. See docs/import-faktory.md.
+
+What came is noted in the transaction that stores it, in a receipt: a row of its own that lists the jids. Who broke off
+before the jobs were taken out at the other end finds it there, even where the jobs themselves have run and are gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
+
+from .. import jsontext
+from ..lifecycle import DEAD_FOR_S, Event, State, sources
+from ..models import Job, JobQuerySet
+from . import gates, locks
+from .dialects import dialect_of
+from .transactions import run
+from .upkeep import skip_locked
+
+_PAST = (State.RETRIES, State.DEAD)
+RECEIPT = "django_faktory.import_receipt"
+CHUNK = 500
+
+
+class Past(NamedTuple):
+    """What a job brings with it."""
+
+    state: State
+    ends_at: datetime | None
+    failures: int
+    failure: str
+    errtype: str
+
+
+def known(jids: Sequence[str], *, using: str) -> set[str]:
+    """Which of these are stored, whatever became of them."""
+    return set(Job.objects.using(using).filter(jid__in=jids).values_list("jid", flat=True))
+
+
+def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
+    """Have jobs that were pushed in this transaction be where they were: to retry, dead, or having failed before.
+
+    A retry whose time has come stays enqueued.
+    """
+    told = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
+    rows = list(Job.objects.using(using).filter(jid__in=list(told)))
+    keys = {row.lock_key for row in rows if row.lock_key and told[row.jid].state is State.DEAD}
+    for row in rows:
+        past = told[row.jid]
+        row.failures, row.failure, row.errtype = past.failures, past.failure, past.errtype
+        if past.state is State.DEAD and past.ends_at is not None:
+            row.state, row.run_at, row.gate = State.DEAD, None, None
+            row.finished_at, row.purge_at = past.ends_at - timedelta(seconds=DEAD_FOR_S), past.ends_at
+        elif past.state is State.RETRIES and row.state == State.SCHEDULED:
+            row.state = State.RETRIES
+    fields = ["state", "failures", "failure", "errtype", "run_at", "gate", "finished_at", "purge_at"]
+    if rows:
+        Job.objects.using(using).bulk_update(rows, fields, batch_size=100)
+    locks.settle_later(connections[using], keys)
+
+
+def leave_receipt(jids: Sequence[str], *, using: str) -> int:
+    """Note that these came; to be dropped once they are gone from where they were. Returns its id."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        now = dialect_of(connection).now(cursor)
+    name = f"{RECEIPT}-{secrets.token_hex(8)}"
+    text = jsontext.encode({"jid": name, "jobtype": RECEIPT, "args": [list(jids)]})
+    row = Job(
+        jid=name,
+        jobtype=RECEIPT,
+        queue="default",
+        state=State.SUCCEEDED,
+        payload=text,
+        created_at=now,
+        finished_at=now,
+        purge_at=now + timedelta(seconds=DEAD_FOR_S),
+    )
+    row.save(using=using, force_insert=True)
+    return int(row.pk)
+
+
+def receipts(*, using: str) -> dict[int, list[str]]:
+    """Those that were not dropped, with their jids."""
+
+    def verb(_: BaseDatabaseWrapper) -> dict[int, list[str]]:
+        found = _receipts(using).values_list("pk", "payload")
+        return {pk: jsontext.decode(text)["args"][0] for pk, text in found}
+
+    return run(using, verb, atomic=False)
+
+
+def drop_receipts(ids: Sequence[int], *, using: str) -> None:
+    """What they list is gone from where it was."""
+    run(using, lambda _: _receipts(using).filter(pk__in=ids).delete(), atomic=False)
+
+
+def _receipts(using: str) -> QuerySet[Job]:
+    return Job.objects.using(using).in_state(State.SUCCEEDED).filter(jobtype=RECEIPT)
+
+
+def exportable(state: State, *, using: str) -> JobQuerySet:
+    """Jobs of this state that can leave, the one to be given out first at first; none of a batch, which stays."""
+    jobs = Job.objects.using(using).in_state(state).filter(bid=None, callback_of=None)
+    return jobs.order_by(*_ORDER.get(state, ("queue", "weight", "enqueued_at", "id")))
+
+
+_ORDER = {
+    State.SCHEDULED: ("run_at", "id"),
+    State.RETRIES: ("run_at", "id"),
+    State.DEAD: ("purge_at", "id"),
+}
+EXPORTED = tuple(state for state in State if state in sources(Event.EXPORT))
+
+
+def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, using: str, limit: int) -> int:
+    """Delete some of these jobs after they were written elsewhere; returns how many.
+
+    Their rows are locked meanwhile, so that no worker takes them. `write` may be told of a job twice.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        rows = list(skip_locked(jobs.in_state(*EXPORTED))[:limit])
+        if not rows:
+            return 0
+        write(rows)
+        legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
+        keys, left = locks.keys_of(legal), gates.let_go_by(legal)
+        gone, _ = legal.delete()
+        locks.settle_later(connection, keys)
+        gates.settle_later(connection, left)
+        return gone
+
+    return run(using, verb)

@@ -1,0 +1,56 @@
+"""Claims that were perhaps carried out and never answered: each has a number of its own, kept in the rows it took, by
+which they are given back once the database can be asked again. Source: reliability class C4, ADR 0017.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+LOOK_AFTER_S = (0.0, 5.0, 30.0)
+"""The database may be a while about a claim whose connection is gone: so it is asked more than once."""
+
+_numbers = random.SystemRandom()
+
+
+class Unanswered:
+    """The numbers of one broker, until they have been looked for often enough. From any thread."""
+
+    def __init__(self) -> None:
+        self._due: dict[int, list[float]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def numbered(self) -> Iterator[int]:
+        """The number of the claims that are made inside; what they took is looked for if this ends with an error."""
+        number = _numbers.getrandbits(63)
+        try:
+            yield number
+        except BaseException:
+            self._expect(number)
+            raise
+
+    def due(self) -> list[int]:
+        """Those to look for now. Costs nothing where there are none."""
+        if not self._due:
+            return []
+        with self._lock:
+            now = time.monotonic()
+            return [number for number, times in self._due.items() if times[0] <= now]
+
+    def looked_for(self, numbers: Collection[int]) -> None:
+        """They were, this time."""
+        with self._lock:
+            for number in numbers:
+                if len(times := self._due[number]) > 1:
+                    del times[0]
+                else:
+                    del self._due[number]
+
+    def _expect(self, number: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._due[number] = [now + after_s for after_s in LOOK_AFTER_S]

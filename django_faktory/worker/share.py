@@ -1,0 +1,61 @@
+"""How much one worker process does before a fresh one takes its place: so many jobs, or so much memory.
+
+Decides, and ends nothing. Rules: `docs/workers.md`, "Fresh processes".
+"""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+from ..logs import get_logger
+from .heartbeat import rss_kb
+
+logger = get_logger(__name__)
+
+SPREAD = 4
+"""Up to a fourth of its jobs more are by chance: processes that began together do not end together."""
+
+_chance = Random()
+
+
+class Share:
+    """Of one process; None is without a bound. `max_rss` in MB (1024 KB) of resident memory."""
+
+    def __init__(self, *, max_jobs: int | None = None, max_rss: int | None = None, rng: Random = _chance) -> None:
+        self._max_jobs = None if max_jobs is None else max_jobs + rng.randrange(max_jobs // SPREAD + 1)
+        self._max_rss = max_rss
+        self._jobs = 0
+        self._is_done = False
+        self._counting = threading.Lock()
+
+    def begin(self) -> None:
+        """Before the first job: a bound of memory that is passed already can only be a mistake, and is not kept."""
+        if self._max_rss is not None and _rss() > self._max_rss:
+            logger.error(
+                "a worker takes %d MB before its first job, and MAX_RSS is %d MB: it would be replaced for ever, so "
+                "its memory has no bound; expected more",
+                *(_rss(), self._max_rss),
+            )
+            self._max_rss = None
+
+    def spend(self) -> str:
+        """Count a job that has ended. Why this process has done its share, once; "" before and after that."""
+        if self._max_jobs is None and self._max_rss is None:
+            return ""
+        with self._counting:
+            self._jobs += 1
+            reason = "" if self._is_done else self._reason()
+            self._is_done |= reason != ""
+        return reason
+
+    def _reason(self) -> str:
+        if self._max_jobs is not None and self._jobs >= self._max_jobs:
+            return f"it ran {self._jobs} job{'' if self._jobs == 1 else 's'}"
+        if self._max_rss is not None and (rss := _rss()) > self._max_rss:
+            return f"it takes {rss} MB, MAX_RSS is {self._max_rss}"
+        return ""
+
+
+def _rss() -> int:
+    return rss_kb() // 1024

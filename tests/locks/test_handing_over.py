@@ -1,0 +1,223 @@
+"""A job's end and the fetch of the next of its key as one: the lock goes from the one to the other (ADR 0015)."""
+
+import threading
+
+import pytest
+from django.db import connection, connections
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import BrokerUnavailable
+from django_faktory.gating import Allowance
+from django_faktory.models import Job, JobLock
+from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.store import jobs, limits, locks
+from django_faktory.wakeups.base import PollingListener
+from tests.locks import tasks
+from tests.locks.conftest import holders, jid, state_of
+from tests.worker.conftest import state, work  # noqa: F401  (fixtures)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_postgresql = pytest.mark.skipif(
+    "connection.vendor != 'postgresql'", reason="elsewhere the lock is taken in a transaction of its own"
+)
+
+
+def hand_over(node, job, *queues, wid="w1", count=1):
+    """Acknowledge this job, and fetch in the same breath; where that brings nothing yet, in the next."""
+    request = FetchRequest(queues=queues or ("default",), wid=wid, count=count)
+    told = node.broker.exchange([], [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], [request])
+    assert told.acked == [True]
+    return told.fetched[0] or node.broker.fetch([request])[0]
+
+
+@pytest.fixture
+def one(node):
+    """A node that has seen jobs with locks end just now, so that it knows that there are some."""
+    one = node()
+    one.push("Z", "Z1")
+    hand_over(one, one.reserve())
+    one.ack("Z1")
+    return one
+
+
+def test_the_next_of_the_key_holds_the_lock_with_a_token_and_a_lease_of_its_own(one):
+    one.push("A", "A1", "A2")
+    first = one.reserve()
+    [second] = hand_over(one, first, wid="w2")
+    assert second.jid == jid("A1")
+    lock = JobLock.objects.get()
+    assert (lock.pk, lock.jid, lock.wid, lock.attempt) == (second.lock_token, jid("A1"), "w2", second.attempt)
+    assert lock.pk > first.lock_token
+    assert not lock.is_lapsed
+    assert (lock.expires_at - lock.acquired_at).total_seconds() == 35
+    assert Job.objects.get(jid=jid("A1")).lock_token == second.lock_token
+    assert state_of("A2") == "blocked"
+
+
+def test_a_key_nobody_waits_for_is_free(one):
+    one.push("A", "B")
+    first = one.reserve()
+    [other] = hand_over(one, first)
+    assert other.jid == jid("B")
+    assert holders() == [jid("B")]
+    assert hand_over(one, other) == []
+    assert holders() == []
+
+
+def test_twins_that_were_ready_in_other_queues_wait_again(one):
+    one.push("A")
+    one.push("A1")
+    one.push("A2", queue="other")
+    first = one.reserve()
+    assert [state_of("A1"), state_of("A2")] == ["blocked", "blocked"]
+    [second] = hand_over(one, first)
+    assert second.jid == jid("A1")
+    assert state_of("A2") == "blocked"
+    assert one.fetch("other") == []
+    [third] = hand_over(one, second, "default", "other")
+    assert third.jid == jid("A2")
+    assert holders() == [jid("A2")]
+
+
+def test_of_two_that_are_claimed_in_different_queues_the_first_of_the_request_gets_it(one):
+    one.push("A")
+    one.push("A1", queue="late")
+    one.push("A2", queue="urgent")
+    first = one.reserve()
+    [second] = hand_over(one, first, "urgent", "late", count=2)
+    assert second.jid == jid("A2")
+    assert state_of("A1") == "blocked"
+    assert holders() == [jid("A2")]
+    assert [job.jid for job in hand_over(one, second, "urgent", "late", count=2)] == [jid("A1")]
+
+
+def test_who_has_no_room_at_a_limit_does_not_get_the_lock_either(one):
+    one.push("A")
+    one.push("A1", jobtype="narrow", custom={"lock": "A"})
+    one.push("B1", jobtype="narrow", custom={"lock": "A"})
+    Job.objects.filter(jid=jid("A")).update(lock_key="A")
+    limits.put("task", "narrow", Allowance(concurrency=1), using="default")
+    one.push("N", jobtype="narrow", queue="elsewhere")
+    in_the_way = one.reserve("elsewhere")
+    first = one.reserve()
+    assert hand_over(one, first) == []
+    assert holders() == [jid("N")]
+    assert one.broker.ack([Ack(jid=in_the_way.jid, wid="w1")]) == [True]
+    assert one.fetch() == [jid("A1")]
+    assert holders() == [jid("A1")]
+
+
+def test_a_job_that_is_unique_until_its_start_frees_its_place(one):
+    options = {"unique_for": 600, "unique_until": "start"}
+    one.push("A")
+    first = one.reserve()
+    one.push("A1", custom=options, jobtype="noop")
+    assert Job.objects.get(jid=jid("A1")).unique_key is not None
+    [second] = hand_over(one, first)
+    assert second.jid == jid("A1")
+    assert Job.objects.get(jid=jid("A1")).unique_key is None
+
+
+def test_a_report_that_comes_too_late_hands_nothing_over(one):
+    one.push("A", "A1")
+    stale = one.reserve()
+    one.broker.release([stale])
+    holder = one.reserve(wid="w2")
+    request = FetchRequest(queues=("default",), wid="w1")
+    told = one.broker.exchange([], [Ack(jid=stale.jid, wid="w1", attempt=stale.attempt)], [request])
+    assert (told.acked, told.fetched) == ([False], [[]])
+    assert JobLock.objects.get().pk == holder.lock_token
+
+
+@on_postgresql
+def test_on_postgresql_it_is_one_message(one):
+    one.push("A", "A1")
+    first = one.reserve()
+    sent = []
+
+    def listen_in(execute, sql, params, many, context):
+        sent.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(listen_in):
+        [second] = hand_over(one, first)
+    assert second.lock_token
+    assert len([sql for sql in sent if "PREPARE" not in sql.split("EXECUTE")[0]]) == 1, sent
+
+
+def test_two_that_hand_over_each_other_s_keys_do_not_wait_for_each_other(node):
+    rounds, nodes = 40, [node(), node()]
+    both = threading.Barrier(2)
+    lost, errors = [], []
+
+    def client(me):
+        try:
+            both.wait(10)
+            job = None
+            for _ in range(200):
+                if job is None:
+                    [found] = me.broker.fetch([FetchRequest(queues=("default",), wid=f"w{id(me)}")])
+                    job = found[0] if found else None
+                else:
+                    [job] = hand_over(me, job, wid=f"w{id(me)}") or [None]
+                if not Job.objects.exists():
+                    break
+            if job is not None:
+                lost.append(job)
+        except Exception as error:  # noqa: BLE001  (told to the test)
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    nodes[0].push(*(f"{letter}{number}" for number in range(rounds) for letter in "AB"))
+    threads = [threading.Thread(target=client, args=(one,)) for one in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert lost == []
+    assert (Job.objects.count(), JobLock.objects.count()) == (0, 0)
+
+
+# --- our worker
+
+
+@on_postgresql
+def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, state, monkeypatch):  # noqa: F811
+    handed, woken = [], []
+
+    class Watched(OrmBroker):
+        def exchange(self, jobs_, acks, requests):
+            told = super().exchange(jobs_, acks, requests)
+            handed.extend(job.jid for job in told.fetched[0])
+            return told
+
+    monkeypatch.setattr(locks, "on_ready", [lambda *_: [one.look_again() for one in woken]])
+    pages = [tasks.by_shop.enqueue(1, page) for page in range(10)]
+    woken.append(work(Watched("default"), listen=PollingListener, poll_interval=600).worker)
+    for job in pages:
+        state(job, "succeeded")
+    assert handed, "but for the first, when it may be fetching at the same moment"
+    assert handed == [job.id for job in pages if job.id in handed]
+
+
+@on_postgresql
+def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(work, state, monkeypatch):  # noqa: F811
+    lost = []
+    real = jobs.run
+
+    def lossy(*args, **kwargs):
+        told = real(*args, **kwargs)
+        if not lost and isinstance(told, tuple) and told[1]:
+            lost.append(told)
+            raise BrokerUnavailable("database unavailable: the connection was lost")
+        return told
+
+    monkeypatch.setattr(jobs, "run", lossy)
+    pages = [tasks.by_shop.enqueue(1, page) for page in range(4)]
+    work(OrmBroker("default"), poll_interval=0.05)
+    for job in pages:
+        state(job, "succeeded")
+    assert lost
+    assert holders() == []
