@@ -365,6 +365,8 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "PROCESSES": _or_none(_whole(1, 1024)),
     "CONCURRENCY": _whole(1, 1024),
     "QUEUES": _or_none((_are_queues, 'a list of queues, each "name" or "name:weight"')),
+    "MAX_JOBS": _or_none(_whole(1)),
+    "MAX_RSS": _or_none(_whole(1, 2**20)),
     "SHUTDOWN_TIMEOUT": _seconds(0),
     "BEAT_INTERVAL": _seconds(0.1),
     "POLL_INTERVAL": _seconds(0.01),

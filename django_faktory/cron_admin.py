@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
-from django.shortcuts import get_object_or_404, redirect
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from . import crontab, jsontext, permissions, redaction, tasks
+from .buttons import Act, WithButtons
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
-from .errors import FaktoryError, InvalidCron, InvalidPayload
-from .look_only import Styled, asks, log
+from .errors import InvalidCron, InvalidPayload
+from .look_only import asks
 from .shapes import cron_call_of
 from .store import crontab as rows
 from .store import ticks
@@ -112,8 +111,20 @@ class StateFilter(admin.SimpleListFilter):
         return queryset
 
 
+def _pause(entry: CronEntry) -> str:
+    return "paused." if rows.pause([entry.pk], using=_alias(entry)) else "was paused already."
+
+
+def _resume(entry: CronEntry) -> str:
+    return "resumed." if rows.resume([entry.pk], using=_alias(entry)) else "was not paused."
+
+
+def _run_now(entry: CronEntry) -> str:
+    return f"enqueued as {crontab.run_now(entry, using=_alias(entry)).jid}."
+
+
 @admin.register(CronEntry)
-class CronEntryAdmin(Styled):
+class CronEntryAdmin(WithButtons):
     """Entries of code are looked at, paused and run; those of the admin are also written here."""
 
     form = CronEntryForm
@@ -122,6 +133,11 @@ class CronEntryAdmin(Styled):
     search_fields = ("name", "jobtype")
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
+    acts: ClassVar = {
+        "pause": Act(_pause, "Paused", permissions.PAUSE_CRON),
+        "resume": Act(_resume, "Resumed", permissions.RESUME_CRON),
+        "run_now": Act(_run_now, "Run by hand", permissions.RUN_CRON),
+    }
     has_pause_permission = asks(permissions.PAUSE_CRON)
     has_resume_permission = asks(permissions.RESUME_CRON)
     has_run_permission = asks(permissions.RUN_CRON)
@@ -187,20 +203,19 @@ class CronEntryAdmin(Styled):
             said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
             self.message_user(request, said, messages.WARNING)
 
-    def get_urls(self) -> list[URLPattern]:
-        """And those of the buttons."""
-        view = self.admin_site.admin_view(self._act_view)
-        mine = path("<path:object_id>/act/<str:verb>/", view, name="django_faktory_cronentry_act")
-        return [mine, *super().get_urls()]
+    def buttons(self, row: CronEntry) -> list[tuple[str, str]]:
+        """Nothing is done with what code defines no more."""
+        if row.removed_at:
+            return []
+        return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """With the buttons that make sense now."""
+        """Of an entry of code there is nothing to save."""
         entry = kwargs.get("obj")
-        verbs = [(verb, label) for verb, label in _verbs(entry) if self._may(request, verb)] if entry else []
-        more: dict[str, Any] = {"cron_verbs": verbs}
-        if entry is not None and entry.origin == CronEntry.Origin.CODE:  # there is nothing to save
-            more |= dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
-        return super().render_change_form(request, context | more, *args, **kwargs)
+        hidden: dict[str, Any] = {}
+        if entry is not None and entry.origin == CronEntry.Origin.CODE:
+            hidden = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
+        return super().render_change_form(request, context | hidden, *args, **kwargs)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
         """Ours."""
@@ -272,72 +287,17 @@ class CronEntryAdmin(Styled):
     @admin.action(description="Pause", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """No tick is due until they are resumed."""
-        self._do(request, list(queryset), "pause")
+        self.carry_out(request, queryset, "pause")
 
     @admin.action(description="Resume", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Ticks are due again, those of the pause are not."""
-        self._do(request, list(queryset), "resume")
+        self.carry_out(request, queryset, "resume")
 
     @admin.action(description="Run now", permissions=["run"])
     def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """A job each, at once."""
-        self._do(request, list(queryset), "run_now")
-
-    def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """A button of the entry's page."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        entry = get_object_or_404(self.get_queryset(request), pk=object_id)
-        if not self._may(request, verb):
-            raise PermissionDenied
-        self._do(request, [entry], verb)
-        return redirect("admin:django_faktory_cronentry_change", entry.pk)
-
-    def _may(self, request: HttpRequest, verb: str) -> bool:
-        return verb in _DOES and bool(request.user.has_perm(permissions.needs(_DOES[verb].codename)))
-
-    def _do(self, request: HttpRequest, entries: list[CronEntry], verb: str) -> None:
-        does, done, _ = _DOES[verb]
-        for entry in entries:
-            try:
-                said = does(entry)
-            except FaktoryError as error:
-                self.message_user(request, f"{entry.name}: {error}", messages.ERROR)
-                continue
-            log(request, [entry], done)
-            self.message_user(request, f"{entry.name}: {said}", messages.SUCCESS)
-
-
-def _pause(entry: CronEntry) -> str:
-    return "paused." if rows.pause([entry.pk], using=_alias(entry)) else "was paused already."
-
-
-def _resume(entry: CronEntry) -> str:
-    return "resumed." if rows.resume([entry.pk], using=_alias(entry)) else "was not paused."
-
-
-def _run_now(entry: CronEntry) -> str:
-    return f"enqueued as {crontab.run_now(entry, using=_alias(entry)).jid}."
-
-
-class _Act(NamedTuple):
-    does: Callable[[CronEntry], str]
-    done: str
-    codename: str
-
-
-_DOES = {
-    "pause": _Act(_pause, "Paused", permissions.PAUSE_CRON),
-    "resume": _Act(_resume, "Resumed", permissions.RESUME_CRON),
-    "run_now": _Act(_run_now, "Run by hand", permissions.RUN_CRON),
-}
-
-
-def _verbs(entry: CronEntry) -> list[tuple[str, str]]:
-    if entry.removed_at:
-        return []
-    return [("run_now", "Run now"), ("resume", "Resume") if entry.paused_at else ("pause", "Pause")]
+        self.carry_out(request, queryset, "run_now")
 
 
 def _read(field: str, text: str) -> Any:

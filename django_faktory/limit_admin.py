@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
-from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.contrib import admin
+from django.core.exceptions import ValidationError
 from django.db.models import Min, QuerySet, Sum
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
-from django.shortcuts import get_object_or_404, redirect
-from django.urls import URLPattern, path
+from django.http import HttpRequest
 from django.utils.timezone import localtime
 
 from . import limiting, permissions
+from .buttons import Act, WithButtons
+from .errors import FaktoryError
 from .gating import Allowance, InvalidLimit, Scope, rate_text
-from .look_only import CappedPaginator, Styled, asks, log
+from .look_only import CappedPaginator, asks
 from .models import Limit
 from .store import limits
 
@@ -67,8 +66,26 @@ class LimitForm(AnyLimitForm):
                 self.add_error("name", ValidationError("there is a limit of this already; change that"))
 
 
+def _task(limit: Limit) -> str:
+    if limit.scope != Scope.TASK:
+        raise FaktoryError(f"a limit of a {limit.scope}: only tasks are paused here; queues on their own page")
+    return str(limit.name)
+
+
+def _pause(limit: Limit) -> str:
+    return "paused." if limits.pause([_task(limit)], using=_alias(limit)) else "was paused already."
+
+
+def _resume(limit: Limit) -> str:
+    return "resumed." if limits.resume([_task(limit)], using=_alias(limit)) else "was not paused."
+
+
+def _as_in_code(limit: Limit) -> str:
+    return "as in code again." if limiting.as_in_code(limit, using=_alias(limit)) else "was not edited."
+
+
 @admin.register(Limit)
-class LimitAdmin(Styled):
+class LimitAdmin(WithButtons):
     """Each change holds at once, on all nodes. One of code that is edited stays as it was edited."""
 
     form = LimitForm
@@ -79,6 +96,11 @@ class LimitAdmin(Styled):
     list_per_page = 50
     paginator = CappedPaginator
     actions = ("pause", "resume", "as_in_code")
+    acts: ClassVar = {
+        "pause": Act(_pause, "Paused", permissions.PAUSE_TASK),
+        "resume": Act(_resume, "Resumed", permissions.RESUME_TASK),
+        "as_in_code": Act(_as_in_code, "Edit taken back", "change_limit"),
+    }
     has_pause_permission = asks(permissions.PAUSE_TASK)
     has_resume_permission = asks(permissions.RESUME_TASK)
     readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")
@@ -131,16 +153,12 @@ class LimitAdmin(Styled):
         found = [str(limit) for limit in objs]
         return found, {"limits": len(found)}, set(), []
 
-    def get_urls(self) -> list[URLPattern]:
-        """And those of the buttons."""
-        view = self.admin_site.admin_view(self._act_view)
-        return [path("<path:object_id>/act/<str:verb>/", view, name="django_faktory_limit_act"), *super().get_urls()]
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """With the buttons that make sense now."""
-        limit = kwargs.get("obj")
-        verbs = [(verb, label) for verb, label in _verbs(limit) if self._may(request, verb)] if limit else []
-        return super().render_change_form(request, context | {"limit_verbs": verbs}, *args, **kwargs)
+    def buttons(self, row: Limit) -> list[tuple[str, str]]:
+        """Tasks are paused here; what was edited can be taken back."""
+        found = [("as_in_code", "As in code")] if row.origin == Limit.Origin.EDITED else []
+        if row.scope == Scope.TASK:
+            found.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
+        return found
 
     @admin.display(description="allows")
     def allows(self, limit: Limit) -> str:
@@ -168,74 +186,17 @@ class LimitAdmin(Styled):
     @admin.action(description="Pause tasks", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """None of their jobs starts until they are resumed."""
-        self._do(request, list(queryset), "pause")
+        self.carry_out(request, queryset, "pause")
 
     @admin.action(description="Resume tasks", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Their jobs start again, as their limits allow."""
-        self._do(request, list(queryset), "resume")
+        self.carry_out(request, queryset, "resume")
 
     @admin.action(description="As in code", permissions=["change"])
     def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Take edits back."""
-        self._do(request, list(queryset), "as_in_code")
-
-    def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """A button of the limit's page."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        limit = get_object_or_404(self.get_queryset(request), pk=object_id)
-        if not self._may(request, verb):
-            raise PermissionDenied
-        self._do(request, [limit], verb)
-        if Limit.objects.using(_alias(limit)).filter(pk=limit.pk).exists():
-            return redirect("admin:django_faktory_limit_change", limit.pk)
-        return redirect("admin:django_faktory_limit_changelist")
-
-    def _may(self, request: HttpRequest, verb: str) -> bool:
-        return verb in _DOES and bool(request.user.has_perm(permissions.needs(_DOES[verb].codename)))
-
-    def _do(self, request: HttpRequest, chosen: list[Limit], verb: str) -> None:
-        does, done, _ = _DOES[verb]
-        for limit in chosen:
-            if verb != "as_in_code" and limit.scope != Scope.TASK:
-                said = f"{limit.scope} {limit.name}: only tasks are paused here; queues on their own page."
-                self.message_user(request, said, messages.ERROR)
-                continue
-            self.message_user(request, f"{limit.name}: {does(limit)}", messages.SUCCESS)
-            log(request, [limit], done)
-
-
-def _pause(limit: Limit) -> str:
-    return "paused." if limits.pause([limit.name], using=_alias(limit)) else "was paused already."
-
-
-def _resume(limit: Limit) -> str:
-    return "resumed." if limits.resume([limit.name], using=_alias(limit)) else "was not paused."
-
-
-def _as_in_code(limit: Limit) -> str:
-    return "as in code again." if limiting.as_in_code(limit, using=_alias(limit)) else "was not edited."
-
-
-class _Act(NamedTuple):
-    does: Callable[[Limit], str]
-    done: str
-    codename: str
-
-
-_DOES: dict[str, _Act] = {
-    "pause": _Act(_pause, "Paused", permissions.PAUSE_TASK),
-    "resume": _Act(_resume, "Resumed", permissions.RESUME_TASK),
-    "as_in_code": _Act(_as_in_code, "Edit taken back", "change_limit"),
-}
-
-
-def _verbs(limit: Limit) -> list[tuple[str, str]]:
-    found = [("as_in_code", "As in code")] if limit.origin == Limit.Origin.EDITED else []
-    if limit.scope == Scope.TASK:
-        found.append(("resume", "Resume") if limit.paused_at else ("pause", "Pause"))
-    return found
+        self.carry_out(request, queryset, "as_in_code")
 
 
 def _alias(limit: Limit) -> str:

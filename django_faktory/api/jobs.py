@@ -54,7 +54,7 @@ def _bulk(summary: str) -> Callable[[F], F]:
 @extend_schema_view(
     list=described(
         summary="List jobs, the newest first",
-        description="What no index leads to is looked for among the latest 100,000 jobs only: see the query language.",
+        description="What no index leads to is looked for among the latest 50,000 jobs only: see the query language.",
     ),
     retrieve=described(
         summary="Show a job", description="With its arguments, failures and result.", responses=answers.WholeJob

@@ -9,7 +9,8 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 LONGEST_CELL = 80
@@ -100,6 +101,19 @@ class Screen:
         width = shutil.get_terminal_size().columns
         Console(file=text, force_terminal=True, width=width, highlight=False, markup=False).print(what)
         self.out.write(text.getvalue().rstrip("\n"))
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Callable[[int], object]]:
+        """A bar, where a person waits for many; what it gives is told of each step."""
+        if not self.is_drawn or not self.err.isatty() or total <= 1000:
+            yield lambda _: None
+            return
+        from rich.console import Console  # an extra
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda some: bar.advance(task, some)
 
     def confirm(self, question: str, *, is_sure: bool) -> bool:
         """Ask a person. Where nobody can answer, it is no."""

@@ -13,7 +13,7 @@ from ..queries import Query
 from ..redaction import query_of
 from .screen import Screen
 
-OK, WRONG, NOTHING, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
+OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class Unsupported(FaktoryError):

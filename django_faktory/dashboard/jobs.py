@@ -103,8 +103,9 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
-            found = queryset.matching(sweeps.understood(search_term)) if search_term else queryset
-            asked = sweeps.asked(request.GET)
+            typed = sweeps.understood(search_term)
+            found = queryset.matching(typed) if search_term else queryset
+            asked = sweeps.asked(request.GET, typed)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
             return queryset.none(), False

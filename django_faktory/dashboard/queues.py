@@ -1,4 +1,4 @@
-"""Queues in the admin: how many wait and how long, paused, resumed, cleared."""
+"""Queues in the admin: how many wait and how long, their limits; paused, resumed, cleared."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from django.utils import timezone
 from django.utils.html import format_html
 
 from .. import acts, permissions
+from ..gating import Scope
 from ..look_only import LookOnly, asks, log
-from ..models import Queue
+from ..models import Limit, Queue
 from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
 
 
@@ -25,8 +26,9 @@ class QueueList(ChangeList):
         """See above."""
         super().get_results(request)
         rows = list(self.result_list)
+        limits = _limits(rows)
         for row, line in zip(rows, _lines(rows), strict=True):
-            row.line = line
+            row.line, row.limit = line, limits.get(row.name)
         self.result_list = rows
 
 
@@ -34,7 +36,7 @@ class QueueAdmin(LookOnly):
     """Queues: the names that somebody used."""
 
     change_form_template = "admin/django_faktory/queue.html"
-    list_display = ("name", "depth", "latency", "state")
+    list_display = ("name", "depth", "latency", "limit", "state")
     search_fields = ("name",)
     ordering = ("name",)
     list_per_page = 50
@@ -59,6 +61,11 @@ class QueueAdmin(LookOnly):
         """How long the oldest has waited."""
         return str(queue.line.latency)
 
+    @admin.display(description="limit")
+    def limit(self, queue: Any) -> str:
+        """How many of its jobs run at a time, or start in a time."""
+        return queue.limit.told if queue.limit else "–"
+
     @admin.display(description="state")
     def state(self, queue: Queue) -> str:
         """Whether jobs are given out."""
@@ -73,6 +80,9 @@ class QueueAdmin(LookOnly):
             [line] = _lines([queue])
             context |= {
                 "line": line,
+                "limit": _limits([queue]).get(queue.name),
+                "may_see_limits": request.user.has_perm("django_faktory.view_limit"),
+                "may_set_limits": request.user.has_perm("django_faktory.add_limit"),
                 "chart": minutes(timezone.now(), using=_alias(queue), queue=queue.name),
                 "jobs": jobs_link(queue=queue.name),
                 "queue_acts": self._fitting(request, queue),
@@ -122,6 +132,14 @@ def _lines(rows: list[Any]) -> list[QueueLine]:
         return []
     using = _alias(rows[0])
     return queue_lines(rows, using=using)
+
+
+def _limits(rows: list[Any]) -> dict[str, Limit]:
+    """Of these queues, by name."""
+    if not rows:
+        return {}
+    found = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])
+    return {limit.name: limit for limit in found}
 
 
 def _alias(queue: Queue) -> str:

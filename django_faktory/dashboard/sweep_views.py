@@ -15,7 +15,7 @@ from django.urls import URLPattern, path, reverse
 
 from .. import conf
 from ..errors import InvalidQuery
-from ..look_only import LookOnly, told, why
+from ..look_only import AtLeast, LookOnly, told, why
 from ..models import Job
 from . import sweeps, verbs
 from .overview import capped
@@ -52,7 +52,7 @@ class SweepViews(LookOnly):
             begun = sweeps.begin(verb, scope, user=request.user.pk, why=why(request), every_s=pace, using=using)
             _record(request, begun, f"{act.label}: begun for all that match ({capped(begun.total, sweeps.COUNTED)})")
             return self._tell(request, begun)
-        count = capped(total, sweeps.COUNTED)
+        count = str(total) if isinstance(total, AtLeast) else capped(total, sweeps.COUNTED)
         return self.page(
             request,
             "all",
@@ -60,6 +60,7 @@ class SweepViews(LookOnly):
             act=act,
             scope=scope,
             total=total,
+            may_begin=total > 0 or isinstance(total, AtLeast),
             count=count,
             is_paced=verb == "retry",
             back=self._list(request.GET),

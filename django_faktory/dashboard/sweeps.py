@@ -18,6 +18,7 @@ from django.db.models import Min
 from .. import acts
 from ..errors import InvalidQuery
 from ..lifecycle import State
+from ..look_only import AtLeast
 from ..models import Job, JobQuerySet
 from ..payloads import is_storable
 from ..queries import Pattern, Query, parse_query
@@ -63,10 +64,18 @@ class Scope(NamedTuple):
         ), last
 
     def counted(self, verb: str, *, using: str) -> int:
-        """How many, and no further than one more than `COUNTED`."""
+        """How many, and no further than one more than `COUNTED`.
+
+        What no index leads to is counted among the recent ones only: `AtLeast` so many, where there are older jobs.
+        """
         rows = self.rows(verb, using=using)
-        if self.kind is None:
+        if self.kind is None and parse_query(self.query).has_index:
             return rows.count_up_to(COUNTED + 1)
+        if self.kind is None:
+            count = rows.recent().count_up_to(COUNTED + 1)
+            pks = Job.objects.using(using).values_list("pk", flat=True)
+            oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
+            return count if latest - oldest < RECENT or count > COUNTED else AtLeast(count)
         return sum(1 for _ in groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
 
 
@@ -77,12 +86,12 @@ def scope_of(params: Mapping[str, Any]) -> Scope:
     return Scope(str(asked(params)))
 
 
-def asked(params: Mapping[str, Any]) -> Query:
-    """The query of a list's address: what was typed, with the filters beside it. Raises InvalidQuery."""
+def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
+    """The query of a list's address: what was `typed`, with the filters beside it. Raises InvalidQuery."""
     for name in ("q", "queue", "about", "bid"):
         if not is_storable(params.get(name, "")):
             raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
-    query = understood(params.get("q", ""))
+    query = understood(params.get("q", "")) if typed is None else typed
     changes: dict[str, Any] = {}
     if params.get("state") in set(State):
         changes["states"] = (State(params["state"]),)
@@ -156,9 +165,12 @@ def begin(verb: str, scope: Scope, *, user: object, why: str, every_s: float = 0
     if scope.kind is None and parse_query(scope.query).searches:
         # A search looks into the newest of some: as those leave their state it would reach for ever older ones.
         after = (rows.aggregate(first=Min("pk"))["first"] or 1) - 1
+    total = scope.counted(verb, using=using)
+    total = COUNTED + 1 if isinstance(total, AtLeast) else total
+    kind = tuple(scope.kind) if scope.kind else None
     return Sweep(
-        verb=verb, query=scope.query, kind=tuple(scope.kind) if scope.kind else None, user=str(user), why=why,  # type: ignore[arg-type]
-        total=scope.counted(verb, using=using), after=after, upto=upto, every_s=every_s, first_at=time.time(),
+        verb=verb, query=scope.query, kind=kind, user=str(user), why=why,  # type: ignore[arg-type]
+        total=total, after=after, upto=upto, every_s=every_s, first_at=time.time(),
     )  # fmt: skip
 
 

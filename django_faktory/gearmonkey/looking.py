@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from redis import Redis, RedisCluster
+from redis import Redis, RedisCluster, ResponseError
 
 from . import scripts, wire
 from .core import REDIS_ERRORS, unavailable
@@ -32,6 +32,8 @@ class FunctionLook:
     bridged: int
     overdue: int
     lost: list[str]
+    trouble: str = ""
+    """Why nothing of it could be read: its keys are of other kinds."""
 
     @property
     def waiting(self) -> int:
@@ -60,7 +62,9 @@ def health(redis: Redis) -> Health:
         raise unavailable(error) from error
     problems = [f"Redis may evict jobs: its maxmemory-policy is {one}." for one in sorted(policies - {"noeviction"})]
     for seen in functions:
-        if seen.waiting and not (seen.count.isdigit() and int(seen.count)):
+        if seen.trouble:
+            problems.append(f"{seen.fn}: its keys are not those of GearMonkey: {seen.trouble}")
+        if seen.waiting and not (seen.count.isdecimal() and seen.count.strip("0")):
             problems.append(f"{seen.fn}: {seen.waiting} jobs wait, and no worker is there.")
         if seen.overdue:
             problems.append(
@@ -78,7 +82,14 @@ def look(redis: Redis) -> list[FunctionLook]:
 
 def _look_at(redis: Redis, fns: list[str]) -> list[FunctionLook]:
     now = redis.time(**_nodes(redis)[0])[0]
-    return [_look(redis, fn, now) for fn in fns]
+    return [_look_safely(redis, fn, now) for fn in fns]
+
+
+def _look_safely(redis: Redis, fn: str, now: int) -> FunctionLook:
+    try:
+        return _look(redis, fn, now)
+    except ResponseError as error:  # whoever writes to this Redis may write anything; the others are shown all the same
+        return FunctionLook(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error))
 
 
 def _nodes(redis: Redis) -> list[dict[str, Any]]:

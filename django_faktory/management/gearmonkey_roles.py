@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from random import Random
 
 from .. import brokers, conf
 from ..errors import BrokerUnavailable, FaktoryError
@@ -18,6 +19,7 @@ from ..gearmonkey.upkeep import Upkeep
 from ..logs import get_logger
 from ..worker.launch import CANNOT_START, CLEAN, CRASHED, Launch, Role
 from ..worker.runner import Worker
+from ..worker.share import Share
 from .beside import Beside
 from .losses import report_lost
 from .plan import Plan
@@ -57,13 +59,14 @@ def _work(plan: Plan, station: Station, launch: Launch) -> int:
         beat_interval=station.lease_s / BEATS_A_LEASE,
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
         read_ahead=0,
+        share=Share(max_jobs=plan.max_jobs, max_rss=plan.max_rss, rng=Random()),
         hears_signals=True,
     )
     launch.obey(stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, launch)
     if not _run_beside_upkeep(station, worker.run, "worker"):
         return CANNOT_START
-    return CRASHED if worker.is_stuck else CLEAN
+    return worker.exit_code()
 
 
 def _bridge(station: Station, launch: Launch) -> int:

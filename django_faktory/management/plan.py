@@ -26,6 +26,8 @@ MOST_PROCESSES = 4
 """Unless told otherwise: more workers than that should be somebody's decision."""
 
 MOST = 1024
+MOST_JOBS = 2**31 - 1
+MOST_MB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,9 @@ class Plan:
     drain: bool
     health: tuple[str, int] | None = None
     """Where probes are answered."""
+    max_jobs: int | None = None
+    max_rss: int | None = None
+    """A worker process that has run so many jobs, or takes so many MB, is replaced."""
     gearmonkey: str = field(default="", repr=False)
     """Redis of the GearMonkey clients to serve; "" for none."""
 
@@ -97,6 +102,8 @@ def make_plan(options: dict[str, Any]) -> Plan:
         concurrency=_number("--concurrency", options["concurrency"]) or conf.get("CONCURRENCY"),
         drain=options["drain"],
         health=_address(options["health"], "--health") if options["health"] else None,
+        max_jobs=_number("--max-jobs", options["max_jobs"], most=MOST_JOBS) or conf.get("MAX_JOBS"),
+        max_rss=_number("--max-rss", options["max_rss"], most=MOST_MB) or conf.get("MAX_RSS"),
         gearmonkey=_gearmonkey(options),
     )
 
@@ -198,11 +205,11 @@ def _gearmonkey(options: dict[str, Any]) -> str:
     return url
 
 
-def _number(option: str, text: str | None) -> int | None:
+def _number(option: str, text: str | None, *, most: int = MOST) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST:
-        raise CommandError(f"{option}: expected a whole number from 1 to {MOST}, got {text!r}")
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+        raise CommandError(f"{option}: expected a whole number from 1 to {most}, got {text!r:.80}")
     return int(text)
 
 

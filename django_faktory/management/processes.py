@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from random import Random
 from typing import Any, NoReturn
 
 from .. import brokers, conf, deadlines, tls, wakeups
@@ -21,8 +22,9 @@ from ..relay import relay
 from ..server.listener import Server
 from ..store import locks
 from ..worker.forking import Forking
-from ..worker.launch import CANNOT_START, CLEAN, CRASHED, Launch, Role, live
+from ..worker.launch import CANNOT_START, CLEAN, Launch, Role, live
 from ..worker.runner import Worker
+from ..worker.share import Share
 from ..worker.supervisor import Child, Supervisor
 from . import handing_over, probes
 from .beside import Beside
@@ -135,6 +137,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         beat_interval=conf.get("BEAT_INTERVAL"),
         shutdown_timeout=conf.get("SHUTDOWN_TIMEOUT"),
         drain=plan.drain,
+        share=Share(max_jobs=plan.max_jobs, max_rss=plan.max_rss, rng=Random()),
         hears_signals=True,
     )
     if plan.alias:
@@ -155,7 +158,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         except FaktoryError as error:
             logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
             return CANNOT_START
-    return CRASHED if worker.is_stuck else CLEAN  # another is to take its place, in a drain too
+    return worker.exit_code()
 
 
 def _probes(plan: Plan, worker: Worker, maintenance: Maintenance | None) -> probes.Probes | None:

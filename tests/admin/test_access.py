@@ -99,7 +99,7 @@ def _acts():
             yield f"{model}: {action}", Act(page(model, "changelist"), (f"view_{model}", codename), told)
             if model == "cronentry":
                 yield f"cronentry act {action}", Act(page(model, "act", pk, action), (f"view_{model}", codename), {})
-            elif model == "limit" and action in limit_admin._DOES:
+            elif model == "limit" and action in limit_admin.LimitAdmin.acts:
                 yield f"limit act {action}", Act(page(model, "act", pk, action), (codename,), {})
     yield "cronentry add", Act(page("cronentry", "add"), ("add_cronentry",), CRON)
     yield "cronentry save", Act(page("cronentry", "change", ROW), ("change_cronentry",), CRON)
@@ -114,8 +114,8 @@ NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
     "overview part", "job errors", "job error", "job tried", "job try", "job edit",
     *(f"job {how} {verb}" for how in ("act", "all") for verb in verbs.ACTS if (how, verb) != ("act", "clear")),
-    *(f"cronentry act {verb}" for verb in cron_admin._DOES), "cronentry save",
-    *(f"limit act {verb}" for verb in limit_admin._DOES), "limit save", "limit: delete_selected",
+    *(f"cronentry act {verb}" for verb in cron_admin.CronEntryAdmin.acts), "cronentry save",
+    *(f"limit act {verb}" for verb in limit_admin.LimitAdmin.acts), "limit save", "limit: delete_selected",
     *(
         f"{model._meta.model_name}: {action}"
         for model, site in admin.site._registry.items() if model._meta.app_label == APP for action in site.actions

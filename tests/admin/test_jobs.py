@@ -8,6 +8,7 @@ from django.utils import timezone
 from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.dashboard import sweeps
 from django_faktory.models import Batch, Job
+from django_faktory.querysets import JobQuerySet
 from example_project.shop.models import Order
 from tests.admin.test_admin import act, staff
 from tests.admin.test_errors import all_of, page, words
@@ -272,3 +273,20 @@ def test_to_terminate_is_asked_for_once_more_and_to_quiet_is_not(admin_client):
     admin_client.post(name, {**asked, "action": "quiet"})
     worker.refresh_from_db()
     assert worker.state == "quiet"
+
+
+def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_more(admin_client, monkeypatch):
+    JobFactory.create_batch(3, jobtype="shop.tasks.mail")
+    monkeypatch.setattr(sweeps, "RECENT", 2)
+    monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
+    address = reverse("admin:django_faktory_job_all")
+    told = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.mail"}).content.decode()
+    assert "2+ jobs" in told
+    nothing = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.other"}).content.decode()
+    assert "0+ jobs" in nothing
+    assert "Yes, " in nothing, "older ones may be meant"
+    begun = sweeps.begin("discard", sweeps.Scope("task:shop.tasks.mail"), user=0, why="", using="default")
+    assert begun.percent is None
+    while not begun.is_over:
+        begun = sweeps.go_on(begun, using="default")
+    assert not Job.objects.exists()

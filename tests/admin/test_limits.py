@@ -7,9 +7,11 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
 
+from django_faktory.gating import Allowance
 from django_faktory.models import Job, Limit
 from django_faktory.store import limits
 from django_faktory.store.limits import Definition
+from tests.factories import QueueFactory
 from tests.limits.conftest import Node, limit, states
 
 LIMITS = "admin:django_faktory_limit_changelist"
@@ -163,3 +165,17 @@ def test_a_job_s_page_tells_what_it_waits_for(admin_client, node):
     job = Job.objects.get(state="blocked")
     page = words(admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk])))
     assert "task noop" in page
+
+
+def test_a_queue_s_page_and_line_tell_its_limit_and_lead_to_it(admin_client, node):
+    QueueFactory(name="mail")
+    QueueFactory(name="free")
+    set_by_hand = limits.put("queue", "mail", Allowance(concurrency=20), using="default")
+    listed = admin_client.get(reverse("admin:django_faktory_queue_changelist")).content.decode()
+    assert listed.count("20 at a time") == 1
+    page = admin_client.get(reverse("admin:django_faktory_queue_change", args=["mail"])).content.decode()
+    assert f'<a href="{reverse("admin:django_faktory_limit_change", args=[set_by_hand.pk])}">20 at a time</a>' in page
+    free = admin_client.get(reverse("admin:django_faktory_queue_change", args=["free"])).content.decode()
+    assert "?scope=queue&amp;name=free" in free
+    form = admin_client.get(reverse("admin:django_faktory_limit_add"), {"scope": "queue", "name": "free"})
+    assert 'value="free"' in form.content.decode()

@@ -7,10 +7,15 @@ from django_faktory.models import Job
 from tests.browser.test_journey import (
     test_what_died_is_found_edited_tried_and_retried_and_all_is_on_record as test_the_journey,  # noqa: F401
 )
-from tests.browser.test_pages import fill
-from tests.browser.test_pages import test_every_page_looks_as_it_should as test_every_page  # noqa: F401
+from tests.browser.test_pages import fill, monkeys, own_server, redis, server  # noqa: F401  (fixtures)
+from tests.browser.test_pages import test_every_page_looks_as_it_should as looks_as_it_should
 
 pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize(("device", "width", "theme"), [("desk", 1280, "light"), ("phone", 390, "dark")])
+def test_every_page(screen, monkeys, device, width, theme):  # noqa: F811
+    looks_as_it_should(screen, monkeys, theme, device, width)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -7,13 +7,17 @@ from django.utils import timezone
 
 from django_faktory import Batch
 from django_faktory.cron_models import CronEntry
+from django_faktory.gating import Allowance
+from django_faktory.gearmonkey import Client
+from django_faktory.gearmonkey.station import Station
 from django_faktory.measuring import Series
 from django_faktory.models import Batch as BatchRow
-from django_faktory.models import Counter, Job, JobLock
-from django_faktory.store import measures
+from django_faktory.models import Counter, Job, JobLock, Limit
+from django_faktory.store import limits, measures
 from example_project.shop.models import Order
 from example_project.shop.tasks import send_invoice
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,6 +34,9 @@ LABELLED = """() =>
 .filter((one) => one.offsetParent && !one.labels.length && !one.getAttribute('aria-label') && one.type !== 'submit'
 && !one.closest('#changelist-search') && !one.closest('.actions')).map((one) => one.outerHTML)"""
 STICKS_OUT = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+NARROW = "shop.tasks.call_webhook"
 
 
 def fill():
@@ -71,6 +78,8 @@ def fill():
         key="order 7", jid="some-job", attempt=1, wid="app-1-w1", lease=timedelta(seconds=35), acquired_at=now,
         expires_at=now,
     )  # fmt: skip
+    limits.put("task", NARROW, Allowance(concurrency=3, rate=5, burst=10), using="default")
+    limits.put("queue", "mail", Allowance(concurrency=20), using="default")
     CronEntry.objects.create(
         name="nightly report", schedule="0 3 * * *", zone="UTC", jobtype="shop.tasks.daily_report", next_at=now
     )
@@ -89,13 +98,26 @@ def pages(order):
         "worker": "workerprocess/app-1-w1/change/", "batches": "batch/", "batch": f"batch/{batch.pk}/change/",
         "cron": "cronentry/", "entry": f"cronentry/{CronEntry.objects.get().pk}/change/", "locks": "joblock/",
         "lock": f"joblock/{JobLock.objects.get().pk}/change/", "app": "", "outbox": "outboxentry/",
+        "limits": "limit/", "limit": f"limit/{Limit.objects.get(name=NARROW).pk}/change/", "new-limit": "limit/add/",
+        "new-entry": "cronentry/add/", "gearmonkey": "gearmonkeyfunction/",
         "object": f"../shop/order/{order.pk}/change/",
     }  # fmt: skip
 
 
+@pytest.fixture
+def monkeys(server, redis, settings):  # noqa: F811
+    """A Redis where GearMonkey's peers are at work."""
+    settings.FAKTORY = {**getattr(settings, "FAKTORY", {}), "GEARMONKEY_URL": server.url}
+    Station(redis, ["thumbnail", "translate"], wid="app-1-w1").open()
+    with Client(server.url) as client:
+        for prio in ("high", "normal", "low", "low"):
+            client.run("thumbnail", "image-7.png", prio)
+        client.run("ocr", "scan-3.pdf")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("device", "width"), [("desk", 1280), ("phone", 390)])
-def test_every_page_looks_as_it_should(screen, theme, device, width):
+def test_every_page_looks_as_it_should(screen, monkeys, theme, device, width):
     order = fill()
     seen = screen(width=width, theme=theme)
     for name, path in pages(order).items():

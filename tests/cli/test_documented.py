@@ -14,7 +14,7 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+SECTIONS = dict(re.findall(r"^### ([\w-]+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 CHAPTERS = re.findall(r"^## \w+\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -95,8 +95,17 @@ def documented(word):
     return None
 
 
+ELSEWHERE = {"import-faktory", "export-faktory"}
+"""Their shapes are looked at where there is a Redis: tests/transfer."""
+
+
+@pytest.mark.core
+def test_each_has_an_example():
+    assert EXAMPLES.keys() | ELSEWHERE == subcommands().keys()
+
+
 @pytest.mark.django_db
-@pytest.mark.parametrize("word", subcommands())
+@pytest.mark.parametrize("word", EXAMPLES)
 def test_what_comes_has_the_documented_shape(asked, word):
     batches.new(payloads_of_a_batch(), using="default")
     JobFactory(dead=True, jid="jid-of-one", history='[{"errtype":"E"}]')

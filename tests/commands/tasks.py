@@ -47,6 +47,15 @@ def poison(folder):
     os._exit(9)
 
 
+_kept = []
+
+
+@task
+def keeps_memory(mb):
+    """Leaks, and touches what it leaks: each page becomes this process' own."""
+    _kept.append(b"\xff" * (mb * 2**20))
+
+
 def tell_pid(folder):
     """Complete or absent: who reads it must not see half a number."""
     path = Path(folder) / "pid"

@@ -26,6 +26,8 @@ def plan(settings, monkeypatch):
                 "queues",
                 "processes",
                 "concurrency",
+                "max_jobs",
+                "max_rss",
                 "url",
                 "gearmonkey",
                 "reload",
@@ -55,6 +57,13 @@ def test_options_win_over_settings(plan):
         queues="c, d:3",
     )
     assert (found.address, found.concurrency, found.processes, found.queues) == (("::1", 7778), 8, 9, ("c", "d:3"))
+
+
+def test_a_process_is_bounded_by_the_options_or_the_settings_or_not_at_all(plan):
+    ours = {"MAX_JOBS": 100, "MAX_RSS": 512}
+    assert [(found.max_jobs, found.max_rss) for found in (plan(), plan(FAKTORY=ours))] == [(None, None), (100, 512)]
+    found = plan(FAKTORY=ours, max_jobs="7", max_rss="300")
+    assert (found.max_jobs, found.max_rss) == (7, 300)
 
 
 def test_without_a_setting_the_queues_are_those_the_tasks_use(plan):
@@ -105,6 +114,9 @@ def test_a_database_is_not_left_for_an_environment_variable_alone(plan, monkeypa
         ({"processes": "two"}, ["--processes", "'two'"]),
         ({"concurrency": "-1"}, ["--concurrency", "'-1'"]),
         ({"concurrency": "9999"}, ["--concurrency", "1024"]),
+        ({"max_jobs": "0"}, ["--max-jobs", "1 to 2147483647", "'0'"]),
+        ({"max_jobs": "9" * 5000}, ["--max-jobs", "'999"]),
+        ({"max_rss": "512M"}, ["--max-rss", "1 to 1048576", "'512M'"]),
         ({"queues": "a,,b"}, ["--queues", "name:weight", "''"]),
         ({"queues": "a:x"}, ["--queues", "'a:x'"]),
         ({"queues": "a b"}, ["--queues", "a b"]),

@@ -34,6 +34,12 @@ LATE = {State.EXPIRED, GONE}
 # Written out a second time, by hand: a change of the table must be meant twice.
 LEGAL = {
     (GONE, "push"): BORN,
+    (GONE, "import"): {*BORN, "retries", "dead"},
+    ("scheduled", "export"): {GONE},
+    ("enqueued", "export"): {GONE},
+    ("blocked", "export"): {GONE},
+    ("retries", "export"): {GONE},
+    ("dead", "export"): {GONE},
     ("scheduled", "due"): READY,
     ("scheduled", "requeue"): READY,
     ("scheduled", "kill"): {"dead"},

@@ -5,10 +5,11 @@ from django.core.checks import run_checks
 from django.test import override_settings
 from django.urls import reverse
 
-from django_faktory.gearmonkey import looking
+from django_faktory.gearmonkey import looking, scripts
 from django_faktory.gearmonkey.looking import health
 from django_faktory.gearmonkey.station import Station
 from tests.gearmonkey.naive import NaiveWorker
+from tests.hostile import HARMLESS, TEXTS, elements, unwelcome
 from tests.project import tasks
 from tests.waiting import wait_until
 
@@ -151,3 +152,46 @@ def test_a_sweep_takes_what_the_health_check_tells(redis, station, client):
     assert health(redis).functions[0].overdue == 1
     wait_until(lambda: station.sweep().back == ["f:1"])
     assert health(redis).functions[0].overdue == 0
+
+
+# --- what peers may have written
+
+
+def write(redis, station, text):
+    """In every place that a peer can write to and the page shows."""
+    raw = text.encode("utf-8", "replace")  # names of other bytes cannot be asked for
+    redis.mset({b"uid:" + raw: raw, b"count:" + raw: raw})
+    redis.lpush(b"queue:" + raw + b":high", raw)
+    redis.sadd(scripts.FUNCTIONS_KEY, raw)
+    redis.zadd(scripts.registry_key("f"), {raw: 4e9})
+    redis.zadd(scripts.audit_key("f"), {raw: 1})
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, redis, station, name):
+    write(redis, station, HARMLESS)
+    harmless = elements(page(admin_client))
+    redis.flushdb()
+    station.register()
+    write(redis, station, TEXTS[name])
+    hostile = page(admin_client)
+    assert elements(hostile) == harmless
+    assert unwelcome(hostile) == []
+
+
+def test_keys_of_other_kinds_hide_no_other_function(admin_client, here, redis, station):
+    redis.set("uid:strange", 1)
+    redis.hset("count:strange", "no", "counter")
+    [strange] = [one for one in health(redis).functions if one.fn == "strange"]
+    assert "WRONGTYPE" in strange.trouble
+    text = page(admin_client)
+    assert "strange: its keys are not those of GearMonkey" in text
+    assert '<th scope="row">f</th>' in text
+
+
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "00", "-1", "many"])
+def test_a_count_that_is_none_is_no_error(redis, station, client, count):
+    client.run("f", "x")
+    redis.set("count:f", count)
+    problems = ["f: 1 jobs wait, and no worker is there."]
+    assert health(redis).problems == ([] if count.startswith("9") else problems)

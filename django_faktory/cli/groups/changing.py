@@ -6,9 +6,6 @@ In this database by any query; on a server elsewhere by what MUTATE can say: a s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from ... import acts
 from ...acts import Verb
@@ -60,7 +57,7 @@ def _carry_out(call: Call) -> int:
         _ask(call, f"{verb} {under.total} jobs ({query})?")
     changed = 0
     try:
-        with _progress(call, under.total) as advance:
+        with call.screen.progress(call.name, under.total) as advance:
             for some in under.steps:
                 changed += some
                 advance(some)
@@ -87,20 +84,6 @@ def _tell(call: Call, query: Query, changed: int | None, *, found: int | None) -
     else:
         left = f", {found - changed} had left their state" if found and found > changed else ""
         call.screen.line(f"{call.name}: {changed} jobs{left}")
-
-
-@contextmanager
-def _progress(call: Call, total: int) -> Iterator[Any]:
-    """A bar, where a person waits for many."""
-    if not call.screen.is_drawn or not call.screen.err.isatty() or total <= 1000:
-        yield lambda _: None
-        return
-    from rich.console import Console  # an extra
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(call.name, total=total)
-        yield lambda some: bar.advance(task, some)
 
 
 def _prune_what_is_due(call: Call) -> int:

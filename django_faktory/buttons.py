@@ -1,0 +1,86 @@
+"""Admin pages of rows on which something can be done: a button for each act that makes sense now, and the same acts on
+many rows of the list. Each asks for its own permission, is a POST, and is put on record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import URLPattern, path, reverse
+
+from . import permissions
+from .errors import FaktoryError
+from .look_only import Styled, log
+
+
+class Act(NamedTuple):
+    """What a button does: `does(row)` says what became of it, or raises FaktoryError."""
+
+    does: Callable[[Any], str]
+    done: str
+    codename: str
+
+
+class WithButtons(Styled):
+    """The rows' names tell them apart."""
+
+    acts: ClassVar[Mapping[str, Act]]
+    change_form_template = "admin/django_faktory/with_buttons.html"
+
+    def buttons(self, row: Any) -> list[tuple[str, str]]:
+        """The acts that make sense for this row now, and what their buttons say."""
+        raise NotImplementedError
+
+    def get_urls(self) -> list[URLPattern]:
+        """And those of the buttons."""
+        view = self.admin_site.admin_view(self._act_view)
+        return [path("<path:object_id>/act/<str:verb>/", view, name=self._place("act")), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """With the buttons that this user may press."""
+        row: Any = kwargs.get("obj")
+        shown = (
+            []
+            if row is None
+            else [
+                (reverse(f"{self.admin_site.name}:{self._place('act')}", args=[row.pk, verb]), label)
+                for verb, label in self.buttons(row)
+                if self._may(request, verb)
+            ]
+        )
+        return super().render_change_form(request, context | {"buttons": shown}, *args, **kwargs)
+
+    def carry_out(self, request: HttpRequest, rows: Iterable[Any], verb: str) -> None:
+        """Do it to each, and say so: one that cannot be done holds up no other."""
+        act = self.acts[verb]
+        for row in rows:
+            try:
+                said = act.does(row)
+            except FaktoryError as error:
+                self.message_user(request, f"{row.name}: {error}", messages.ERROR)
+                continue
+            log(request, [row], act.done)
+            self.message_user(request, f"{row.name}: {said}", messages.SUCCESS)
+
+    def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """A button was pressed."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        row = get_object_or_404(self.get_queryset(request), pk=object_id)
+        if not self._may(request, verb):
+            raise PermissionDenied
+        self.carry_out(request, [row], verb)
+        if self.get_queryset(request).filter(pk=row.pk).exists():
+            return redirect(f"{self.admin_site.name}:{self._place('change')}", row.pk)
+        return redirect(f"{self.admin_site.name}:{self._place('changelist')}")
+
+    def _may(self, request: HttpRequest, verb: str) -> bool:
+        return verb in self.acts and bool(request.user.has_perm(permissions.needs(self.acts[verb].codename)))
+
+    def _place(self, page: str) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

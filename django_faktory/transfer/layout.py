@@ -1,0 +1,222 @@
+"""The Redis of the original server: which keys hold jobs, read in windows, and single jobs taken out or put in.
+
+Up to 1.9 a queue's list has the queue's name, from 1.10 on `q:` before it. The source of 1.10 has a change of names,
+and a key `v` to count it, but does not call it when it starts: old lists are there still, and are given out no more.
+Knows no row and no job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import BrokerUnavailable, FaktoryError
+from ..gearmonkey.address import PLAIN, check_url, close, connect
+
+SCHEDULED, RETRIES, DEAD, WORKING = "scheduled", "retries", "dead", "working"
+SETS = (SCHEDULED, RETRIES, DEAD, WORKING)
+OLD, NEW = "1.9", "1.10"
+PREFIX = "q:"
+EXPORTED = "django_faktory:exported"
+"""Jids of the jobs that were put here and may still be rows: see `exporting`."""
+
+_OTHER_KEYS = frozenset({"v", EXPORTED})
+_counter = re.compile(r"(processed|failures)(:\d{4}-\d\d-\d\d)?")
+_queue_name = re.compile(r"[A-Za-z0-9._-]+")
+_RESERVED = frozenset({*SETS, "queues", "paused", "v", "processed", "failures"})
+
+
+class UnusableRedis(FaktoryError):
+    """What is in this Redis, or who else uses it, allows no transfer."""
+
+
+class Place(NamedTuple):
+    """A key with jobs."""
+
+    kind: str
+    """`queue`, or the name of a set."""
+    name: str
+    """The queue's; of a set the same as `kind`."""
+    key: str
+
+
+class Entry(NamedTuple):
+    """One job as it lies there."""
+
+    raw: bytes
+    score: float
+
+
+class Contents(NamedTuple):
+    """What there is."""
+
+    layout: str
+    """Whose names the queues' lists have: `1.9`, `1.10`, both with "and" between them; empty where there is none."""
+    places: list[Place]
+    queues: set[str]
+    """Names that are remembered, whether jobs wait in them or not."""
+    paused: set[str]
+    counters: int
+    """Keys of totals and of each day's numbers."""
+    unknown: list[str]
+    """Keys that are no Faktory's, with their types."""
+
+
+class FaktoryRedis:
+    """A Redis that a Faktory used."""
+
+    def __init__(self, url: str) -> None:
+        """Raises a FaktoryError where the URL cannot be used; nothing is sent yet."""
+        if check_url(url) not in PLAIN:
+            raise UnusableRedis("expected redis://, rediss:// or unix://: a Faktory's Redis is one server")
+        self._redis: Redis = connect(url)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        close(self._redis)
+
+    def refuse_company(self) -> None:
+        """Raises UnusableRedis where other clients use this database: one of them may be Faktory itself."""
+        with _translated():
+            try:
+                me, clients = self._redis.client_id(), self._redis.client_list()
+            except ResponseError as error:
+                raise UnusableRedis(
+                    f"this Redis does not tell who is connected ({error}): stop Faktory, and add --while-connected"
+                ) from error
+        number = str(self._redis.connection_pool.connection_kwargs.get("db") or 0)
+        others = [one for one in clients if str(one.get("id")) != str(me) and str(one.get("db")) == number]
+        if others:
+            raise UnusableRedis(
+                f"{len(others)} other clients are connected to database {number} of this Redis: stop Faktory and start "
+                "its Redis alone; if none of them is Faktory, add --while-connected"
+            )
+
+    def contents(self) -> Contents:
+        """Look at every key once."""
+        lists: list[Place] = []
+        sets: dict[str, Place] = {}
+        counters, unknown, named = 0, [], set()
+        for key, kind in self._keys():
+            name = key.removeprefix(PREFIX)
+            if kind == "zset" and key in SETS:
+                sets[key] = Place(key, key, key)
+            elif kind == "list" and _queue_name.fullmatch(name):
+                lists.append(Place("queue", name, key))
+            elif _counter.fullmatch(key) and kind == "string":
+                counters += 1
+            elif key in ("queues", "paused") and kind == "set":
+                named.add(key)
+            elif key not in _OTHER_KEYS:
+                unknown.append(f"{key} ({kind})")
+        # Of one queue the old list first: a 1.10 that finds both gives out the new one only.
+        lists.sort(key=lambda place: (place.name, place.key.startswith(PREFIX)))
+        return Contents(
+            layout=" and ".join(sorted({_layout_of(place) for place in lists}, reverse=True)),
+            places=[*lists, *(sets[name] for name in SETS if name in sets)],
+            queues=self._names("queues") if "queues" in named else set(),
+            paused=self._names("paused") if "paused" in named else set(),
+            counters=counters,
+            unknown=sorted(unknown),
+        )
+
+    def size(self, place: Place) -> int:
+        """How many jobs are there."""
+        with _translated():
+            return int(self._redis.llen(place.key) if place.kind == "queue" else self._redis.zcard(place.key))
+
+    def window(self, place: Place, skip: int, count: int) -> list[Entry]:
+        """Jobs in the order in which they would be given out, without the first `skip`."""
+        with _translated():
+            if place.kind == "queue":
+                last = -1 - skip
+                found: Any = self._redis.lrange(place.key, last - count + 1, last)
+                return [Entry(raw, 0.0) for raw in reversed(found)]
+            rows: Any = self._redis.zrange(place.key, skip, skip + count - 1, withscores=True)
+            return [Entry(raw, float(score)) for raw, score in rows]
+
+    def drop(self, place: Place, entries: Sequence[Entry]) -> int:
+        """Take these out; returns how many were still there."""
+        with _translated(), self._redis.pipeline(transaction=True) as pipe:
+            for entry in entries:
+                if place.kind == "queue":
+                    pipe.lrem(place.key, -1, entry.raw)  # type: ignore[arg-type]  # from the end that is taken first
+                else:
+                    pipe.zrem(place.key, entry.raw)
+            return sum(map(int, pipe.execute()))
+
+    def exported(self) -> set[str]:
+        """The jids of the last step of an export that did not come to its end; usually none."""
+        return self._names(EXPORTED)
+
+    def add(self, queues: Mapping[str, Sequence[bytes]], sets: Mapping[str, Sequence[Entry]], jids: Iterable[str],
+            *, layout: str) -> None:  # fmt: skip
+        """Put jobs in, the one to be given out first at first, and note their jids: all of it, or nothing."""
+        prefix = PREFIX if layout == NEW else ""
+        noted = list(jids)
+        with _translated(), self._redis.pipeline(transaction=True) as pipe:
+            for name, raws in queues.items():
+                pipe.sadd("queues", name)
+                pipe.lpush(prefix + name, *raws)
+            for key, entries in sets.items():
+                pipe.zadd(key, {entry.raw: entry.score for entry in entries})
+            if noted:
+                pipe.sadd(EXPORTED, *noted)
+            pipe.execute()
+
+    def forget_exported(self, jids: Iterable[str]) -> None:
+        """The rows of these are gone."""
+        if gone := list(jids):
+            with _translated():
+                self._redis.srem(EXPORTED, *gone)
+
+    def add_queues(self, names: Iterable[str], *, paused: bool = False) -> None:
+        """Remember queues, or pause them."""
+        if told := list(names):
+            with _translated():
+                self._redis.sadd("paused" if paused else "queues", *told)
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        with _translated():
+            keys = [key.decode("utf-8", "backslashreplace") for key in self._redis.scan_iter(count=1000)]
+            for start in range(0, len(keys), 1000):
+                some = sorted(set(keys[start : start + 1000]))
+                with self._redis.pipeline(transaction=False) as pipe:
+                    for key in some:
+                        pipe.type(key)
+                    kinds = pipe.execute()
+                yield from ((key, kind.decode()) for key, kind in zip(some, kinds, strict=True))
+
+    def _names(self, key: str) -> set[str]:
+        with _translated():
+            try:
+                found: Any = self._redis.smembers(key)
+            except ResponseError as error:
+                raise UnusableRedis(f"this is not a Faktory's Redis: the key {key} is no set ({error})") from error
+            return {name.decode("utf-8", "backslashreplace") for name in found}
+
+
+def _layout_of(place: Place) -> str:
+    return NEW if place.key.startswith(PREFIX) else OLD
+
+
+def is_free(queue: str, layout: str) -> bool:
+    """Whether a queue of this name has a key of its own there."""
+    return layout == NEW or queue not in _RESERVED
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        raise BrokerUnavailable(f"Redis unavailable: {error}") from error
+    except RedisError as error:
+        raise UnusableRedis(f"Redis refused a command: {error}") from error
