@@ -1,0 +1,155 @@
+"""Every example in Python runs, page by page, as far as its page goes; settings among them pass the system checks.
+
+Names that a page presumes (`Order`, `transaction`) are those of `PRESUMED`; what cannot run says why in `NOT_RUN`.
+"""
+
+import ast
+import inspect
+import re
+from contextvars import ContextVar
+from functools import partial
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.checks import ERROR
+
+from django_faktory import checks, cron_checks, limit_checks, tasks
+from django_faktory.testing import drain
+from tests.docs.pages import ROOT, examples, name
+from tests.project import middleware
+from tests.project import tasks as project_tasks
+
+AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+"""Python as a shell of asyncio takes it."""
+
+PRESUMED = """
+import os
+from datetime import datetime, timedelta
+from decimal import Decimal
+from django.db import transaction
+from django.utils import timezone
+from django_faktory import Batch, Cron, Discard, FaktoryError, JobContext, Kill, NotUnique, Retry, task
+from django_faktory.models import Job, Queue
+from example_project.shop.models import Invoice, Order
+INSTALLED_APPS, DATABASES, TASKS = [], {"default": {}}, {}
+"""
+
+BEFORE = {
+    "docs/arguments.md": "Order.objects.create(pk=7, customer='a@example.org', item='cards', price=1)",
+    "docs/cron.md": "@task(name='shop.close_day')\ndef close_day(till): ...",
+    "docs/locks.md": "pages = save = None",
+    "docs/queries.md": """
+from example_project.shop.tasks import send_invoice
+order = Order.objects.create(customer="a@example.org", item="cards", price=1)
+""",
+    "docs/quickstart.md": "from django_faktory.testing import drain",
+    "docs/transactions.md": "from example_project.shop.tasks import send_invoice",
+    "docs/howto/from-celery.md": "gateway = None",
+}
+"""What a page presumes beside that."""
+
+FILLED = {
+    "Order.objects.create(...)": "Order.objects.create(customer='a@example.org', item='cards', price=1)",
+    "Invoice.objects.create(...)": "Order.objects.create(customer='a@example.org', item='cards', price=1)",
+    "\n...\n": "\ndrain()\n",
+}
+"""What dots stand for."""
+
+ELSEWHERE = {
+    "docs/batches.md": "tests/tasks/test_docs_batches.py",
+    "docs/limits.md": "tests/limits/test_docs.py",
+    "docs/middleware.md": "tests/tasks/test_docs_middleware.py",
+    "docs/testing.md": "tests/testing/test_documented.py",
+    "docs/tutorial.md": "tests/docs/test_tutorial.py",
+}
+"""Pages whose examples a module of their own runs, and looks what comes of them."""
+
+NOT_RUN = {
+    "from django_faktory.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, Client": "wants a Redis with workers",
+    "from django_faktory.gearmonkey import Worker": "works until it is stopped",
+    'FAKTORY = {"REDACT": "shop.privacy.redact"}': "names a function that the page has yet to write",
+    'FAKTORY = {"DATABASE": "jobs"}  # data in "default", jobs in "jobs": OUTBOX is ["default"] by itself': (
+        "names databases that are not there"
+    ),
+}
+"""The first line of an example, and why it cannot run."""
+
+
+def pages_with_examples():
+    return sorted({name(one.page) for one in examples()} - ELSEWHERE.keys())
+
+
+def first_line(example):
+    return example.code.partition("\n")[0]
+
+
+def run(example, names):
+    names["__name__"] = re.sub(r"\W+", "_", f"example_{example}")
+    text = example.code
+    for dots, meant in FILLED.items():
+        text = text.replace(dots, meant)
+    for statement in compile(text, str(example), "exec", flags=ast.PyCF_ONLY_AST | AWAITS).body:
+        code = compile(ast.Module([statement], []), str(example), "exec", flags=AWAITS)
+        if code.co_flags & inspect.CO_COROUTINE:
+            async_to_sync(partial(awaited, code, names))()
+        else:
+            exec(code, names)
+
+
+async def awaited(code, names):
+    await eval(code, names)
+
+
+def errors_of_checks():
+    looks = (checks.check_settings, cron_checks.check_cron, limit_checks.check_limits)
+    return [str(message) for look in looks for message in look() if message.level >= ERROR]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("example", list(examples()), ids=str)
+def test_an_example_is_python(example):
+    compile(example.code, str(example), "exec", flags=AWAITS)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("page", pages_with_examples())
+def test_the_examples_of_a_page_run(page, monkeypatch, settings):
+    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    names: dict[str, object] = {}
+    conf_before = settings.FAKTORY
+    names["__name__"] = re.sub(r"\W+", "_", f"before_{page}")
+    exec(PRESUMED + BEFORE.get(page, ""), names)
+    for example in examples(ROOT / page):
+        if first_line(example) in NOT_RUN:
+            continue
+        names.pop("FAKTORY", None)
+        run(example, names)
+        if "FAKTORY" in names:
+            settings.FAKTORY = names["FAKTORY"]
+            assert errors_of_checks() == [], example
+            settings.FAKTORY = conf_before
+
+
+@pytest.mark.core
+def test_each_excuse_is_needed():
+    firsts = {first_line(one) for one in examples()}
+    assert [line for line in NOT_RUN if line not in firsts] == []
+    assert [path for path in ELSEWHERE.values() if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.django_db
+def test_a_tenant_travels_as_the_page_of_middleware_says(monkeypatch, settings):
+    """Its first example; the others: tests/tasks/test_docs_middleware.py."""
+    current = ContextVar("current_tenant", default=None)
+    names = {"current_tenant": current}
+    exec(next(examples(ROOT / "docs" / "middleware.md")).code, names)
+    monkeypatch.setattr(middleware, "Tenant", names["Tenant"], raising=False)
+    settings.FAKTORY = {"MIDDLEWARE": ["tests.project.middleware.Tenant"]}
+    seen = []
+    monkeypatch.setattr(project_tasks, "noticing", lambda: seen.append(current.get()))
+    before = current.set("acme")
+    project_tasks.calls_noticing.enqueue()
+    current.reset(before)
+    drain(raise_errors=True)
+    assert seen == ["acme"]
+    assert current.get() is None

@@ -1,0 +1,41 @@
+"""README says what can be shown elsewhere: figures as they were measured, versions as the package declares them."""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.docs.pages import ROOT, section, text_of
+
+pytestmark = pytest.mark.core
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def rows(text):
+    """Cells of a table's rows, without marks and what stands in brackets."""
+    for line in re.findall(r"^\|(.*)\|$", text, flags=re.MULTILINE):
+        yield [re.sub(r" \([\d.]+\)|\*\*", "", cell).strip() for cell in line.split("|")]
+
+
+def test_figures_are_those_that_were_measured():
+    head, _, *told = rows(section(README, "## How fast"))
+    table = section(text_of("performance.md"), "## Beside its peers").partition("| django_faktory beside")[0]
+    columns, _, *measured = rows(table)
+    places = [columns.index(name) for name in head]
+    known = {row[0]: [row[place] for place in places] for row in measured}
+    assert len(told) >= 5
+    assert told == [known[row[0]] for row in told]
+
+
+def test_versions_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = " ".join(project["classifiers"])
+    told = section(README, "## Supported")
+    for django in re.findall(r"Framework :: Django :: ([\d.]+)", declared):
+        assert django in told
+    assert project["requires-python"] == ">=" + re.search(r"Python ([\d.]+) to", told)[1]
+
+
+def test_it_names_the_command_that_runs_the_tests():
+    assert "$ make test\n" in section(README, "## Tests")

@@ -1,0 +1,287 @@
+"""The pages of reference have what the code has: nothing is missing, and nothing is left of what is gone."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import cache
+
+import pytest
+
+import django_faktory
+from django_faktory import conf, errors, locket, testing
+from django_faktory.cron import Cron
+from django_faktory.tasks import FaktoryTask, JobContext, TaskOptions, task
+from tests.docs.pages import ROOT, first_cells, section, text_of
+
+pytestmark = pytest.mark.core
+
+PACKAGE = sorted(path for path in (ROOT / "django_faktory").rglob("*.py") if "migrations" not in path.parts)
+
+
+@cache
+def trees():
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in PACKAGE]
+
+
+def calls(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+# Options of a task
+
+
+def test_the_page_of_options_has_those_that_task_takes():
+    page = text_of("reference", "task-options.md").partition("## For one job")[0]
+    taken = {*TaskOptions.__annotations__, "takes_context"}
+    assert sorted(first_cells(page)) == sorted(taken)
+
+
+def test_the_page_of_options_has_the_arguments_of_using():
+    told = first_cells(section(text_of("reference", "task-options.md"), "## For one job"))
+    assert set(told) == set(inspect.signature(FaktoryTask.using).parameters) - {"self"}
+
+
+def test_the_page_of_options_has_what_a_context_has():
+    told = first_cells(section(text_of("reference", "task-options.md"), "## The context"))
+    own = {name for name in vars(JobContext) if not name.startswith("_")} - {"control"}
+    assert {name.partition("(")[0] for name in told} == {*own, "attempt", "task_result"}
+
+
+def test_the_page_of_options_has_the_fields_of_cron():
+    told = section(text_of("reference", "task-options.md"), "## Entries of cron")
+    assert {field for field in Cron.__dataclass_fields__ if f"`{field}`" not in told and field != "schedule"} == set()
+
+
+def test_an_option_that_the_page_has_not_is_refused():
+    with pytest.raises(TypeError, match="unexpected option 'nonsense'"):
+        task(nonsense=1)(test_an_option_that_the_page_has_not_is_refused)
+
+
+# Settings
+
+
+@pytest.mark.parametrize("key", locket.DEFAULTS)
+def test_the_page_of_locks_has_each_key_of_locket(key):
+    assert f"`{key}`" in text_of("locks.md")
+
+
+def test_settings_that_pages_name_are_there():
+    known = {*conf.DEFAULTS}
+    for path in (ROOT / "docs").rglob("*.md"):
+        named = re.findall(r'FAKTORY\["(\w+)"\]', path.read_text(encoding="utf-8"))
+        assert set(named) <= known, path
+
+
+# Names
+
+
+def names_of(heading):
+    return first_cells(section(text_of("reference", "python.md"), heading))
+
+
+def test_public_names_are_those_of_the_page():
+    told = names_of("## The package")
+    assert told == sorted(told, key=str.lower)
+    assert set(told) == set(django_faktory.__all__)
+
+
+def test_names_for_tests_are_those_of_the_page():
+    assert sorted(names_of("## For tests")) == sorted(testing.__all__)
+
+
+def test_names_of_gearmonkey_are_those_of_the_page():
+    from django_faktory import gearmonkey
+
+    assert sorted(names_of("## GearMonkey")) == sorted(gearmonkey.__all__)
+
+
+def test_other_names_of_the_page_can_be_imported():
+    told = re.findall(
+        r"^\| (`.*?) \| (.*?) \|", section(text_of("reference", "python.md"), "## Beside it"), re.MULTILINE
+    )
+    assert len(told) > 10
+    for place, words in told:
+        first, *more = re.findall(r"`([\w.]+)`", place)
+        module = first
+        while module:
+            try:
+                found = importlib.import_module(module)
+                break
+            except ModuleNotFoundError:
+                module = module.rpartition(".")[0]
+        for name in [first.removeprefix(module).strip("."), *(name.strip(".") for name in more)]:
+            assert not name or hasattr(found, name), f"{module}: {name}"
+        members = re.findall(r"(?<![\w.\"`])`(\w+)`", words)
+        if first in ("django_faktory.limiting", "django_faktory.middleware", "django_faktory.tracing"):
+            assert [name for name in members if not hasattr(found, name)] == []
+
+
+# Errors
+
+
+def error_classes():
+    for module in pkgutil.walk_packages(django_faktory.__path__, "django_faktory."):
+        if ".migrations" not in module.name and not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+    found, left = set(), [errors.FaktoryError]
+    while left:
+        for kind in left.pop().__subclasses__():
+            if kind.__module__.startswith("django_faktory."):
+                found.add(kind.__name__)
+                left.append(kind)
+    return found
+
+
+TOLD_ONLY = {"WorkerShutdown"}
+"""Types of errors that are no classes."""
+
+
+def test_the_page_of_errors_has_each_class():
+    page = section(text_of("reference", "errors.md"), "## Classes")
+    assert {cell for cell in first_cells(page) if cell[0].isupper()} == error_classes() | TOLD_ONLY
+
+
+def lines_of_the_log():
+    """Their events, of WARNING and worse: the text before the first `name=value`; "…" for what is put in."""
+    levels = ("warning", "error", "critical", "exception")
+    for path, tree in trees():
+        for call in calls(tree):
+            word = ast.unparse(call.func)
+            texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            is_told = word.startswith("logger.") and call.func.attr in levels
+            is_told = is_told or (word == "self._ways.tell" and "logging.ERROR" in ast.unparse(call.args[0]))
+            if is_told and texts:
+                event = re.split(r" \w+=%| pid=%", texts[0])[0]
+                yield path, re.sub(r"%[sdr]", "…", event)
+
+
+FORWARDED = {"…"}
+"""A line that is all another's words: ReservationLost's."""
+
+
+def test_the_page_of_errors_has_each_line_of_the_log():
+    page = section(text_of("reference", "errors.md"), "## Lines of the log")
+    told, said = set(first_cells(page)), {event for _, event in lines_of_the_log()} - FORWARDED
+    assert len(said) > 80
+    assert said - told == set()
+    assert told - said == {"the job was no longer this worker's when its task ended: rolled back"}
+
+
+def told(node):
+    """A text as it is written in code, with "…" for what is put in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) else "…"
+
+
+def reasons_not_to_start():
+    kinds = {"CommandError": "management", "FaktoryError": "probes"}
+    for path, tree in trees():
+        for call in calls(tree):
+            place = kinds.get(ast.unparse(call.func))
+            if place and place in path.as_posix() and path.stem != "faktory":
+                yield told(call.args[0])
+
+
+def test_the_page_of_errors_has_each_reason_not_to_start():
+    page = set(first_cells(section(text_of("reference", "errors.md"), "## runfaktory does not start")))
+    said = set(reasons_not_to_start()) - {"…"}
+    assert len(said) > 18
+    assert said - page == set()
+
+
+def test_problems_of_the_api_are_those_of_its_page():
+    from django_faktory.api import problems
+
+    kinds = {kind for _, _, kind, _ in problems._OURS} | {kind for kind, _ in problems._KINDS.values()}
+    told = re.search(r"`type` ends in:(.*?)\n\n", text_of("api.md"), flags=re.DOTALL)[1]
+    assert set(re.findall(r"`([a-z-]+)`", told)) == kinds
+
+
+# System checks
+
+
+def ids_of_checks():
+    """As the code has them; those of `locket` are made of its own numbers."""
+    found = set()
+    for path, tree in trees():
+        text = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r'"(?:django_faktory\.)?([EW]\d{3})"', text))
+        if path.stem == "locket":
+            numbers = {n.args[0].value for n in calls(tree) if ast.unparse(n.func) == "Problem"}
+            found |= {f"{number[0]}03{number[1]}" for number in numbers}
+    return found
+
+
+def test_the_page_of_checks_has_each_id_and_no_other():
+    told = [cell for cell in first_cells(text_of("reference", "checks.md")) if re.fullmatch(r"[EW]\d{3}", cell)]
+    assert sorted(told) == sorted(ids_of_checks())
+
+
+def test_ids_that_other_pages_name_are_there():
+    known = ids_of_checks()
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert set(re.findall(r"`([EW]\d{3})`", path.read_text(encoding="utf-8"))) <= known, path
+
+
+# Metrics
+
+
+def test_numbers_for_statsd_are_those_of_their_page():
+    """Those for Prometheus: tests/metrics."""
+    from django_faktory.measuring import Series
+    from django_faktory.metrics import statsd
+    from django_faktory.metrics.numbers import Numbers
+
+    states = dict.fromkeys(("scheduled", "working", "retries", "dead"), 1.0)
+    named = {key: {} for key in ("latencies", "paused", "workers", "batches")}
+    numbers = Numbers(**named, queues={"mail": 1.0}, sets=states, processed=1, failed=1, late=0)
+    sums = Series()
+    sums.succeeded = sums.failed = 1
+    sent = [*statsd.passed({("mail", "send"): sums}), *statsd.sizes(numbers)]
+    cells = first_cells(section(text_of("metrics.md"), "## statsd"))
+    told = {cell if cell.startswith("faktory.") else f"faktory{cell}" for cell in cells}
+    assert told == {line.partition(":")[0] for line in sent}
+
+
+# Signals
+
+
+def test_signals_are_those_of_their_page():
+    own = {
+        target.id
+        for _, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "Signal()"
+        for target in node.targets
+    }
+    django = {"task_enqueued", "task_started", "task_finished"}
+    told = first_cells(section(text_of("reference", "signals.md"), "## Django's"))
+    assert {cell.rpartition(".")[2] for cell in told} == own | django
+
+
+def test_signals_of_processes_are_those_they_obey():
+    from django_faktory.worker.launch import SIGNALS
+
+    told = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
+    heard = {number.name.removeprefix("SIG") for number in SIGNALS} - {"CHLD"}
+    assert {cell for cell in told if cell.isupper()} == heard | {"KILL"}
+
+
+# REST
+
+
+def test_the_page_of_the_api_has_each_resource_and_act():
+    from django_faktory.api.urls import router
+
+    page = section(text_of("api.md"), "## Resources") + section(text_of("api.md"), "## Jobs")
+    said = {part for pattern in router.urls for part in re.findall(r"([a-z]+)/", str(pattern.pattern))}
+    assert {word for word in said if f"{word}/" not in page} == set()
+    told = {
+        word
+        for cell in first_cells(section(text_of("api.md"), "## Resources"))
+        for word in re.findall(r"([a-z]+)/", cell)
+    }
+    assert told - said == {"schema"}

@@ -1,0 +1,70 @@
+"""The tutorial, typed in as it stands, with a worker that has done its work between any two steps."""
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from django_faktory import tasks
+from django_faktory.models import Batch, Job
+from django_faktory.testing import drain
+from example_project.shop import tasks as shop_tasks
+from example_project.shop.models import Delivery
+from tests.docs.pages import DOCS, examples, text_of
+
+pytestmark = pytest.mark.django_db
+
+PAGE = DOCS / "tutorial.md"
+
+
+@pytest.fixture
+def typed(monkeypatch, settings):
+    """Types in the next example that begins with these words; returns the names there are by then."""
+    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    settings.SHOP_URL = "http://127.0.0.1:1"  # the partner is away
+    left, names = list(examples(PAGE)), {"__name__": "typed_in"}
+
+    def type_in(words):
+        example = left.pop(0)
+        assert words in example.code
+        exec(compile(example.code, str(example), "exec"), names)
+        return names
+
+    yield type_in
+    assert left == [], "every example is typed in"
+
+
+def test_the_tutorial_goes_as_it_says(typed):
+    order = typed("place_order(customer")["order"]
+    assert {job.state for job in Job.objects.about(order)} == {"enqueued", "scheduled"}
+    assert Job.objects.about(order).count() == 4
+    typed("set_rollback")
+    drain()
+    typed("tasks.send_invoice.enqueue")
+    drain()
+    result = typed("result.refresh()")["result"]
+    assert (result.status.name, result.return_value) == ("SUCCESSFUL", order.invoice.pk)
+    typed("4000000000000002")
+    drain(until=timedelta(seconds=5))
+    declined = typed("declined.refresh()")["declined"]
+    assert declined.status.name == "FAILED"
+    assert [one.exception_class_path.rpartition(".")[2] for one in declined.errors] == ["CardDeclined"] * 2
+    typed("failed_with")
+    assert Job.objects.get(jid=declined.id).state == "enqueued"
+    typed("tasks.ask_for_review.using")
+    typed("deliver(Order")
+    drain()
+    assert Delivery.objects.get().left_at
+    assert set(Batch.objects.values_list("success_st", flat=True)) == {"2"}
+    typed("def thank")
+    thanks = typed("thank.enqueue")["result"]
+    drain()
+    thanks.refresh()
+    assert thanks.status.name == "SUCCESSFUL"
+
+
+def test_the_tutorial_names_tasks_of_the_shop():
+    table = text_of("tutorial.md").partition("## An order")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert len(named) == 6
+    assert [task for task in named if not hasattr(shop_tasks, task)] == []
