@@ -3,19 +3,24 @@ PYTHON ?= python3
 ARGS ?=
 FUZZ_S ?= 60
 FAULTS ?= 1000
+MINUTES ?= 0
 
-.PHONY: help demo test soak faults fuzz lint format setup docs clean
+.PHONY: help demo test soak faults fuzz planted lint format setup docs site screenshots wheel clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
 	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
-	@echo "make soak     the tests that kill and wait, at full size"
+	@echo "make soak     the tests that kill and wait, at full size (MINUTES=60: watch for leaks for an hour)"
 	@echo "make faults   kill servers, workers and PostgreSQL, harm wires, and count the jobs (FAULTS=5000: more)"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
+	@echo "make planted  plant one defect after the other, and see that the tests notice (ARGS='--sample 3': some)"
 	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations, secrets, known holes"
 	@echo "make format   format the code"
+	@echo "make wheel    build wheel and sdist, and use the wheel in an empty environment and a new project"
 	@echo "make setup    make .venv and install what the other targets need"
-	@echo "make docs     write docs/reference/settings.md anew"
+	@echo "make docs     write the settings, the diagram of states and the licences anew"
+	@echo "make site     build the documentation into build/site; a warning is an error"
+	@echo "make screenshots  take the pictures of docs/screens.md anew"
 	@echo "make clean    remove what was made here, .venv too"
 
 setup:
@@ -29,10 +34,14 @@ test: setup
 	@.venv/bin/python scripts/test.py $(ARGS)
 
 soak: setup
-	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 .venv/bin/python scripts/test.py tests/soak $(ARGS)
+	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 FAKTORY_SOAK_MINUTES=$(MINUTES) \
+		FAKTORY_MODEL_STEPS=50000 .venv/bin/python scripts/test.py tests/soak tests/model $(ARGS)
 
 faults: setup
 	@FAKTORY_FAULTS=$(FAULTS) bash scripts/faults $(ARGS)
+
+planted: setup
+	@.venv/bin/python scripts/planted.py $(ARGS)
 
 fuzz:
 	@$(PYTHON) scripts/bootstrap.py --fuzz
@@ -49,11 +58,23 @@ format:
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
+wheel: setup
+	@.venv/bin/python scripts/try_wheel.py $(ARGS)
+
 docs:
 	@$(PYTHON) scripts/bootstrap.py
 	@.venv/bin/python scripts/settings_reference.py
 	@.venv/bin/python scripts/state_diagram.py
+	@.venv/bin/python scripts/licences.py
+
+screenshots: setup
+	@.venv/bin/python scripts/screenshots.py
+
+site:
+	@$(PYTHON) scripts/bootstrap.py
+	@.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs build/site
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf .venv .venv-django* .venv-peers .demo .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .fuzz .import_linter_cache tests/interop/node/node_modules example_project/db.sqlite3*
+	rm -rf .fuzz .nox .import_linter_cache build/site tests/interop/node/node_modules example_project/db.sqlite3*

@@ -11,9 +11,9 @@ class Client:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = self.socket.makefile("rb")
-        greeting = self.stream.readline()
-        if not greeting.startswith(b"+HI"):
-            raise RuntimeError(f"expected +HI, got {greeting!r}")
+        self.greeting = self.stream.readline()
+        if not self.greeting.startswith(b"+HI"):
+            raise RuntimeError(f"expected +HI, got {self.greeting!r}")
         self.ask(f"HELLO {json.dumps({'v': 2} | hello)}")
 
     @classmethod

@@ -4,8 +4,9 @@
     BENCH_DATABASE=sqlite python -m benchmarks.limits --jobs 1000
 
 The broker by itself, in this process: clients who take and end jobs, one at a time and in sets of 20, of no limit, of
-one with places, and of one with a rate; and a FETCH of the free job behind many that are held back, the first, which
-parks them, and those after it. What counts are the ratios. Every reading: results/limits.json.
+one with places, and of one with a rate; a queue with a limit over the wire and by own workers; and a FETCH of the free
+job behind many that are held back, the first, which parks them, and those after it. What counts are the ratios. Every
+reading: results/limits.json.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 import uuid
 
 from benchmarks.first_speed import HERE, empty, machine, prepare
-from benchmarks.locks import broker, end, fetch, milliseconds
+from benchmarks.locks import broker, end, fetch, milliseconds, over_the_wire, own_workers
 
 HIGH = 100_000
 
@@ -109,6 +110,16 @@ def main():
         ratios = {f"{name} to plain": round(found[name] / found["plain"], 2) for name in ("places", "rate")}
         readings[f"{clients} clients, {size} at a time"] = found | ratios
         Limit.objects.all().delete()
+    for name, allowance in kinds.items():
+        if allowance:
+            limits.put("queue", f"throttled-{name}", allowance, using="default")
+        readings[f"queue, {name}"] = {
+            "over the wire": [
+                over_the_wire(one, options.jobs, clients, queue=f"throttled-{name}") for clients in (1, 4)
+            ],
+            "own workers": own_workers(one, options.jobs, queue=f"throttled-{name}"),
+        }
+    Limit.objects.all().delete()
     limits.put("task", "shut", Allowance(concurrency=1), using="default")
     readings["behind"] = behind(one, options.held)
     Limit.objects.all().delete()

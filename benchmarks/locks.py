@@ -4,7 +4,8 @@
     BENCH_DATABASE=sqlite python -m benchmarks.locks --locked 10000
 
 The broker by itself, in this process: a push of many jobs of one key, a FETCH of the free one behind them, and then
-clients who take and end the jobs of one key as fast as they can. Every reading: results/locks.json.
+clients who take and end the jobs of one key as fast as they can; the same over the wire, and by own workers. Whatever
+has a key takes turns with as many plain jobs. Every reading: results/locks.json.
 """
 
 import argparse
@@ -13,8 +14,10 @@ import threading
 import time
 import uuid
 
+from benchmarks.client import Client
 from benchmarks.first_speed import HERE, empty, machine, prepare
 from benchmarks.peers.arithmetic import median, percentile
+from benchmarks.processes import node, workers
 
 
 def broker():
@@ -28,9 +31,20 @@ def jobs(count, queue, **custom):
     from django_faktory.payloads import new_job
 
     return [
-        new_job(jid=uuid.uuid4().hex, jobtype="noop", args=[number], queue=queue, custom=custom or None)
+        new_job(
+            jid=uuid.uuid4().hex,
+            jobtype="benchmarks.tasks.noop",
+            args=[number, "x"],
+            queue=queue,
+            custom=custom or None,
+        )
         for number in range(count)
     ]
+
+
+def push(one, count, queue, **custom):
+    for start in range(0, count, 500):
+        one.push(jobs(min(500, count - start), queue, **custom))
 
 
 def milliseconds(seconds):
@@ -82,8 +96,7 @@ def hot(one, count, clients, **custom):
     from django.db import connections
 
     queue = uuid.uuid4().hex
-    for start in range(0, count, 500):
-        one.push(jobs(min(500, count - start), queue, **custom))
+    push(one, count, queue, **custom)
     left, place = threading.Semaphore(count), threading.Lock()
     overlaps = []
 
@@ -108,6 +121,53 @@ def hot(one, count, clients, **custom):
     return {"clients": clients, "jobs_per_s": round(count / (time.perf_counter() - began)), "overlaps": len(overlaps)}
 
 
+def own_workers(one, count, *, queue="", **custom):
+    """Two processes of five threads each: jobs a second, from the first one's end."""
+    from django_faktory.models import Counter, Job
+
+    def processed():
+        return sum(Counter.objects.values_list("processed", flat=True))
+
+    queue = queue or uuid.uuid4().hex
+    push(one, count, queue, **custom)
+    before = processed()
+    with workers("--queues", queue):
+        while (first := processed()) == before:
+            time.sleep(0.002)
+        began = time.perf_counter()
+        while (now := processed()) < before + count:
+            time.sleep(0.005)
+        took_s = time.perf_counter() - began
+        assert not Job.objects.filter(queue=queue).exists()
+    return {"jobs_per_s": round((now - first) / took_s)}
+
+
+def over_the_wire(one, count, clients, *, queue="", **custom):
+    """Connections that fetch and acknowledge, one job after the other; jobs a second."""
+    queue = queue or uuid.uuid4().hex
+    push(one, count, queue, **custom)
+    left = threading.Semaphore(count)
+    with node("--server-only") as (_, port):
+        connections = [Client.worker(port, f"wire{number}") for number in range(clients)]
+
+        def client(connection):
+            while left.acquire(blocking=False):
+                while not (found := connection.ask(f"FETCH {queue}")):
+                    pass
+                connection.ask(f"ACK {json.dumps({'jid': json.loads(found)['jid']})}")
+
+        threads = [threading.Thread(target=client, args=(connection,)) for connection in connections]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took_s = time.perf_counter() - began
+        for connection in connections:
+            connection.close()
+    return {"clients": clients, "jobs_per_s": round(count / took_s)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--locked", type=int, default=100_000)
@@ -122,9 +182,14 @@ def main():
         "machine": machine(),
         "plain": [hot(one, options.hot, clients) for clients in (1, 4)],
         "hot key": [hot(one, options.hot, clients, lock="hot") for clients in (1, 4)],
-        "behind": behind(one, options.locked),
+        "plain over the wire": [over_the_wire(one, options.hot, clients) for clients in (1, 4)],
+        "hot key over the wire": [over_the_wire(one, options.hot, clients, lock="hot") for clients in (1, 4)],
+        "plain by own workers": own_workers(one, options.hot),
+        "hot key by own workers": own_workers(one, options.hot, lock="hot"),
     }
-    readings["lock rows left"] = JobLock.objects.count() - 1
+    if options.locked:
+        readings["behind"] = behind(one, options.locked)
+    readings["lock rows left"] = JobLock.objects.count() - bool(options.locked)
     empty()
     text = json.dumps(readings, indent=2)
     print(text)

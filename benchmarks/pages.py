@@ -20,7 +20,7 @@ CASE WHEN n % 1000 < 40 THEN 'enqueued' WHEN n % 1000 < 50 THEN 'scheduled' WHEN
      WHEN n % 1000 = 68 AND n <= 1000000 THEN 'working' WHEN n % 1000 = 69 THEN 'blocked' ELSE 'succeeded' END"""
 """Of a thousand jobs; most succeeded and are kept for their results. At most a thousand run."""
 
-JOBS = f"""
+JOB_ROWS = f"""
 INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
   created_at, run_at, enqueued_at, started_at, reserved_until, finished_at, purge_at, wid, attempt, failures, errtype,
   failure, history, result, lock_key, bid, has_run, about)
@@ -92,7 +92,7 @@ def fill(jobs):
 
     with connection.cursor() as cursor:
         for first in range(1, jobs + 1, CHUNK):
-            text = JOBS.replace("n % ", "n %% ").replace("n / 1000 % ", "n / 1000 %% ")
+            text = JOB_ROWS.replace("n % ", "n %% ").replace("n / 1000 % ", "n / 1000 %% ")
             cursor.execute(text, [jobs, first, min(first + CHUNK - 1, jobs)])
             print(f"-- {min(first + CHUNK - 1, jobs):,} jobs", file=sys.stderr)
         for statement in OTHERS.replace("{jobs}", str(jobs)).split(";\n"):

@@ -1,8 +1,10 @@
 """A project with nothing but the benchmarks' tasks, on PostgreSQL unless BENCH_DATABASE says otherwise.
 
-BENCH_SYNCHRONOUS is SQLite's: NORMAL, or FULL, with which each commit waits for the disk.
+BENCH_SYNCHRONOUS is SQLite's: NORMAL, or FULL, with which each commit waits for the disk. BENCH_FAKTORY is
+FAKTORY, as JSON.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -13,7 +15,7 @@ USE_TZ = True
 INSTALLED_APPS = ["django_faktory", "benchmarks"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
-FAKTORY = {}
+FAKTORY = json.loads(os.environ.get("BENCH_FAKTORY", "{}"))
 LOGGING = {"version": 1, "disable_existing_loggers": False, "root": {"level": "WARNING"}}
 DATABASES = {
     "postgresql": {

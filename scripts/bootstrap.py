@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NODE_FOLDER = ROOT / "tests" / "interop" / "node"
-EXTRAS = "dev,postgres,redis"
+EXTRAS = "dev,docs,postgres,redis"
 OLDEST = (3, 11)
 
 

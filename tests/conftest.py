@@ -12,7 +12,7 @@ from django.db import connections
 from tests import emptying, services
 from tests.settings import KIND
 
-ONCE = ("api", "browser", "cli", "example", "gearmonkey", "interop", "typing")
+ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
 """Folders whose tests have a database and ask nothing of it that others do not: they run on the first one only, but for
 modules marked `each_database`."""
 

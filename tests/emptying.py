@@ -21,10 +21,11 @@ def install():
 
 def _fixture_teardown(test):
     for alias in test._databases_names(include_mirrors=False):
-        _empty(connections[alias])
+        empty(connections[alias])
 
 
-def _empty(connection):
+def empty(connection):
+    """Its tables that hold something."""
     tables = _filled(connection)
     if tables and connection.vendor == "postgresql":
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:

@@ -1,15 +1,19 @@
 """Settings of the test project. `FAKTORY_TEST_DB` picks the database: sqlite (default), postgresql, mariadb.
 
-`FAKTORY_TEST_TAG` keeps two runs on one machine apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold.
+`FAKTORY_TEST_TAG` keeps two runs on one machine apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold,
+`FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3.
 """
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 TAG = os.environ.get("FAKTORY_TEST_TAG", "main")
 KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
+if os.environ.get("FAKTORY_TEST_DRIVER") == "psycopg2":
+    sys.modules["psycopg"] = None  # type: ignore[assignment]  # as if it was not installed: Django takes the other
 SCRATCH = Path(tempfile.gettempdir()) / f"django_faktory_{TAG}"
 SCRATCH.mkdir(mode=0o700, exist_ok=True)
 

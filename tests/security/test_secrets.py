@@ -70,7 +70,7 @@ def test_a_plan_and_an_address_have_no_password_in_their_repr():
     options = {
         "worker_only": True, "server_only": False, "address": None, "url": URL, "tls_cert": None, "tls_key": None,
         "queues": "default", "processes": "1", "concurrency": "1", "drain": False, "reload": False, "gearmonkey": None,
-        "health": None,
+        "health": None, "max_jobs": None, "max_rss": None,
     }  # fmt: skip
     plan = make_plan(options)
     told = [f"{one!r} {one}" for one in (plan, parse_url(URL), brokers.remote_broker(URL))]

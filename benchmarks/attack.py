@@ -1,0 +1,225 @@
+"""A good client's latency, and the server's memory, while others attack it: one attack after the other.
+
+    python -m benchmarks.attack [slow deaf …] [--seconds 15] [--scale 1] [--json]
+
+PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Each attack has a server of its own, as it comes but
+for a password where one is guessed, and 12,000 connections where so many are to be let in. Prints a table; everything:
+results/attack.json. The exit code is 1 where a good client's p99 reached 100 ms, or the memory `MOST_MB`.
+`--scale 0.01 --seconds 2` shows that it works, and nothing else.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from hashlib import sha256
+
+from benchmarks.attackers import KINDS
+from benchmarks.client import Client
+from benchmarks.database import HERE, empty, machine, prepare
+from benchmarks.peers import readings
+from benchmarks.processes import node
+
+P99_MS = 100.0
+MOST_MB = 1024
+PASSWORD = "the good client knows it"
+SETTINGS = {"idle": {"MAX_CONNECTIONS": 12_000}, "silent": {"MAX_CONNECTIONS": 12_000}}
+GUESSED = ("guesses", "guesses_from_everywhere")
+ENOUGH_FILES = 25_000
+"""For ten thousand connections and their other ends."""
+
+
+class GoodClient:
+    """PUSH, FETCH and ACK, with a short rest: how long each answer takes. It connected before the attack."""
+
+    def __init__(self, port, password):
+        self._client = Client.worker(port, "good") if not password else _with_password(port, password)
+        self._numbers = iter(range(10**9))
+        self.ms = {"PUSH": [], "FETCH": [], "ACK": []}
+
+    def work(self, seconds):
+        """For so long, from scratch."""
+        self.ms = {verb: [] for verb in self.ms}
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            jid = f"good-{next(self._numbers):08d}"
+            self._ask("PUSH", json.dumps({"jid": jid, "jobtype": "noop", "queue": "good", "args": []}))
+            job = self._ask("FETCH", "good")
+            if job is None or json.loads(job)["jid"] != jid:
+                raise RuntimeError(f"expected {jid}, got {job!r:.200}")
+            self._ask("ACK", json.dumps({"jid": jid}))
+            time.sleep(0.005)
+
+    def _ask(self, verb, rest):
+        begun = time.perf_counter()
+        told = self._client.ask(f"{verb} {rest}")
+        self.ms[verb].append((time.perf_counter() - begun) * 1000)
+        return told
+
+    def figures(self):
+        """Of all commands, and the 99th percentile of each."""
+        every = sorted(ms for some in self.ms.values() for ms in some)
+        return {
+            "commands": len(every),
+            "p50_ms": round(statistics.median(every), 2),
+            "p99_ms": _p99(every),
+            "max_ms": round(every[-1], 2),
+            **{f"{verb}_p99_ms": _p99(sorted(some)) for verb, some in self.ms.items()},
+        }
+
+
+def _p99(ordered):
+    return round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 2)
+
+
+def _with_password(port, password):
+    """`Client` speaks to servers without one: here the greeting says what to hash."""
+
+    class Known(Client):
+        def ask(self, line):
+            if line.startswith("HELLO "):
+                asked = json.loads(self.greeting[4:])
+                digest = (password + asked["s"]).encode()
+                for _ in range(asked["i"]):
+                    digest = sha256(digest).digest()
+                line = f"HELLO {json.dumps(json.loads(line[6:]) | {'pwdhash': digest.hex()})}"
+            return super().ask(line)
+
+    return Known.worker(port, "good")
+
+
+class Watch:
+    """The memory of a process, again and again, from a thread."""
+
+    def __init__(self, pid):
+        self._pid = pid
+        self._is_over = threading.Event()
+        self.readings = []
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self):
+        while not self._is_over.is_set():
+            self.readings.append(memory_mb(self._pid))
+            self._is_over.wait(0.1)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        self._thread.join()
+
+
+def memory_mb(pid):
+    """What is resident of this process now."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+@contextmanager
+def server(kind):
+    """One with the settings of this attack: the pid of the process that serves, its port and password."""
+    password = PASSWORD if kind in GUESSED else ""
+    os.environ["BENCH_FAKTORY"] = json.dumps(SETTINGS.get(kind, {}))
+    os.environ["FAKTORY_PASSWORD"] = password
+    empty()
+    with node("--server-only") as (process, port):
+        [pid] = [pid for pid in readings.tree(process.pid) if pid != process.pid]
+        yield pid, port, password
+
+
+def attacked(kind, options):
+    """What the good client and the memory say."""
+    with server(kind) as (pid, port, password):
+        good = GoodClient(port, password)
+        good.work(1.0)  # what is done once is done
+        good.work(options.seconds / 3)
+        alone, before = good.figures(), memory_mb(pid)
+        attacker = _begin(kind, port, options)
+        with Watch(pid) as watch:
+            good.work(options.seconds)
+        said = attacker.communicate(timeout=60)[0]
+        return {
+            "alone": alone,
+            "attacked": good.figures(),
+            "rss_before_mb": round(before, 1),
+            "rss_most_mb": round(max(watch.readings), 1),
+            "attacker": json.loads(said.splitlines()[-1]),
+        }
+
+
+def _begin(kind, port, options):
+    """Start the attackers; returns when they are at it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.attackers", kind, str(port), str(options.seconds), str(options.scale)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if process.stdout.readline().strip() != "ready":
+        raise RuntimeError(f"{kind}: the attack did not begin; what it says is above")
+    return process
+
+
+def is_good(found):
+    """Whether the others may go on as if nothing had happened."""
+    return found["attacked"]["p99_ms"] < P99_MS and found["rss_most_mb"] < MOST_MB
+
+
+def table(found):
+    """Markdown."""
+    lines = [
+        "| attack | p50 | p99 | most | p99 alone | RSS before | RSS most | |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for kind, told in found.items():
+        under, alone = told["attacked"], told["alone"]
+        lines.append(
+            f"| {kind} | {under['p50_ms']} ms | {under['p99_ms']} ms | {under['max_ms']} ms | {alone['p99_ms']} ms"
+            f" | {told['rss_before_mb']} MB | {told['rss_most_mb']} MB | {'good' if is_good(told) else 'TOO MUCH'} |"
+        )
+    return "\n".join(lines)
+
+
+def files():
+    """As many open files as may be had; the server and the attackers inherit it."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (max(most, ENOUGH_FILES), most):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+            return wanted
+        except (ValueError, OSError):  # more than the hard limit is root's to have
+            continue
+    return soft
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack")
+    parser.add_argument("kinds", nargs="*", metavar="attack", help=f"which of {', '.join(KINDS)}; default: all")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each attack")
+    parser.add_argument("--scale", type=float, default=1.0, help="how many attackers, as a part of all")
+    parser.add_argument("--json", action="store_true", help="print everything")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - KINDS.keys():
+        parser.error(f"expected some of {', '.join(KINDS)}, got {', '.join(sorted(unknown))}")
+    limit = files()
+    prepare()
+    about = machine() | {"open_files": limit}
+    found = {}
+    for kind in options.kinds or KINDS:
+        found[kind] = attacked(kind, options)
+        print(f"{kind}: {json.dumps(found[kind])}", file=sys.stderr, flush=True)
+    whole = {"machine": about, "options": vars(options), "attacks": found}
+    (HERE / "results" / "attack.json").write_text(json.dumps(whole, indent=2) + "\n")
+    print(json.dumps(whole, indent=2) if options.json else table(found))
+    return 0 if all(map(is_good, found.values())) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

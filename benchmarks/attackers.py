@@ -1,0 +1,300 @@
+"""Clients that mean harm, one kind a run: `python -m benchmarks.attackers KIND PORT SECONDS SCALE`, for `attack`.
+
+Says "ready" once the attack is under way, goes on for its time, and ends with one line of JSON: what it could do.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+
+HOST = "127.0.0.1"
+MB = 2**20
+HELLO = b'HELLO {"v":2}\r\n'
+WORKER = b'HELLO {"v":2,"wid":"%s","hostname":"h","pid":1,"labels":[]}\r\n'
+
+
+class Attack:
+    """What all kinds share: a server, an end, and a tally."""
+
+    def __init__(self, port, seconds, scale):
+        self.port, self.scale, self.seconds = port, scale, seconds
+        self.ends_at = float("inf")
+        self.limit = None
+        self.done = Counter()
+
+    def begin(self):
+        """From now on its time counts: the attack is under way, or about to be."""
+        self.ends_at = time.monotonic() + self.seconds
+        self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds + 2)
+        print("ready", flush=True)
+
+    def goes_on(self):
+        return time.monotonic() < self.ends_at
+
+    def many(self, full):
+        return max(1, int(full * self.scale))
+
+    async def open(self, hello=HELLO, address=None):
+        """A connection that has said HELLO, or nothing yet where that is empty."""
+        local = (address, 0) if address else None
+        reader, writer = await asyncio.open_connection(HOST, self.port, local_addr=local, limit=2**16)
+        greeting = await reader.readline()
+        if not greeting.startswith(b"+HI"):
+            raise ConnectionError(greeting.decode()[:80] or "closed")
+        if hello:
+            writer.write(hello)
+            if await reader.readline() != b"+OK\r\n":
+                raise ConnectionError("not let in")
+        return reader, writer
+
+    async def again_and_again(self, act):
+        """`act` until the time is over; what the server refuses or closes is counted, and tried again."""
+        while self.goes_on():
+            try:
+                await act()
+                self.done["rounds"] += 1
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.done[f"ended by {type(error).__name__}"] += 1
+                await asyncio.sleep(0.01)
+
+    async def crowd(self, count, act):
+        """So many at once, each again and again."""
+        await asyncio.gather(*(self.again_and_again(act) for _ in range(count)))
+
+    async def rest(self):
+        await asyncio.sleep(max(0.0, self.ends_at - time.monotonic()))
+
+
+async def idle(attack):
+    """Ten thousand connections that have said HELLO and nothing since."""
+    kept = []
+    for _ in range(attack.many(10_000)):
+        try:
+            kept.append(await attack.open())
+            attack.done["connections"] += 1
+        except OSError:
+            attack.done["turned away"] += 1
+    attack.begin()
+    await attack.rest()
+
+
+async def silent(attack):
+    """As many that say nothing at all, and come again when they are closed."""
+    attack.begin()
+
+    async def connect():
+        reader, writer = await attack.open(hello=b"")
+        attack.done["connections"] += 1
+        while attack.goes_on() and await reader.read(1000):
+            pass
+        writer.close()
+
+    await attack.crowd(attack.many(10_000), connect)
+
+
+async def connecting(attack):
+    """Connections that come and go as fast as they can."""
+    attack.begin()
+
+    async def come_and_go():
+        _, writer = await attack.open(hello=b"")
+        attack.done["connections"] += 1
+        writer.transport.abort()
+
+    await attack.crowd(attack.many(50), come_and_go)
+
+
+async def endless_line(attack):
+    """A line of a gigabyte, on several connections, and again from its start where the server hangs up."""
+    attack.begin()
+    piece = b"x" * MB
+
+    async def send():
+        _, writer = await attack.open()
+        with suppress(ConnectionError):
+            for _ in range(1024):
+                writer.write(piece)
+                await writer.drain()
+                attack.done["MB"] += 1
+        writer.transport.abort()
+
+    await attack.crowd(attack.many(8), send)
+
+
+async def unfinished_lines(attack):
+    """Commands of just less than the longest, all but their end, on many connections that hold them."""
+    piece = b"x" * MB
+    kept = []
+
+    async def hold():
+        _, writer = await attack.open()
+        kept.append(writer)
+        for _ in range(15):
+            writer.write(piece)
+            await writer.drain()
+            attack.done["MB"] += 1
+        await attack.rest()
+
+    attack.begin()
+    await attack.crowd(attack.many(200), hold)
+
+
+async def slow(attack):
+    """One byte a second: half of them before HELLO is complete, half after it."""
+
+    async def trickle(hello):
+        _, writer = await attack.open(hello=hello)
+        attack.done["connections"] += 1
+        while attack.goes_on():
+            writer.write(b"P")
+            await writer.drain()
+            attack.done["bytes"] += 1
+            await asyncio.sleep(1)
+
+    attack.begin()
+    half = attack.many(1000) // 2 + 1
+    await asyncio.gather(
+        attack.crowd(half, lambda: trickle(b"")),
+        attack.crowd(half, lambda: trickle(HELLO)),
+    )
+
+
+async def deaf(attack):
+    """Asks for long answers without end, and never reads one."""
+    attack.begin()
+    refused = [{"jid": f"{number:0250d}", "jobtype": "", "args": []} for number in range(1000)]
+    line = b"PUSHB %s\r\n" % json.dumps(refused).encode()
+
+    async def ask():
+        _, writer = await attack.open()
+        writer.transport.pause_reading()  # what makes it deaf
+        while attack.goes_on():
+            writer.write(line)
+            await writer.drain()
+            attack.done["questions"] += 1
+
+    await attack.crowd(attack.many(100), ask)
+
+
+async def deep_json(attack):
+    """Arguments a million levels deep."""
+    attack.begin()
+    depth = 1_000_000
+    deep = b"[" * depth + b"]" * depth
+    line = b'PUSH {"jid":"abcdefgh","jobtype":"noop","args":%s}\r\n' % deep
+
+    async def push():
+        reader, writer = await attack.open()
+        while attack.goes_on():
+            writer.write(line)
+            answer = await reader.readuntil(b"\r\n")
+            attack.done["refused" if answer.startswith(b"-ERR") else "taken"] += 1
+
+    await attack.crowd(attack.many(10), push)
+
+
+async def guesses(attack):
+    """Wrong passwords from one address."""
+    attack.begin()
+    await attack.crowd(attack.many(100), lambda: guess(attack, None))
+
+
+async def guesses_from_everywhere(attack):
+    """Wrong passwords, each from another address of the loopback: each costs the server up to 8,095 rounds."""
+    attack.begin()
+    numbers = itertools.count(2)
+
+    async def act():
+        number = next(numbers)
+        await guess(attack, f"127.{1 + number // 62_500 % 250}.{number // 250 % 250}.{2 + number % 250}")
+
+    await attack.crowd(attack.many(200), act)
+
+
+async def guess(attack, address):
+    reader, writer = await attack.open(hello=b"", address=address)
+    writer.write(b'HELLO {"v":2,"pwdhash":"%s"}\r\n' % (b"0" * 64))
+    answer = await reader.readline()
+    attack.done["password refused" if b"Invalid" in answer else "not let try"] += 1
+    writer.transport.abort()
+
+
+async def many_queues(attack):
+    """FETCH of a hundred thousand queues."""
+    attack.begin()
+    line = b"FETCH " + b" ".join(b"q%d" % number for number in range(100_000)) + b"\r\n"
+    await attack.crowd(attack.many(10), lambda: fetch(attack, line))
+
+
+async def a_thousand_queues(attack):
+    """FETCH of as many as are allowed, by workers that ask again and again."""
+    attack.begin()
+    line = b"FETCH " + b" ".join(b"q%d" % number for number in range(1000)) + b"\r\n"
+    await attack.crowd(attack.many(10), lambda: fetch(attack, line))
+
+
+async def fetch(attack, line):
+    wid = os.urandom(8).hex().encode()
+    reader, writer = await attack.open(hello=WORKER % wid)
+    while attack.goes_on():
+        writer.write(line)
+        answer = await reader.readline()
+        attack.done[answer.decode()[:40].strip() or "closed"] += 1
+        if not answer:
+            raise ConnectionError("closed")
+
+
+async def large_jobs(attack):
+    """Jobs of a megabyte, as fast as they are taken."""
+    attack.begin()
+    numbers = itertools.count()
+    words = b"w" * (MB - 200)
+
+    async def push():
+        reader, writer = await attack.open()
+        while attack.goes_on():
+            jid = b"large-%d-%d" % (os.getpid(), next(numbers))
+            writer.write(b'PUSH {"jid":"%s","jobtype":"noop","queue":"large","args":["%s"]}\r\n' % (jid, words))
+            answer = await reader.readline()
+            attack.done[answer.decode()[:40].strip() or "closed"] += 1
+            if not answer:
+                raise ConnectionError("closed")
+
+    await attack.crowd(attack.many(20), push)
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        idle, silent, connecting, endless_line, unfinished_lines, slow, deaf, deep_json, guesses,
+        guesses_from_everywhere, many_queues, a_thousand_queues, large_jobs,
+    )
+}  # fmt: skip
+
+
+def main():
+    kind, port, seconds, scale = sys.argv[1:]
+    os.nice(10)  # who is attacked has a machine of its own, as far as that can be had here
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    attack = Attack(int(port), float(seconds), float(scale))
+
+    async def run():
+        attack.limit = asyncio.timeout(None)
+        with suppress(TimeoutError):
+            async with attack.limit:
+                await KINDS[kind](attack)
+
+    asyncio.run(run())
+    print(json.dumps(attack.done), flush=True)
+    os._exit(0)  # without a word to thousands of connections
+
+
+if __name__ == "__main__":
+    main()

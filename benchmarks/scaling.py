@@ -1,0 +1,207 @@
+"""What more nodes cost one PostgreSQL: 1, 2, 4, 8 of them idle, with a lone FETCH beside them, and draining one queue.
+
+    python -m benchmarks.scaling [--nodes 1,2,4,8] [--jobs 20000] [--rounds 3] [--idle-s 15]
+
+All nodes run on this machine, each a server and one process of workers: with fewer cores than nodes jobs a second say
+what the machine can, and the costs for each job and each node are what to look at. PostgreSQL only, on this machine.
+Prints a table, and writes it to docs/scaling.md after a whole run; every round: results/scaling.json.
+"""
+
+import argparse
+import json
+import os
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.database import HERE, empty, machine, prepare
+from benchmarks.growth import ask, insert, processed
+from benchmarks.peers import readings
+from benchmarks.peers.arithmetic import median
+from benchmarks.probe import Probe
+from benchmarks.processes import node
+
+PAGE = HERE.parent / "docs" / "scaling.md"
+BEGIN = "<!-- scaling: begin; written by python -m benchmarks.scaling -->\n"
+END = "<!-- scaling: end -->"
+SETTLING_S = 5.0
+PROBING_S = 5.0
+TOLD_S = 1.2
+"""A session tells PostgreSQL's counters what it did at the end of a later transaction, a second on at least."""
+
+NODE = ("--processes", "1", "--concurrency", "5", "--queues", "default")
+COLUMNS = {
+    "connections": "connections",
+    "idle_transactions_per_s": "idle: transactions/s",
+    "idle_node_cpu_percent": "idle: CPU of a node, % of a core",
+    "idle_postgresql_cpu_percent": "idle: CPU of PostgreSQL, % of a core",
+    "node_pss_mb": "memory of a node, MB",
+    "fetch_p50_ms": "lone FETCH p50, ms",
+    "fetch_p99_ms": "p99, ms",
+    "jobs_per_s": "drain: jobs/s",
+    "node_ms_per_job": "CPU of the nodes, ms/job",
+    "postgresql_ms_per_job": "CPU of PostgreSQL, ms/job",
+    "transactions_per_job": "transactions/job",
+}
+
+
+def postmaster():
+    """The process that all of PostgreSQL's are children of; None where it runs elsewhere."""
+    backend = ask("SELECT pg_backend_pid()")[0]
+    try:
+        return int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def transactions():
+    """Committed and rolled back so far; what a session did is counted within a second of its next query."""
+    ask("SELECT pg_stat_clear_snapshot()")
+    sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    return int(ask(sql)[0])
+
+
+def connections():
+    return int(ask("SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()")[0]) - 1
+
+
+class Meter:
+    """CPU of nodes and of PostgreSQL, and transactions, between its making and `read`."""
+
+    def __init__(self, pids, server):
+        self._pids, self._server = pids, server
+        self._began, self._transactions = time.monotonic(), transactions()
+        self._before = self._cpu()
+
+    def _cpu(self):
+        roots = {"nodes": self._pids, "postgresql": [self._server] if self._server else []}
+        return {name: readings.cpu_s(readings.tree(*pids)) for name, pids in roots.items()}
+
+    def read(self):
+        """Seconds, CPU seconds by whose they are, transactions."""
+        after, seconds = self._cpu(), time.monotonic() - self._began
+        used = {name: readings.cpu_between(self._before[name], after[name]) for name in after}
+        return seconds, used, transactions() - self._transactions
+
+
+def one_round(count, *, jobs, idle_s):
+    """All figures with so many nodes."""
+    empty()
+    server = postmaster()
+    with ExitStack() as running:
+        nodes = [running.enter_context(node(*NODE)) for _ in range(count)]
+        pids, port = [process.pid for process, _ in nodes], nodes[0][1]
+        time.sleep(SETTLING_S)
+        found = {"nodes": count, "connections": connections()}
+        found |= idle(Meter(pids, server), count, idle_s)
+        found["node_pss_mb"] = round(readings.memory_mb(readings.tree(*pids))[1] / count, 1)
+        found |= lone_fetch(port)
+        found |= drain(pids, server, jobs)
+    print(found, flush=True)
+    return found
+
+
+def idle(meter, count, seconds):
+    time.sleep(seconds)
+    lasted, used, did = meter.read()
+    return {
+        "idle_transactions_per_s": round(did / lasted, 1),
+        "idle_node_cpu_percent": round(used["nodes"] / lasted / count * 100, 2),
+        "idle_postgresql_cpu_percent": round(used["postgresql"] / lasted * 100, 2),
+    }
+
+
+def lone_fetch(port):
+    probe = Probe(port, "probe", pushes=True)
+    probe.start()
+    time.sleep(PROBING_S)
+    probe.stop()
+    taken = probe.taken()
+    return {"fetch_p50_ms": taken["p50_ms"], "fetch_p99_ms": taken["p99_ms"]}
+
+
+def drain(pids, server, jobs):
+    """All nodes' workers empty one queue. From the first start to the last end; results are kept, to be counted."""
+    from django_faktory import wakeups
+
+    target = processed() + jobs
+    insert(jobs, keep_s=600)
+    meter = Meter(pids, server)
+    wakeups.announce("default", {"default"})
+    while processed() < target:
+        time.sleep(0.05)
+    time.sleep(TOLD_S)
+    _, used, did = meter.read()
+    first, last, count = ask(
+        "SELECT MIN(started_at), MAX(finished_at), COUNT(*) FROM django_faktory_job"
+        " WHERE state = 'succeeded' AND queue = 'default'"
+    )
+    if count != jobs:
+        raise RuntimeError(f"expected {jobs} jobs that succeeded, got {count}")
+    return {
+        "jobs_per_s": round(jobs / (last - first).total_seconds()),
+        "node_ms_per_job": round(used["nodes"] / jobs * 1000, 3),
+        "postgresql_ms_per_job": round(used["postgresql"] / jobs * 1000, 3),
+        "transactions_per_job": round(did / jobs, 4),
+    }
+
+
+def medians(rounds):
+    """By the number of nodes."""
+    counts = dict.fromkeys(one["nodes"] for one in rounds)
+    return [
+        {"nodes": count}
+        | {name: round(median([one[name] for one in rounds if one["nodes"] == count]), 4) for name in COLUMNS}
+        for count in counts
+    ]
+
+
+def table(found):
+    """Lines of Markdown: a figure a line, a number of nodes a column."""
+    heads = [f"{one['nodes']} node{'s' if one['nodes'] > 1 else ''}" for one in found]
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(found)]
+    lines += [f"| {title} | {' | '.join(f'{one[name]:,g}' for one in found)} |" for name, title in COLUMNS.items()]
+    return "\n".join(lines)
+
+
+def write_docs(found, about, options):
+    """Between the marks of the page; of a whole run only."""
+    is_whole = options.rounds >= 3 and options.jobs >= 20_000 and len(found) >= 4
+    if options.no_docs or not is_whole:
+        return
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{PAGE}: expected the lines {BEGIN!r} and {END!r}")
+    told = "; ".join(f"{name} {value}" for name, value in about.items())
+    what = (
+        f"{datetime.now(UTC).date()}: {told}. {options.rounds} rounds in turns, medians; {options.jobs:,} no-op jobs."
+    )
+    PAGE.write_text(f"{before}{begin}{what}\n\n{table(found)}\n{end}{after}")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling")
+    parser.add_argument("--nodes", default="1,2,4,8", help="how many, in turns (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=20_000, help="a drain (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken (default: %(default)s)")
+    parser.add_argument("--idle-s", type=float, default=15.0, help="of watching nodes without jobs")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md alone, as a smaller run does")
+    options = parser.parse_args()
+    if os.environ.get("BENCH_DATABASE", "postgresql") != "postgresql":
+        parser.error("expected PostgreSQL: its processes and counters are what is measured")
+    prepare()
+    about = machine() | {"max_connections": ask("SHOW max_connections")[0]}
+    print(json.dumps(about, indent=2), flush=True)
+    counts = [int(count) for count in options.nodes.split(",")]
+    rounds = [one_round(n, jobs=options.jobs, idle_s=options.idle_s) for _ in range(options.rounds) for n in counts]
+    found = medians(rounds)
+    told = json.dumps({"machine": about, "options": vars(options), "found": found, "rounds": rounds}, indent=2)
+    (HERE / "results" / "scaling.json").write_text(told + "\n")
+    print(f"\n{table(found)}")
+    write_docs(found, about, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The support matrix: each Python with each Django on SQLite, and each database and driver with the newest pair.
+
+    nox                                   all that this machine has; the end of the run says what was left out, and why
+    nox -s versions-3.12-6.0              one cell
+    nox -t databases -- tests/cli -x      other tests than those that depend on versions and drivers
+
+Needs `pip install nox`. Each pair of Python and Django has a virtual environment of its own under .nox.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import nox
+
+PYTHONS = ("3.11", "3.12", "3.13")
+DJANGOS = ("5.2", "6.0", "6.1")
+PYTHON_OF = {"5.2": "3.11", "6.0": "3.12", "6.1": "3.12"}
+"""The oldest Python of each Django that we support."""
+
+EXTRAS = "dev,postgres,redis,mysql"
+DEPENDENT = ("tests/store", "tests/brokers", "tests/tasks", "tests/contract")
+"""The rooms that hang on the version of Django or on the driver; `make test` runs all of them."""
+
+SERVICES = {
+    "postgresql": ("postgresql", {"FAKTORY_TEST_DB": "postgresql"}, DEPENDENT),
+    "psycopg2": ("postgresql", {"FAKTORY_TEST_DB": "postgresql", "FAKTORY_TEST_DRIVER": "psycopg2"}, DEPENDENT),
+    "mariadb": ("mariadb", {"FAKTORY_TEST_DB": "mariadb"}, DEPENDENT),
+    "redis": ("redis_program", {"FAKTORY_TEST_DB": "sqlite"}, ("tests/gearmonkey", "tests/transfer")),
+}
+"""Which of tests/services.py must be there, what the tests are told, and which they are."""
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = False
+nox.options.reuse_existing_virtualenvs = True
+
+
+def interpreter(version):
+    """A Python of this version that runs: a name on PATH may be there and not work, as pyenv's do."""
+    places = [Path(folder) / f"python{version}" for folder in os.environ["PATH"].split(os.pathsep)]
+    places += sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    ask = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    for place in filter(Path.exists, places):
+        if subprocess.run([place, "-c", ask], capture_output=True, check=False).returncode == 0:
+            return str(place)
+    return None
+
+
+def at_least(version, oldest):
+    return [int(part) for part in version.split(".")] >= [int(part) for part in oldest.split(".")]
+
+
+FOUND = {version: interpreter(version) for version in PYTHONS}
+NEWEST = next((version for version in reversed(PYTHONS) if FOUND[version]), PYTHONS[0])
+NEWEST_DJANGO = next(django for django in reversed(DJANGOS) if at_least(NEWEST, PYTHON_OF[django]))
+
+
+def run_tests(session, django, told, rooms):
+    """Install, say what is tried, run."""
+    session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={django}.*")
+    session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
+    tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
+    command = ["python", "-m", "pytest", "-q", "-n", "2", *(session.posargs or rooms)]
+    session.run(*command, env={"FAKTORY_TEST_TAG": tag[:30], **told})
+
+
+def missing(session, service):
+    """Why this service cannot be used here, as `make test` says it; empty where it can."""
+    ask = f"from tests import services; print(services.{service}().missing)"
+    return session.run("python", "-c", ask, silent=True).strip()
+
+
+def add_cell(python, django):
+    """Python and Django on SQLite."""
+
+    @nox.session(name=f"versions-{python}-{django}", python=FOUND[python] or python, tags=["versions"])
+    def cell(session):
+        run_tests(session, django, {"FAKTORY_TEST_DB": "sqlite"}, DEPENDENT)
+
+
+def add_service(name, service, told, rooms):
+    """A database, driver or server with the newest pair."""
+
+    @nox.session(name=name, python=FOUND[NEWEST] or NEWEST, tags=["databases"])
+    def cell(session):
+        session.install("--quiet", "--editable", f".[{EXTRAS}]", f"django=={NEWEST_DJANGO}.*")
+        if why := missing(session, service):
+            session.skip(why)
+        run_tests(session, NEWEST_DJANGO, told, rooms)
+
+
+for one in PYTHONS:
+    for other in DJANGOS:
+        if at_least(one, PYTHON_OF[other]):
+            add_cell(one, other)
+for one, (asked, told, rooms) in SERVICES.items():
+    add_service(one, asked, told, rooms)

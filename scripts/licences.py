@@ -1,0 +1,144 @@
+"""Write docs/reference/licences.md: what the package needs and its extras bring, down to the last, with their licences.
+
+    python scripts/licences.py [--check]
+
+Read from the packages that are installed here. With `--check` nothing is written: it fails where a licence is none of
+those we accept, or where a direct dependency is missing on the page.
+"""
+
+import re
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "licences.md"
+OURS = "django-faktory"
+NOT_OURS = ("dev", "fuzz", "docs")
+"""Extras for those who work on this package: nobody gets them with it."""
+
+ACCEPTED = {
+    "0BSD": "may be used, changed and passed on",
+    "Apache-2.0": "may be used, changed and passed on; grants patents",
+    "BSD-2-Clause": "may be used, changed and passed on",
+    "BSD-3-Clause": "may be used, changed and passed on",
+    "GPL-2.0-or-later": "of MariaDB's driver, which a project chooses with its database; nothing here is derived from it",
+    "LGPL-3.0-only": "of PostgreSQL's driver; used as a library, its users may replace it",
+    "MIT": "may be used, changed and passed on",
+    "MIT-0": "may be used, changed and passed on",
+    "MPL-2.0": "changes to its own files must be published",
+    "PSF-2.0": "Python's own",
+}
+SPELLED = {
+    "apache 2.0": "Apache-2.0",
+    "apache license 2.0": "Apache-2.0",
+    "apache software license": "Apache-2.0",
+    "bsd 3-clause": "BSD-3-Clause",
+    "bsd": "BSD-3-Clause",
+    "bsd license": "BSD-3-Clause",
+    "bsd-3-clause": "BSD-3-Clause",
+    "gnu general public license (gpl)": "GPL-2.0-or-later",
+    "gnu general public license v2 or later (gplv2+)": "GPL-2.0-or-later",
+    "gnu library or lesser general public license (lgpl)": "LGPL-3.0-only",
+    "gnu lesser general public license v3 (lgplv3)": "LGPL-3.0-only",
+    "mit": "MIT",
+    "mit license": "MIT",
+    "python software foundation license": "PSF-2.0",
+}
+HEAD = """# Licences of what comes along
+
+This package is under the MIT licence. What follows is installed with it, or with one of its extras; written by `make docs` from the
+packages' own words. Versions, and what only some systems or Pythons need, depend on where you install.
+
+| package | comes with | licence | |
+|---|---|---|---|
+"""
+
+
+def direct():
+    """name → the extras that ask for it, "" for the package itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    found = {}
+    for extra, needed in groups.items():
+        for requirement in needed if extra not in NOT_OURS else ():
+            found.setdefault(name_of(requirement), set()).add(extra)
+    found.pop(OURS, None)
+    return found
+
+
+def name_of(requirement):
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def everything():
+    """The same for all that they need in turn, as far as it is installed here; and those that are not."""
+    found, waiting, absent = direct(), list(direct()), []
+    while waiting:
+        name = waiting.pop()
+        try:
+            needed = distribution(name).requires or []
+        except PackageNotFoundError:
+            absent.append(name)
+            continue
+        for requirement in needed:
+            if "extra ==" in requirement and not (name == "psycopg" and "binary" in requirement):
+                continue
+            other = name_of(requirement)
+            if is_installed(other) and not found[name] <= found.get(other, set()):
+                found.setdefault(other, set()).update(found[name])
+                waiting.append(other)
+    return found, sorted(set(absent))
+
+
+def is_installed(name):
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def licence(name):
+    """By the SPDX expression, else by the field, else by the classifier."""
+    about = distribution(name).metadata
+    told = [about.get("License-Expression") or "", about.get("License") or ""]
+    classified = [one for one in about.get_all("Classifier") or [] if one.startswith("License ::")]
+    told += [one.rpartition(" :: ")[2] for one in classified]
+    for words in told:
+        short = words.strip().splitlines()[0].strip() if words.strip() else ""
+        parts = [SPELLED.get(part.lower(), part) for part in re.split(r" (?:OR|AND) ", short)]
+        if short and all(part in ACCEPTED for part in parts):
+            return " or ".join(parts) if " AND " not in short else " and ".join(parts)
+    return f"unknown: {'; '.join(filter(None, (one.strip()[:40] for one in told)))}"
+
+
+def rows(found):
+    for name, extras in sorted(found.items()):
+        if is_installed(name):
+            what = licence(name)
+            comes = "the package" if "" in extras else ", ".join(f"`[{extra}]`" for extra in sorted(extras))
+            note = "; ".join(ACCEPTED.get(part, "") for part in re.split(" or | and ", what))
+            yield name, comes, what, note
+
+
+def main():
+    found, absent = everything()
+    table = list(rows(found))
+    wrong = [f"{name}: {what}" for name, _, what, _ in table if what.startswith("unknown")]
+    if wrong:
+        sys.exit(f"licences: expected one of {', '.join(ACCEPTED)}; got {', '.join(wrong)}")
+    if "--check" in sys.argv:
+        page = PAGE.read_text(encoding="utf-8")
+        if lacking := sorted(name for name in direct() if f"| {name} |" not in page):
+            sys.exit(f"{PAGE.relative_to(ROOT)}: has no line for {', '.join(lacking)}: run make docs")
+        print(f"licences: {len(table)} packages, all accepted; not installed here: {', '.join(absent) or 'none'}")
+        return
+    if absent:
+        sys.exit(f"licences: not installed here, so not to be told: {', '.join(absent)}; run make setup")
+    PAGE.write_text(HEAD + "".join(f"| {' | '.join(row)} |\n" for row in table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

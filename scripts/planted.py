@@ -1,0 +1,154 @@
+"""Plant one defect after the other into a copy of the source, and see that the tests notice each.
+
+A suite that passes says something only if it can fail. Each plant (`scripts/plants.py`) runs the few tests that should
+notice it, until the first fails; before that, the same tests pass without plants. Ends with a table; the exit code is 1
+where a plant survived, was not where it should be, or broke more than it should. `--sample 3`: some, others each commit.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.plants import PLANTS  # noqa: E402  (found by the path above)
+from tests import services  # noqa: E402
+
+LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
+SOME_FAILED = 1
+LONGEST_S = 120
+
+
+class Found(NamedTuple):
+    """What became of a plant."""
+
+    name: str
+    database: str
+    caught_by: str
+    trouble: str
+    seconds: float
+
+
+class Field:
+    """The copy. Tests run there, in a database of their own."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+
+    def planted(self, plant):
+        """Plant it, run its tests, and pull it out again."""
+        begun = time.monotonic()
+        path = self._folder / plant.path
+        text = path.read_text(encoding="utf-8")
+        times = text.count(plant.old)
+        if times != 1:
+            return Found(plant.name, plant.database, "", f"its text is {times} times in {plant.path}, expected 1", 0.0)
+        path.write_text(text.replace(plant.old, plant.new), encoding="utf-8")
+        try:
+            code, told = self.run(plant.database, *plant.tests)
+        finally:
+            path.write_text(text, encoding="utf-8")
+        caught = re.findall(r"^FAILED (\S+)", told, re.MULTILINE) if code == SOME_FAILED else []
+        trouble = "" if caught else "it survived: write the test" if code == 0 else f"no test failed, but:\n{told}"
+        return Found(plant.name, plant.database, "".join(caught[:1]), trouble, time.monotonic() - begun)
+
+    def run(self, database, *tests):
+        """pytest's exit code, and what it said."""
+        command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-rf", "--no-header", "-p", "no:cacheprovider"]
+        own = {"PYTHONPATH": str(self._folder), "FAKTORY_TEST_DB": database, "COLUMNS": "400"}
+        own |= {"FAKTORY_TEST_TAG": f"planted{os.getpid()}", "FAKTORY_MODEL_STEPS": "500"}
+        try:
+            done = subprocess.run(
+                [*command, *tests],
+                cwd=self._folder,
+                env=os.environ | own,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LONGEST_S,
+            )
+        except subprocess.TimeoutExpired:
+            return -1, f"the tests did not end within {LONGEST_S} s"
+        return done.returncode, done.stdout[-4000:] + done.stderr[-1000:]
+
+    def is_sound(self, plants):
+        """Whether the tests pass as they are: else who fails below says nothing."""
+        for database in sorted({plant.database for plant in plants}):
+            for tests in sorted({plant.tests for plant in plants if plant.database == database}):
+                code, told = self.run(database, *tests)
+                if code:
+                    print(f"without any plant, on {database}: pytest {' '.join(tests)} ended with {code}\n{told}")
+                    return False
+        return True
+
+
+def main():
+    options = arguments()
+    plants = chosen(options)
+    if options.list:
+        print("\n".join(f"{plant.database:<11} {plant.name}" for plant in plants))
+        return 0
+    missing = {kind: services.DATABASES[kind]().missing for kind in {plant.database for plant in plants}}
+    grown = [plant for plant in plants if not missing[plant.database]]
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        field = Field(Path(folder))
+        if not options.unchecked and not field.is_sound(grown):
+            return 1
+        found = []
+        for plant in grown:
+            found.append(field.planted(plant))
+            tell(found[-1])
+    return summary(found, {kind: why for kind, why in missing.items() if why})
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description="Plant defects, and see that the tests notice them.")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, others for each commit")
+    parser.add_argument("--only", metavar="WORDS", default="", help="those with these words in their name")
+    parser.add_argument("--unchecked", action="store_true", help="do not run the tests without plants first")
+    parser.add_argument("--list", action="store_true", help="tell their names")
+    return parser.parse_args()
+
+
+def chosen(options):
+    plants = [plant for plant in PLANTS if options.only in plant.name]
+    if not options.sample:
+        return plants
+    first = commits() * options.sample % len(plants)
+    return (plants * 2)[first : first + min(options.sample, len(plants))]
+
+
+def commits():
+    """How many there are: the sample goes round with them."""
+    counted = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return int(counted.stdout) if counted.returncode == 0 else 0
+
+
+def tell(found):
+    said = f"caught by {found.caught_by}" if found.caught_by else found.trouble
+    print(f"{found.seconds:5.1f} s  {found.database:<11} {found.name}\n{'':21}{said}", flush=True)
+
+
+def summary(found, missing):
+    survived = [one for one in found if not one.caught_by]
+    print(f"\n{len(found)} planted, {len(found) - len(survived)} caught")
+    for one in survived:
+        print(f"NOT CAUGHT  {one.name}: {one.trouble.splitlines()[0]}")
+    for kind, why in missing.items():
+        print(f"left out on {kind}: {why}")
+    return 1 if survived or (missing and os.environ.get("CI") == "true") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

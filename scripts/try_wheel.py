@@ -1,0 +1,207 @@
+"""Build wheel and sdist, look at what is in them, and use the wheel as a stranger would: in an empty environment.
+
+    python scripts/try_wheel.py [--keep FOLDER]
+
+A new Django project follows the README: install, migrate, enqueue, `runfaktory` until it is done, look at the admin.
+Needs the packages build, twine and check-wheel-contents, which `make setup` installs.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = ("py.typed", "templates/", "static/", "migrations/0001", "management/commands/runfaktory.py")
+ONLY_IN_SDIST = {"PKG-INFO", "pyproject.toml", ".gitignore"}
+SDIST_ROOTS = ("django_faktory/", "docs/", "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md")
+
+SETTINGS = """
+INSTALLED_APPS += ["django_faktory", "shop"]
+TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
+DATABASES["default"]["OPTIONS"] = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+STATIC_ROOT = BASE_DIR / "static"
+ALLOWED_HOSTS = ["*"]
+"""
+
+TASKS = """
+from pathlib import Path
+
+from django_faktory import task
+
+
+@task(queue_name="mail", max_attempts=5)
+def send_invoice(invoice_id):
+    Path("sent").write_text(str(invoice_id))
+    return invoice_id
+"""
+
+ENQUEUE = """
+from django.db import transaction
+from shop.tasks import send_invoice
+
+with transaction.atomic():
+    print(send_invoice.enqueue(42).id)
+"""
+
+LOOK = """
+from django.contrib.auth.models import User
+from django.test import Client
+from django_faktory.models import Job
+
+job = Job.objects.get()
+assert job.state == "succeeded", job.state
+User.objects.create_superuser("ann", password="secret")
+client = Client()
+assert client.login(username="ann", password="secret")
+for page in ("", "django_faktory/", "django_faktory/job/", f"django_faktory/job/{job.pk}/change/"):
+    answer = client.get(f"/admin/{page}", follow=True)
+    assert answer.status_code == 200, (page, answer.status_code)
+assert "send_invoice" in answer.content.decode()
+"""
+
+TYPED = """
+import django_faktory
+from django_faktory import Batch, Cron, Retry, task
+
+
+@task(queue_name="mail", cron=Cron("@daily", args=(1,)))
+def send_invoice(invoice_id: int) -> str:
+    raise Retry("later", in_s=5)
+
+
+send_invoice.enqueue(42)
+with Batch() as batch:
+    send_invoice.enqueue(1)
+send_invoice.enqueue("42")  # here is what must be found
+"""
+WRONG = "[arg-type]"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Build wheel and sdist, check them, and use the wheel.")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build into this folder, and leave it there")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        dist = options.keep or Path(folder) / "dist"
+        wheel, sdist = build(dist)
+        check(wheel, sdist)
+        use(wheel, Path(folder))
+    say(f"good, {time.monotonic() - begun:.0f} s")
+
+
+def build(dist):
+    """Both, the wheel from the sdist: what is missing there is missing in it."""
+    say("building")
+    run(sys.executable, "-m", "build", "--quiet", "--outdir", dist, ROOT)
+    [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def check(wheel, sdist):
+    say("looking at what is in them")
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
+    # W004: migrations are numbered, and no import statement can say that.
+    run(Path(sys.executable).with_name("check-wheel-contents"), "--ignore", "W004", wheel)
+    ours = committed()
+    in_wheel = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expect(in_wheel == {name for name in ours if name.startswith("django_faktory/")}, "the wheel", in_wheel, ours)
+    for part in NEEDED:
+        expect(any(part in name for name in in_wheel), f"{part} in the wheel", in_wheel, ours)
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()} - ONLY_IN_SDIST
+    wanted = {name for name in ours if name.startswith(SDIST_ROOTS)}
+    expect(in_sdist == wanted, "the sdist", in_sdist, wanted)
+
+
+def committed():
+    """Files of the repository, as git knows them; new ones too, unless they are ignored."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {name for name in told.splitlines() if (ROOT / name).exists()}
+
+
+def expect(is_so, what, found, wanted):
+    if not is_so:
+        more = sorted(found - wanted)[:10]
+        sys.exit(f"{what}: not as expected; there and not committed: {more}; of {len(wanted)}, {len(found)} are there")
+
+
+def use(wheel, folder):
+    """A project of somebody who has the README and nothing else."""
+    say("installing it into an empty environment")
+    python = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", folder / "venv")
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    place = folder / "site"
+    place.mkdir()
+    inside = {"cwd": place, "env": {**clean_environment(), "DJANGO_SETTINGS_MODULE": "site_of_ann.settings"}}
+    say("a project of its own")
+    run(python, "-m", "django", "startproject", "site_of_ann", ".", cwd=place, env=clean_environment())
+    run(python, "manage.py", "startapp", "shop", **inside)
+    with (place / "site_of_ann" / "settings.py").open("a") as settings:
+        settings.write(SETTINGS)
+    (place / "shop" / "tasks.py").write_text(TASKS)
+    for words in (("check",), ("makemigrations", "--check", "--dry-run"), ("migrate", "-v0")):
+        run(python, "manage.py", *words, **inside)
+    run(python, "manage.py", "shell", "-v0", "-c", ENQUEUE, **inside)
+    run(python, "manage.py", "runfaktory", "127.0.0.1:0", "--drain", "--no-reload", **inside)
+    if (place / "sent").read_text() != "42":
+        sys.exit("the job did not run")
+    run(python, "manage.py", "shell", "-v0", "-c", LOOK, **inside)
+    run(python, "manage.py", "collectstatic", "--noinput", "-v0", **inside)
+    if not any((place / "static" / "django_faktory").rglob("*.*")):
+        sys.exit("no static file of ours was collected")
+    typed(python, place)
+
+
+def typed(python, place):
+    """Each public name has a type, right calls pass, and a wrong one is found."""
+    say("types, as a user's mypy sees them")
+    asked = "import django_faktory; print(*django_faktory.__all__); print(django_faktory.__file__)"
+    names, where = subprocess.run(
+        [python, "-c", asked], cwd=place, env=clean_environment(), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    if str(ROOT) in where:
+        sys.exit(f"expected the installed package, got {where}")
+    reveals = "".join(f"reveal_type(django_faktory.{name})\n" for name in names.split())
+    (place / "typed.py").write_text(TYPED + reveals)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", python, "typed.py"]
+    told = subprocess.run(
+        command, cwd=place, env=clean_environment(), capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    notes = [line for line in told if "Revealed type" in line]
+    errors = [line for line in told if ": error:" in line]
+    if len(notes) != len(names.split()) or any('"Any"' in line for line in notes):
+        sys.exit("a public name has no type:\n" + "\n".join(told))
+    if len(errors) != 1 or WRONG not in errors[0]:
+        sys.exit("expected one error, of the wrong argument:\n" + "\n".join(told))
+
+
+def clean_environment():
+    """Without what would lead to this checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DJANGO_SETTINGS_MODULE")}
+
+
+def run(*command, **more):
+    done = subprocess.run(list(map(str, command)), check=False, **{"env": clean_environment(), **more})
+    if done.returncode:
+        sys.exit(f"failed with {done.returncode}: {' '.join(map(str, command))[:200]}")
+
+
+def say(text):
+    print(f"-- {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

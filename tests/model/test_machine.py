@@ -1,0 +1,38 @@
+"""Any verbs in any order, against the plain model. `make soak` walks much further."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.machine import StoreBesideItsModel
+from tests.settings import KIND
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
+
+PHASES = [Phase.generate, Phase.shrink] if "FAKTORY_MODEL_SHRINK" in os.environ else [Phase.generate]
+"""To shrink a walk that failed takes minutes: for whoever looks into it."""
+
+STEPS = int(os.environ.get("FAKTORY_MODEL_STEPS", "6000" if KIND == "sqlite" else "2000"))
+"""10,000 on all three together."""
+PARTS, WALK = 5, 50
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_store_does_what_its_model_does(part):
+    """In parts, so that processes can share them. Each walk begins with nothing."""
+
+    class Part(StoreBesideItsModel):
+        steps = 0
+
+    wanted = settings(
+        max_examples=max(5, STEPS // PARTS // WALK // 4),
+        stateful_step_count=WALK,
+        suppress_health_check=list(HealthCheck),
+        phases=PHASES,
+        report_multiple_bugs=False,
+        database=None,
+    )
+    while Part.steps < STEPS // PARTS:  # some walks are shorter
+        run_state_machine_as_test(Part, settings=wanted)

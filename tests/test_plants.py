@@ -1,0 +1,19 @@
+"""Planted defects, as far as they can be seen without planting them: `make planted` does that."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.plants import PLANTS
+
+pytestmark = pytest.mark.core
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_each_plant_has_its_place(plant):
+    """Who changes the code a plant was for mends the plant, in `scripts/plants.py`."""
+    assert (ROOT / plant.path).read_text(encoding="utf-8").count(plant.old) == 1
+    assert plant.old != plant.new
+    assert (ROOT / plant.tests[0]).is_file()
