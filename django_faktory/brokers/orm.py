@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import wakeups
@@ -47,6 +47,7 @@ from ..store import (
 )
 from ..store.dialects import dialect_of
 from ..store.dialects.base import Held
+from ..store.transactions import first_line
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
 from .base import Broker, Exchanged, Transaction
@@ -186,11 +187,21 @@ class OrmBroker(Broker):
 
     def _give_back_unanswered(self) -> None:
         """What a claim of ours took whose answer was lost: nobody was handed it (ADR 0017)."""
-        claims = self._unanswered.due()
-        if not claims or connections[self.alias].in_atomic_block:
+        if connections[self.alias].in_atomic_block:
             return
-        returned = jobs.give_back(claims, using=self.alias)
-        self._unanswered.looked_for(claims)
+        claims = self._unanswered.take_due()
+        if not claims:
+            return
+        try:
+            returned = jobs.give_back(claims, using=self.alias)
+        except (BrokerUnavailable, Error) as error:  # the caller's own work may succeed all the same
+            self._unanswered.look_again(claims)
+            logger.warning(
+                "claims without an answer could not be looked for yet claims=%d error=%s",
+                len(claims),
+                first_line(error),
+            )
+            return
         if returned:
             logger.warning("jobs were claimed and the answer was lost, given back jobs=%d", returned)
             self._announce(self.alias, {ANY_QUEUE})

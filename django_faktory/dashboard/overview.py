@@ -17,6 +17,7 @@ from django.utils.formats import date_format
 from .. import conf
 from ..cron_models import CronEntry
 from ..lifecycle import State
+from ..look_only import AtLeast
 from ..models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
 from ..store import measures, queues, scalars, workers
 from .charts import Chart, Point, chart
@@ -86,6 +87,8 @@ class Overview:
 def capped(count: int, most: int | None = None) -> str:
     """A count that ends at `most`, or at `COUNTED`, as a person reads it."""
     most = COUNTED if most is None else most
+    if isinstance(count, AtLeast):
+        return str(count)
     return f"{most:,}+" if count > most else f"{count:,}"
 
 

@@ -47,12 +47,14 @@ class SweepViews(LookOnly):
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(self._list())
+        count = capped(total, sweeps.COUNTED)
         if request.method == "POST":
             pace = _every_s(request) if verb == "retry" else 0.0
-            begun = sweeps.begin(verb, scope, user=request.user.pk, why=why(request), every_s=pace, using=using)
-            _record(request, begun, f"{act.label}: begun for all that match ({capped(begun.total, sweeps.COUNTED)})")
+            begun = sweeps.begin(
+                verb, scope, total=total, user=request.user.pk, why=why(request), every_s=pace, using=using
+            )
+            _record(request, begun, f"{act.label}: begun for all that match ({count})")
             return self._tell(request, begun)
-        count = str(total) if isinstance(total, AtLeast) else capped(total, sweeps.COUNTED)
         return self.page(
             request,
             "all",

@@ -131,7 +131,8 @@ class Sweep:
     kind: tuple[str, str, str] | None
     user: str
     why: str
-    total: int
+    total: int | None
+    """How many there were at the beginning; None where nobody counted to the end."""
     after: int
     """The id of the last job that was looked at."""
     upto: int
@@ -153,11 +154,11 @@ class Sweep:
         """How far it is; None where nobody has counted to the end."""
         if self.is_over:
             return 100
-        return None if self.total > COUNTED else min(100, 100 * self.placed // max(self.total, 1))
+        return None if self.total is None else min(100, 100 * self.placed // max(self.total, 1))
 
 
-def begin(verb: str, scope: Scope, *, user: object, why: str, every_s: float = 0.0, using: str) -> Sweep:
-    """Nothing is done yet."""
+def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str) -> Sweep:
+    """Nothing is done yet. `total` is what `Scope.counted` told."""
     jobs = Job.objects.using(using)
     rows = scope.rows(verb, using=using)
     upto = jobs.order_by("-pk").values_list("pk", flat=True).first() or 0
@@ -165,12 +166,11 @@ def begin(verb: str, scope: Scope, *, user: object, why: str, every_s: float = 0
     if scope.kind is None and parse_query(scope.query).searches:
         # A search looks into the newest of some: as those leave their state it would reach for ever older ones.
         after = (rows.aggregate(first=Min("pk"))["first"] or 1) - 1
-    total = scope.counted(verb, using=using)
-    total = COUNTED + 1 if isinstance(total, AtLeast) else total
+    is_counted = total <= COUNTED and not isinstance(total, AtLeast)
     kind = tuple(scope.kind) if scope.kind else None
     return Sweep(
         verb=verb, query=scope.query, kind=kind, user=str(user), why=why,  # type: ignore[arg-type]
-        total=total, after=after, upto=upto, every_s=every_s, first_at=time.time(),
+        total=total if is_counted else None, after=after, upto=upto, every_s=every_s, first_at=time.time(),
     )  # fmt: skip
 
 

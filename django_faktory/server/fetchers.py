@@ -60,8 +60,10 @@ class Fetchers:
         release: Callable[[list[Reservation]], None],
         poll_s: float,
         loop: asyncio.AbstractEventLoop,
+        hands_over: bool = False,
     ) -> None:
         self._lane, self._loop, self._release, self._poll_s = lane, loop, release, poll_s
+        self._hands_over = hands_over
         self._waiting: dict[Fetcher, None] = {}
         self._claims_free = width
         self._poll: asyncio.TimerHandle | None = None
@@ -172,7 +174,7 @@ class Fetchers:
         self._forget(fetcher)
         if fetcher.is_gone:
             return
-        if isinstance(told, Reservation) and told.lock_token is not None:
+        if self._hands_over and isinstance(told, Reservation) and told.lock_token is not None:
             self._holders[told.jid] = told.queue
             if len(self._holders) > MOST_HOLDERS:
                 del self._holders[next(iter(self._holders))]

@@ -220,7 +220,12 @@ class Server:
         )
         self._lanes: tuple[Lane[Any, Any], ...] = (self.turns, self._bulk, self.failures, self.control, self.long_work)
         self.fetchers = Fetchers(
-            self.turns, width=WIDTH, release=self.release, poll_s=conf.get("POLL_INTERVAL"), loop=self.loop
+            self.turns,
+            width=WIDTH,
+            release=self.release,
+            poll_s=conf.get("POLL_INTERVAL"),
+            loop=self.loop,
+            hands_over=self.broker.hands_over,
         )
         self._hints = self._listen() if self._listen else None
         if self._hints:

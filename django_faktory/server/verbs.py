@@ -132,8 +132,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
     def answer(told: FaktoryError | bool) -> None:
         connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
 
-    if server.broker.hands_over:
-        server.fetchers.before_ack(command.jid)
+    server.fetchers.before_ack(command.jid)
     server.turns.submit(Ack(jid=command.jid, wid=connection.identity.wid), answer)
     return None
 

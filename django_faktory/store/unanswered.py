@@ -13,6 +13,9 @@ from contextlib import contextmanager
 LOOK_AFTER_S = (0.0, 5.0, 30.0)
 """The database may be a while about a claim whose connection is gone: so it is asked more than once."""
 
+AGAIN_S = 5.0
+"""After a look that failed."""
+
 _numbers = random.SystemRandom()
 
 
@@ -33,22 +36,27 @@ class Unanswered:
             self._expect(number)
             raise
 
-    def due(self) -> list[int]:
-        """Those to look for now. Costs nothing where there are none."""
+    def take_due(self) -> list[int]:
+        """Those to look for now: each is one caller's alone, who says by `look_again` that its look failed. Costs
+        nothing where there are none."""
         if not self._due:
             return []
         with self._lock:
             now = time.monotonic()
-            return [number for number, times in self._due.items() if times[0] <= now]
-
-    def looked_for(self, numbers: Collection[int]) -> None:
-        """They were, this time."""
-        with self._lock:
-            for number in numbers:
+            taken = [number for number, times in self._due.items() if times[0] <= now]
+            for number in taken:
                 if len(times := self._due[number]) > 1:
                     del times[0]
                 else:
                     del self._due[number]
+            return taken
+
+    def look_again(self, numbers: Collection[int]) -> None:
+        """They could not be looked for: once more, a while from now."""
+        with self._lock:
+            again_at = time.monotonic() + AGAIN_S
+            for number in numbers:
+                self._due[number] = [again_at, *self._due.get(number, [])]
 
     def _expect(self, number: int) -> None:
         with self._lock:

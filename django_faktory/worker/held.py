@@ -31,7 +31,7 @@ class HeldJobs:
         """How many there were so far of jobs that ended by themselves."""
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
         self._held: dict[int, Reservation] = {}  # by id(): one jid may be held twice, by two attempts
-        self._unlocking: set[str] = set()  # jobs that held a lock, and whose end the broker was not told of yet
+        self._unlocking: set[str] = set()  # jobs with a lock whose ACK is on its way
         self._changed = threading.Condition()
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
@@ -97,7 +97,7 @@ class HeldJobs:
                 return False
             self._pace.ended(ran_s)
             if report is not None:
-                if job.lock_token is not None:
+                if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
                 self.reports += 1
                 self.finished.put(report)

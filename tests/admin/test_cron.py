@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
@@ -144,7 +145,8 @@ def test_what_is_wrong_is_said_at_its_field_and_nothing_is_written(admin_client,
 
 def test_buttons_pause_resume_and_run(admin_client, entry):
     def press(verb):
-        return admin_client.post(address("act", entry.pk, verb), follow=True).content.decode()
+        why = {"why": f"to {verb} it"}
+        return admin_client.post(address("act", entry.pk, verb), why, follow=True).content.decode()
 
     assert "ourly &lt;b&gt;: paused." in press("pause")
     text = page(admin_client, "change", entry.pk)
@@ -153,6 +155,8 @@ def test_buttons_pause_resume_and_run(admin_client, entry):
     assert "resumed." in press("resume")
     assert CronEntry.objects.get().next_at is not None
     assert Job.objects.get().jobtype == "ring"
+    told = LogEntry.objects.order_by("pk").values_list("change_message", flat=True)
+    assert [said.partition(": ")[2] for said in told] == ["to pause it", "to run_now it", "to resume it"]
 
 
 def test_actions_do_so_for_several(admin_client, entry, of_code):

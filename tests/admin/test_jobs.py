@@ -168,7 +168,7 @@ def test_a_get_never_changes_anything(admin_client, verb):
 def test_a_forged_or_foreign_step_does_nothing(admin_client, client):
     JobFactory(dead=True)
     step = reverse("admin:django_faktory_job_all_step")
-    begun = sweeps.begin("discard", sweeps.Scope("dead"), user=0, why="", using="default")
+    begun = sweeps.begin("discard", sweeps.Scope("dead"), total=1, user=0, why="", using="default")
     for sealed in ("", "forged", sweeps.sealed(begun), sweeps.sealed(begun)[:-2]):
         told = admin_client.post(step, {"sweep": sealed}, follow=True).content.decode()
         assert "begin again for the rest" in told
@@ -249,7 +249,7 @@ def test_queues_and_workers_cost_the_same_few_queries_however_many(admin_client,
     for name in ("queue", "workerprocess"):
         address = reverse(f"admin:django_faktory_{name}_changelist")
         admin_client.get(address)
-        with django_assert_max_num_queries(10):
+        with django_assert_max_num_queries(11):
             admin_client.get(address)
 
 
@@ -285,8 +285,18 @@ def test_what_no_index_leads_to_is_counted_among_the_recent_jobs_and_said_to_be_
     nothing = admin_client.get(address, {"verb": "discard", "q": "task:shop.tasks.other"}).content.decode()
     assert "0+ jobs" in nothing
     assert "Yes, " in nothing, "older ones may be meant"
-    begun = sweeps.begin("discard", sweeps.Scope("task:shop.tasks.mail"), user=0, why="", using="default")
+    scope = sweeps.Scope("task:shop.tasks.mail")
+    counted = scope.counted("discard", using="default")
+    begun = sweeps.begin("discard", scope, total=counted, user=0, why="", using="default")
     assert begun.percent is None
     while not begun.is_over:
         begun = sweeps.go_on(begun, using="default")
     assert not Job.objects.exists()
+
+
+def test_the_record_tells_as_much_of_a_count_as_the_page_did(admin_client, monkeypatch):
+    JobFactory.create_batch(3, jobtype="shop.tasks.mail")
+    monkeypatch.setattr(sweeps, "RECENT", 2)
+    monkeypatch.setattr(JobQuerySet.recent, "__defaults__", (2,))
+    admin_client.post(f"{reverse('admin:django_faktory_job_all')}?verb=discard&q=task:shop.tasks.mail", {"why": "old"})
+    assert "begun for all that match (2+): old" in LogEntry.objects.latest("pk").change_message

@@ -1,14 +1,17 @@
-"""A claim that was carried out and whose answer was lost takes nothing : its number gives it back (ADR 0017)."""
+"""A claim that was carried out and whose answer was lost takes nothing: its number gives it back (ADR 0017)."""
+
+import threading
 
 import pytest
+from django.db import IntegrityError
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
 from django_faktory.payloads import Ack, Beat, FetchRequest
-from django_faktory.store import claiming, locks, unanswered
+from django_faktory.store import claiming, jobs, locks, unanswered
 from django_faktory.store.jobs import give_back
-from django_faktory.store.unanswered import LOOK_AFTER_S, Unanswered
+from django_faktory.store.unanswered import AGAIN_S, LOOK_AFTER_S, Unanswered
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -84,8 +87,6 @@ def test_others_of_the_same_worker_are_left_alone(broker, cut):
 def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
     broker.push([payload(jid="first"), payload(jid="second")])
     [[first]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
-    from django_faktory.store import jobs
-
     cut(jobs, "run")
     ack = Ack(jid=first.jid, wid="w1", attempt=first.attempt)
     with pytest.raises(BrokerUnavailable):
@@ -142,30 +143,68 @@ def test_a_number_is_looked_for_three_times_and_then_forgotten(clock):
         raise RuntimeError
     for after_s in (0, 5, 25):
         clock.now += after_s
-        assert claims.due() == [number]
-        claims.looked_for([number])
-        assert claims.due() == []
+        assert claims.take_due() == [number]
+        assert claims.take_due() == []
     clock.now += 1e6
-    assert claims.due() == []
+    assert claims.take_due() == []
+
+
+def test_each_number_is_one_thread_s_to_look_for():
+    claims = Unanswered()
+    for _ in range(2000):
+        with pytest.raises(RuntimeError), claims.numbered():
+            raise RuntimeError
+    taken, together = [], threading.Barrier(4)
+
+    def take():
+        together.wait(10)
+        taken.append(claims.take_due())
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(taken) == 4
+    assert len({number for numbers in taken for number in numbers}) == sum(map(len, taken)) == 2000
+
+
+def test_a_number_whose_look_failed_is_looked_for_once_more_and_loses_none_of_its_times(clock):
+    claims = Unanswered()
+    with pytest.raises(RuntimeError), claims.numbered():
+        raise RuntimeError
+    looks = 0
+    claims.look_again(claims.take_due())
+    for _ in range(60):
+        clock.now += 1
+        looks += len(claims.take_due())
+    assert looks == 3
+    assert claims.take_due() == []
 
 
 def test_a_claim_that_was_answered_is_not_looked_for(broker):
     broker.push([payload(jid="first")])
     [[found]] = broker.fetch([DEFAULT])
-    assert broker._unanswered.due() == []
+    assert broker._unanswered.take_due() == []
     assert Job.objects.get(jid=found.jid).claim is not None
 
 
-def test_a_look_that_fails_is_made_again(broker, cut, monkeypatch):
+@pytest.mark.parametrize("error", [BrokerUnavailable("database unavailable"), IntegrityError("a\nb")])
+def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, monkeypatch, caplog, error):
     broker.push([payload(jid="first")])
     cut(claiming, "run")
     with pytest.raises(BrokerUnavailable):
         broker.fetch([DEFAULT])
-    from django_faktory.store import jobs
 
-    cut(jobs, "give_back")
-    with pytest.raises(BrokerUnavailable):
-        broker.fetch([DEFAULT])
+    def refused(*args, **kwargs):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "give_back", refused)
+        assert broker.fetch([DEFAULT]) == [[]]
+    assert "could not be looked for yet claims=1" in caplog.text
+    assert broker.fetch([DEFAULT]) == [[]], "not at once: the database may be in trouble"
+    clock.now += AGAIN_S
     [[found]] = broker.fetch([DEFAULT])
     assert found.jid == "job-first"
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from django_faktory.payloads import Ack, Reservation
+from django_faktory.payloads import Ack, Failure, Reservation
 from django_faktory.worker import held as held_module
 from django_faktory.worker.held import MAX_UNREPORTED, HeldJobs
 
@@ -118,3 +118,16 @@ def test_while_too_much_is_unreported_nothing_is_begun(held):
     for _ in range(MAX_UNREPORTED + 1):
         held.finished.put(ack(reserved()))
     assert held.wait_for_room(0) == 0
+
+
+def test_only_who_is_acknowledged_with_a_lock_is_remembered_until_it_is_told(held):
+    """A failure goes another way: nobody would ever ask for it."""
+    jobs = [Reservation(jid=f"job-{n}", queue="q", text="{}", wid="w1", attempt=1, lock_token=n) for n in (1, 2)]
+    held.add(jobs)
+    reports = [ack(jobs[0]), Failure(jid=jobs[1].jid, errtype="Error", message="", backtrace=())]
+    for job, report in zip(jobs, reports, strict=True):
+        held.next()
+        held.finish(job, report, ran_s=0.1)
+    assert not held.held_locks(["job-2"])
+    assert held.held_locks(["job-1"])
+    assert not held.held_locks(["job-1"])
