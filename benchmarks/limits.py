@@ -16,20 +16,9 @@ import time
 import uuid
 
 from benchmarks.first_speed import HERE, empty, machine, prepare
-from benchmarks.locks import broker, end, fetch, milliseconds, over_the_wire, own_workers
+from benchmarks.locks import broker, end, fetch, milliseconds, over_the_wire, own_workers, push
 
 HIGH = 100_000
-
-
-def jobs(count, queue, jobtype):
-    from django_faktory.payloads import new_job
-
-    return [new_job(jid=uuid.uuid4().hex, jobtype=jobtype, args=[number], queue=queue) for number in range(count)]
-
-
-def push(one, count, queue, jobtype):
-    for start in range(0, count, 500):
-        one.push(jobs(min(500, count - start), queue, jobtype))
 
 
 def speed(one, count, clients, size, jobtype):
@@ -39,7 +28,7 @@ def speed(one, count, clients, size, jobtype):
     from django_faktory.payloads import Ack
 
     queue = uuid.uuid4().hex
-    push(one, count, queue, jobtype)
+    push(one, count, queue, jobtype=jobtype)
 
     def client(number):
         wid = f"w{number}"
@@ -60,9 +49,9 @@ def behind(one, held, free=100):
     """FETCH of free jobs behind so many that a shut gate holds back."""
     from django_faktory.models import Job
 
-    push(one, held, "head", "shut")
+    push(one, held, "head", jobtype="shut")
     [holder] = fetch(one, "head")
-    push(one, free, "head", "plain")
+    push(one, free, "head", jobtype="plain")
     began = time.perf_counter()
     fetches = 1
     while not (found := fetch(one, "head")):

@@ -26,14 +26,14 @@ def broker():
     return OrmBroker("default")
 
 
-def jobs(count, queue, **custom):
+def jobs(count, queue, jobtype="benchmarks.tasks.noop", **custom):
     """Plain ones, or what `custom` asks for."""
     from django_faktory.payloads import new_job
 
     return [
         new_job(
             jid=uuid.uuid4().hex,
-            jobtype="benchmarks.tasks.noop",
+            jobtype=jobtype,
             args=[number, "x"],
             queue=queue,
             custom=custom or None,
@@ -42,9 +42,10 @@ def jobs(count, queue, **custom):
     ]
 
 
-def push(one, count, queue, **custom):
+def push(one, count, queue, **kind):
+    """See `jobs`."""
     for start in range(0, count, 500):
-        one.push(jobs(min(500, count - start), queue, **custom))
+        one.push(jobs(min(500, count - start), queue, **kind))
 
 
 def milliseconds(seconds):

@@ -54,6 +54,7 @@ class Run:
         failed = [f"{case.get('classname')}.{case.get('name')}" for case in suites.iter("testcase") if _failed(case)]
         if again and self.exit_code == SOME_FAILED and len(failed) <= FEW:
             print(f"\n{len(failed)} failed on {self.kind}: once more, without company", flush=True)
+            self.report = self.report.with_stem(f"{self.report.stem}-again")
             self._pytest("--last-failed", "--last-failed-no-failures", "none")
             self.unsteady = failed if self.is_good else []
         self.seconds = time.monotonic() - begun

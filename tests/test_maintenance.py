@@ -70,7 +70,9 @@ def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monke
     """W13: the sleep is an hour here, so that only the alarm can end it."""
     monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
     heard = threading.Event()
-    upkeeper = keeps_house(on_work=lambda queues: queues and heard.set())  # None: another node may have, a look too much
+    upkeeper = keeps_house(
+        on_work=lambda queues: queues and heard.set()
+    )  # None: another node may have, a look too much
     wait_until(lambda: upkeeper._awake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
     jobs.push([payload(at=at)], using="default")

@@ -157,7 +157,7 @@ def test_a_sweep_takes_what_the_health_check_tells(redis, station, client):
 # --- what peers may have written
 
 
-def write(redis, station, text):
+def write(redis, text):
     """In every place that a peer can write to and the page shows."""
     raw = text.encode("utf-8", "replace")  # names of other bytes cannot be asked for
     redis.mset({b"uid:" + raw: raw, b"count:" + raw: raw})
@@ -169,11 +169,11 @@ def write(redis, station, text):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_text_of_a_peer_changes_what_the_page_is_made_of(admin_client, here, redis, station, name):
-    write(redis, station, HARMLESS)
+    write(redis, HARMLESS)
     harmless = elements(page(admin_client))
     redis.flushdb()
     station.register()
-    write(redis, station, TEXTS[name])
+    write(redis, TEXTS[name])
     hostile = page(admin_client)
     assert elements(hostile) == harmless
     assert unwelcome(hostile) == []
