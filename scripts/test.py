@@ -49,7 +49,7 @@ class Run:
     def __call__(self, *, again):
         """Run the tests; with `again` a few that failed have a second try."""
         begun = time.monotonic()
-        suites = self._pytest("-n", str(PROCESSES))
+        suites = self._pytest("-n", str(PROCESSES), "--dist", "worksteal")
         self._count(suites)
         failed = [f"{case.get('classname')}.{case.get('name')}" for case in suites.iter("testcase") if _failed(case)]
         if again and self.exit_code == SOME_FAILED and len(failed) <= FEW:

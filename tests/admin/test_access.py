@@ -18,7 +18,7 @@ from django_faktory.dashboard import verbs
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 APP = "django_faktory"
 NOBODY = "nobody may"

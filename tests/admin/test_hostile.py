@@ -13,7 +13,7 @@ from django_faktory.jsontext import decode
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from tests.hostile import HARMLESS, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 TEXT = pytest.mark.parametrize("name", TEXTS)
 

@@ -12,7 +12,7 @@ from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.project.tasks import add, fails_for_good
 from tests.server.raw import RawClient
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def ended(task):

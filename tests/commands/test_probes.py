@@ -18,7 +18,7 @@ from django_faktory.server.listener import Server
 from django_faktory.worker.runner import Worker
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def asked(address, path, method="GET", **headers):

@@ -12,7 +12,7 @@ from tests.project.models import Mark
 from tests.project.tasks import noop, writes_mark
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 REPLACED = "worker is to be replaced"
 
