@@ -10,13 +10,15 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.history import Scribe
+from tests.faults.history import Scribe, Tally
 from tests.server.raw import RawClient, worker
 
 TIMEOUT_S = 5
 BEAT_EVERY_S = 1.0
 FAILING = 40
 """Each job of so many fails, and has no retry."""
+MOST_AHEAD, LOOK_EVERY, PAUSE_S = 1000, 50, 0.2
+"""Makers slow down while so many jobs are to be run: else a slow machine is at those long after all harm is done."""
 
 
 class Client:
@@ -68,9 +70,21 @@ class Client:
 class Maker(Client):
     """Pushes each job once: where no answer comes, nobody knows whether it is there."""
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._tally = Tally(self.folder)
+        self._is_ahead = False
+
+    def pace(self, number):
+        if self._is_ahead or number % LOOK_EVERY == 0:
+            noted = self._tally.look()
+            self._is_ahead = noted["ok"] - noted["end"] > MOST_AHEAD
+            time.sleep(PAUSE_S if self._is_ahead else 0)
+
     def run(self, queue, jobtype):
         number = 0
         while not (self.folder / "make-ends").exists():
+            self.pace(number)
             while self._client is None:
                 self._connect()
             jid = f"{self.name}-{number:06d}"

@@ -5,7 +5,7 @@ A line is written before the next thing is done, and the kernel has it: who is k
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,3 +44,22 @@ class History:
     def jids(self, word):
         """Those a word was said of."""
         return {note.rest[0] for note in self._notes[word]}
+
+
+class Tally:
+    """How often words were noted in a folder so far; each look reads only what is new."""
+
+    def __init__(self, folder):
+        self._folder = Path(folder)
+        self._read = Counter()
+        self._noted = Counter()
+
+    def look(self):
+        for path in self._folder.glob("*.history"):
+            with path.open("rb") as file:
+                file.seek(self._read[path])
+                whole = file.read().rpartition(b"\n")[0]
+            if whole:
+                self._read[path] += len(whole) + 1
+                self._noted.update(line.split()[1].decode() for line in whole.splitlines())
+        return self._noted
