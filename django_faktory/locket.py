@@ -233,7 +233,7 @@ def _unwise(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
         found.append(
             Problem("W2", told, f"Let it be {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
         )
-    if beat_s > duration - SLACK_S and heartbeat > duration - SLACK_S:
+    if min(beat_s, heartbeat) > max(duration - SLACK_S, duration / 2):
         told = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s are over before they are extended"
         found.append(Problem("W3", told, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))
     return found

@@ -76,6 +76,11 @@ def test_a_beat_too_slow_for_the_lease_is_warned_of():
     assert "W033" in found(locket={"HEARTBEAT_FREQUENCY": 33}, BEAT_INTERVAL=31.0, WORKER_TIMEOUT=70)
 
 
+def test_a_beat_that_comes_often_within_a_short_lease_is_not_warned_of():
+    short = {"HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": 3}
+    assert "W033" not in found(locket=short, BEAT_INTERVAL=0.5, WORKER_TIMEOUT=9)
+
+
 @pytest.mark.parametrize("wrong", [[], "yes", {"ENABLE": True}, {"ENABLED": "yes"}])
 def test_a_setting_of_another_shape_is_told(wrong):
     with override_settings(FAKTORY={"LOCKET": wrong}):
