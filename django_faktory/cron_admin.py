@@ -128,7 +128,7 @@ class CronEntryAdmin(WithButtons):
     """Entries of code are looked at, paused and run; those of the admin are also written here."""
 
     form = CronEntryForm
-    list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype", "origin")
+    list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype")
     list_filter = (StateFilter, "origin")
     search_fields = ("name", "jobtype")
     ordering = ("name",)
