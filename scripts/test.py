@@ -97,8 +97,9 @@ def main():
         print(f"\n== {run.kind}", flush=True)
         run(again=is_ci)
     missing = [service for service in (*asked, *others) if service.missing]
+    wished = [service for service in (ask() for ask in services.OPTIONAL) if service.missing]
     is_covered = not measure or covered(enough={"sqlite", "postgresql"} <= {run.kind for run in runs})
-    summary(runs, missing)
+    summary(runs, [*missing, *wished])
     is_whole = not missing or not is_ci
     sys.exit(0 if all(run.is_good for run in runs) and is_covered and is_whole else 1)
 

@@ -69,6 +69,22 @@ def node_folder():
 
 
 @pytest.fixture(scope="session")
+def go_folder(tmp_path_factory):
+    """Where the programs of `tests/interop/go` are, built."""
+    _wish_for(services.go_client())
+    folder = tmp_path_factory.mktemp("go")
+    services.build_go(services.GO_FOLDER, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ruby_folder():
+    """Where the programs in Ruby are; `ruby` finds faktory_worker_ruby."""
+    _wish_for(services.ruby_client())
+    return services.RUBY_FOLDER
+
+
+@pytest.fixture(scope="session")
 def chromium_path():
     """The program."""
     _require(services.chromium())
@@ -79,6 +95,11 @@ def _require(service):
     if service.missing:
         stop = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         stop(f"{service.name}: {service.missing}")
+
+
+def _wish_for(service):
+    if service.missing:
+        pytest.skip(f"{service.name}: {service.missing}")
 
 
 @pytest.fixture

@@ -8,12 +8,16 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 NODE_FOLDER = Path(__file__).parent / "interop" / "node"
+GO_FOLDER = NODE_FOLDER.parent / "go"
+RUBY_FOLDER = NODE_FOLDER.parent / "ruby"
 TIMEOUT_S = 3
+GO_BUILD_S = 120
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,45 @@ def node_client():
     return Service(name, f"on node {version.strip()}")
 
 
+def go_client():
+    """Its modules are fetched by Go itself, where they are not in its cache yet."""
+    name = "Go's faktory_worker_go"
+    if shutil.which("go") is None:
+        return Service(name, missing="go is not installed; install Go 1.19 or newer (apt install golang-go)")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            build_go(GO_FOLDER, Path(folder))
+        except subprocess.SubprocessError as error:
+            told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            return Service(name, missing=f"its modules cannot be built ({_line(told)}); GOPROXY says where from")
+    version = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
+    return Service(name, f"on {version.strip()}")
+
+
+def build_go(source, target):
+    """Build programs, each a folder of `source`, into `target`; the module's requirements are those of `GO_FOLDER`."""
+    shutil.copytree(source, target / "source")
+    shutil.copy(GO_FOLDER / "go.mod", target / "source")
+    for program in sorted((target / "source").glob("*/main.go")):
+        command = ["go", "build", "-o", str(target / program.parent.name), f"./{program.parent.name}"]
+        environment = {"GOFLAGS": "-mod=mod", **os.environ}
+        folder = target / "source"
+        subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=GO_BUILD_S
+        )
+
+
+def ruby_client():
+    name = "Ruby's faktory_worker_ruby"
+    if shutil.which("ruby") is None:
+        return Service(name, missing="ruby is not installed; install Ruby 2.7 or newer (apt install ruby)")
+    ask = 'require "faktory_worker_ruby"; print Faktory::VERSION, " on ruby ", RUBY_VERSION'
+    told = subprocess.run(["ruby", "-e", ask], capture_output=True, text=True, check=False)
+    if told.returncode or shutil.which("faktory-worker") is None:
+        return Service(name, missing="not installed; run: gem install faktory_worker_ruby (its programs on the PATH)")
+    return Service(name, told.stdout)
+
+
 def chromium():
     """For pages as a person sees them; Playwright drives it."""
     name = "Chromium"
@@ -144,6 +187,8 @@ def chromium_path():
 
 DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
 OTHERS = (redis, redis_program, node_client, chromium)
+OPTIONAL = (go_client, ruby_client)
+"""Where these are missing their tests are left out, where CI=true too."""
 
 
 def _line(error):

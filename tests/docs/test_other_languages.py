@@ -1,4 +1,4 @@
-"""The guide's programs in Node, run as they stand there; those in Go and Ruby are read by nobody here."""
+"""The guide's programs in Node, Go and Ruby, run as they stand there."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import pytest
 
 from django_faktory import tasks
 from django_faktory.models import Job
+from tests import services
 from tests.docs.pages import DOCS, examples, text_of
 from tests.interop.conftest import password, url  # noqa: F401  (fixtures)
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
@@ -15,23 +16,24 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-WORKER, PRODUCER = re.findall(
-    r"^```js\n(.*?)^```", text_of("howto", "other-languages.md"), flags=re.MULTILINE | re.DOTALL
-)
-FROM_QUICKSTART = re.search(r"^```js\n(.*?)^```", text_of("quickstart.md"), flags=re.MULTILINE | re.DOTALL)[1]
+
+def programs(language, *page):
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(*page), flags=re.MULTILINE | re.DOTALL)
+
+
+WORKER, PRODUCER = programs("js", "howto", "other-languages.md")
+(FROM_QUICKSTART,) = programs("js", "quickstart.md")
 
 
 @pytest.fixture
-def node(url, node_folder):  # noqa: F811
-    """Runs a program; it is ended when the test is over."""
+def start(url):  # noqa: F811
+    """Runs a program that finds the server; it is ended when the test is over."""
     started = []
 
-    def run(code):
-        environment = {**os.environ, "FAKTORY_URL": url, "NODE_PATH": str(node_folder / "node_modules")}
+    def run(*command, **environment):
+        environment = {**os.environ, "FAKTORY_URL": url, **environment}
         started.append(
-            subprocess.Popen(
-                ["node", "-e", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
         return started[-1]
 
@@ -42,17 +44,45 @@ def node(url, node_folder):  # noqa: F811
         process.communicate(timeout=20)
 
 
-def test_a_worker_in_node_runs_what_django_enqueued(node, monkeypatch):
+@pytest.fixture
+def node(start, node_folder):
+    return lambda code: start("node", "-e", code, NODE_PATH=str(node_folder / "node_modules"))
+
+
+@pytest.fixture
+def guides_task(monkeypatch):
+    """Enqueues the job of the guide, whose task has another jobtype where a language asks for it."""
     monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
     first, *_ = examples(DOCS / "howto" / "other-languages.md")
-    names = {"__name__": "typed_in"}
-    exec(first.code, names)
-    process = node(WORKER)
-    wait_until(lambda: Job.objects.get().state == "succeeded", 30, what="Node has done it")
+
+    def enqueue(jobtype="thumbnail"):
+        names = {"__name__": "typed_in"}
+        exec(first.code.replace('"thumbnail"', f'"{jobtype}"'), names)
+        return names["thumbnail"]
+
+    return enqueue
+
+
+def works(process, task):
+    """The program says that it made the thumbnail, and Django knows that it did."""
+    wait_until(lambda: Job.objects.get().state == "succeeded", 30, what="the other program has done it")
     process.terminate()
-    assert "thumbnail of 42" in process.communicate(timeout=20)[0]
-    result = names["thumbnail"].get_result(Job.objects.get().jid)
-    assert result.status.name == "SUCCESSFUL"
+    assert "thumbnail of 42" in process.communicate(timeout=40)[0]
+    assert task.get_result(Job.objects.get().jid).status.name == "SUCCESSFUL"
+
+
+def pushes(process, queue="mail"):
+    """The program ends well, and a task of Django's can take what it pushed."""
+    told, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    job = Job.objects.get()
+    assert (job.jobtype, job.queue) == ("invoice.send", queue)
+    assert '"args":[42]' in job.payload
+
+
+def test_a_worker_in_node_runs_what_django_enqueued(node, guides_task):
+    task = guides_task()
+    works(node(WORKER), task)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +91,42 @@ def test_a_worker_in_node_runs_what_django_enqueued(node, monkeypatch):
     ids=["guide", "quickstart"],
 )
 def test_a_producer_in_node_pushes_what_a_task_takes(node, code, queue):
-    process = node(code)
-    told, _ = process.communicate(timeout=30)
-    assert process.returncode == 0, told
-    job = Job.objects.get()
-    assert (job.jobtype, job.queue) == ("invoice.send", queue)
-    assert '"args":[42]' in job.payload
+    pushes(node(code), queue)
+
+
+@pytest.fixture
+def built(go_folder, tmp_path):
+    """The folder of the guide's programs in Go, built."""
+    for name, code in zip(("worker", "producer"), programs("go", "howto", "other-languages.md"), strict=True):
+        (tmp_path / "guide" / name).mkdir(parents=True)
+        (tmp_path / "guide" / name / "main.go").write_text(code)
+    (tmp_path / "built").mkdir()
+    services.build_go(tmp_path / "guide", tmp_path / "built")
+    return tmp_path / "built"
+
+
+def test_a_worker_in_go_runs_what_django_enqueued(start, built, guides_task):
+    task = guides_task()
+    works(start(str(built / "worker")), task)
+
+
+def test_a_producer_in_go_pushes_what_a_task_takes(start, built):
+    pushes(start(str(built / "producer")))
+
+
+@pytest.fixture
+def in_ruby(ruby_folder, tmp_path):
+    """Paths of the guide's programs in Ruby."""
+    paths = tmp_path / "thumbnail.rb", tmp_path / "producer.rb"
+    for path, code in zip(paths, programs("ruby", "howto", "other-languages.md"), strict=True):
+        path.write_text(code)
+    return paths
+
+
+def test_a_worker_in_ruby_runs_what_django_enqueued(start, in_ruby, guides_task):
+    task = guides_task("Thumbnail")
+    works(start("faktory-worker", "-q", "thumbnails", "-r", str(in_ruby[0])), task)
+
+
+def test_a_producer_in_ruby_pushes_what_a_task_takes(start, in_ruby):
+    pushes(start("ruby", str(in_ruby[1])))

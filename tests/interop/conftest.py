@@ -1,5 +1,6 @@
 """Other people's clients, unmodified, against our server on this database."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,12 @@ COMMANDS = {
     "pyfaktory": [sys.executable, str(HERE / "pyfaktory_worker.py")],
     "faktory": [sys.executable, str(HERE / "faktory_worker.py")],
     "node": ["node", str(HERE / "node" / "worker.js")],
+    "ruby": ["faktory-worker", "--timeout", "5", "--require", str(HERE / "ruby" / "jobs.rb")],
 }
+FOLDERS = {"node": "node_folder", "go": "go_folder", "ruby": "ruby_folder"}
+"""The fixtures that skip where a language is missing."""
+KNOW_THE_VARIABLE = ("go", "ruby")
+"""Their clients read the address from FAKTORY_URL; the others' programs take it as an argument."""
 
 
 @pytest.fixture
@@ -36,9 +42,13 @@ def start_worker(request, url):
     running = []
 
     def start(kind):
-        if kind == "node":
-            request.getfixturevalue("node_folder")
-        running.append(subprocess.Popen([*COMMANDS[kind], url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        folder = request.getfixturevalue(FOLDERS[kind]) if kind in FOLDERS else None
+        command = COMMANDS[kind] if kind in COMMANDS else [str(folder / "worker")]
+        where = [] if kind in KNOW_THE_VARIABLE else [url]
+        environment = {**os.environ, "FAKTORY_URL": url}
+        running.append(
+            subprocess.Popen([*command, *where], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
         return running[-1]
 
     yield start

@@ -1,9 +1,10 @@
-"""PyPI's pyfaktory and faktory, and npm's faktory-worker, each as producer and as worker.
+"""PyPI's pyfaktory and faktory, npm's faktory-worker, and the clients in Go and Ruby, each as producer and as worker.
 
 A job that succeeds, one that fails and is retried, one that dies. Nothing of theirs is changed.
 """
 
 import json
+import os
 import signal
 import subprocess
 from datetime import timedelta
@@ -20,13 +21,14 @@ from django_faktory.models import Counter, WorkerProcess
 from django_faktory.models import Job as JobRow
 from django_faktory.store import upkeep
 from tests.factories import payload
-from tests.interop.conftest import HERE
+from tests.interop.conftest import FOLDERS, HERE
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-CLIENTS = ["pyfaktory", "faktory", "node"]
+CLIENTS = ["pyfaktory", "faktory", "node", "go", "ruby"]
+JOBTYPES = {"ruby": ("Add", "Fails")}
 
 
 def push_by_pyfaktory(url, job):
@@ -43,9 +45,9 @@ def push_by_faktory(url, job):
     return "from-the-third"
 
 
-def push_by_node(url, job):
-    command = ["node", str(HERE / "node" / "producer.js"), url, json.dumps(job)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+def push_by_program(*command, url):
+    environment = {**os.environ, "FAKTORY_URL": url}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["total"] == 1
@@ -59,10 +61,15 @@ def processed():
 @pytest.fixture
 def push(request):
     """A producer of each client."""
-    if request.param == "node":
-        request.getfixturevalue("node_folder")
-        return push_by_node
-    return push_by_faktory if request.param == "faktory" else push_by_pyfaktory
+    if request.param not in FOLDERS:
+        return push_by_faktory if request.param == "faktory" else push_by_pyfaktory
+    folder = request.getfixturevalue(FOLDERS[request.param])
+    commands = {
+        "node": lambda url: ["node", str(folder / "producer.js"), url],
+        "go": lambda url: [str(folder / "producer")],
+        "ruby": lambda url: ["ruby", str(folder / "producer.rb")],
+    }
+    return lambda url, job: push_by_program(*commands[request.param](url), json.dumps(job), url=url)
 
 
 @pytest.mark.parametrize("password", ["secretword"])
@@ -75,7 +82,7 @@ def test_a_client_that_hashes_a_password_too_weakly_is_told_that_it_is_wrong(url
 
 @pytest.mark.parametrize(
     ("push", "password"),
-    [*((client, "") for client in CLIENTS), ("pyfaktory", "secretword"), ("node", "secretword")],
+    [*((client, "") for client in CLIENTS), *((client, "secretword") for client in CLIENTS if client != "faktory")],
     indirect=["push"],
 )
 @pytest.mark.parametrize(
@@ -92,8 +99,9 @@ def test_a_job_pushed_by_another_client_is_stored_as_it_was_sent(url, push, job)
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, start_worker, kind):
     broker = OrmBroker("default")
-    good = payload("good", "add", [4, 5])
-    flawed = payload("flawed", "fails", ["no luck"], retry=1)
+    add, fails = JOBTYPES.get(kind, ("add", "fails"))
+    good = payload("good", add, [4, 5])
+    flawed = payload("flawed", fails, ["no luck"], retry=1)
     broker.push([good, flawed])
     start_worker(kind)
 

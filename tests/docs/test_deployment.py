@@ -1,0 +1,117 @@
+"""Units and manifests of the guides: they hold together, their times fit ours, and systemd takes its own."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from django.core.management import load_command_class
+
+from django_faktory import conf
+from tests.docs.pages import text_of
+
+pytestmark = pytest.mark.core
+
+GRACE_S = conf.DEFAULTS["SHUTDOWN_TIMEOUT"] + 5
+"""How long runfaktory may take to end: `docs/deploying.md`."""
+
+
+def blocks(language, page):
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of("howto", page), flags=re.MULTILINE | re.DOTALL)
+
+
+def units():
+    for code in blocks("ini", "systemd.md"):
+        yield re.match(r"# /etc/systemd/system/(\S+)", code)[1], code
+
+
+def manifests():
+    """By kind."""
+    return {one["kind"]: one for code in blocks("yaml", "kubernetes.md") for one in yaml.safe_load_all(code)}
+
+
+def runfaktory(command):
+    """The options of a command line, as the command itself understands them."""
+    words = command if isinstance(command, list) else shlex.split(command)
+    place = words.index("runfaktory")
+    assert words[place - 1] == "manage.py"
+    parser = load_command_class("django_faktory", "runfaktory").create_parser("manage.py", "runfaktory")
+    return parser.parse_args(words[place + 1 :])
+
+
+def port_of(address):
+    return int(address.rpartition(":")[2])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (apt: systemd)")
+def test_systemd_takes_the_units(tmp_path):
+    for name, code in units():
+        (tmp_path / name).write_text(code.replace("/srv/shop/.venv/bin/python", sys.executable))
+    names = sorted(path.name.replace("@.", "@mail.") for path in tmp_path.iterdir())
+    assert len(names) == 2
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *names], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "faktory" in line]
+    assert (done.returncode, told) == (0, [])
+
+
+@pytest.mark.parametrize(("name", "code"), [pytest.param(*one, id=one[0]) for one in units()])
+def test_a_unit_starts_what_there_is_and_gives_it_time_to_end(name, code):
+    given = dict(line.split("=", 1) for line in code.splitlines() if re.match(r"[A-Z]\w+=", line))
+    assert runfaktory(given["ExecStart"]).worker_only is ("@" in name)
+    assert int(given["TimeoutStopSec"]) > GRACE_S
+    assert given["KillMode"] == "mixed"
+
+
+def test_the_deployment_is_probed_and_reached_where_it_listens():
+    spec = manifests()["Deployment"]["spec"]
+    pod = spec["template"]
+    (container,) = pod["spec"]["containers"]
+    options = runfaktory(container["command"])
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert ports == {"faktory": port_of(options.address), "health": port_of(options.health)}
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+    assert pod["spec"]["terminationGracePeriodSeconds"] > GRACE_S
+    assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+    service = manifests()["Service"]["spec"]
+    assert service["selector"].items() <= pod["metadata"]["labels"].items()
+    assert [one["targetPort"] for one in service["ports"]] == ["faktory"]
+
+
+def test_the_startup_probe_of_the_guide_outlives_the_wait_for_migrations():
+    threshold = int(re.search(r"`failureThreshold: (\d+)`", text_of("howto", "kubernetes.md"))[1])
+    period = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSeconds"]
+    assert threshold * period > conf.DEFAULTS["MIGRATIONS_WAIT"]
+
+
+def test_what_scales_names_the_deployment():
+    target = manifests()["ScaledObject"]["spec"]["scaleTargetRef"]["name"]
+    assert target == manifests()["Deployment"]["metadata"]["name"]
+
+
+def test_the_compose_file_holds_together():
+    (code,) = blocks("yaml", "containers.md")
+    told = yaml.safe_load(code)
+    services = told["services"]
+    for one in services.values():
+        assert set(one.get("depends_on", ())) <= services.keys()
+    assert {mount.partition(":")[0] for mount in services["database"]["volumes"]} == told["volumes"].keys()
+
+    ours = services["faktory"]
+    options = runfaktory(ours["command"])
+    assert ours["expose"] == [str(port_of(options.address))]
+    assert f":{port_of(options.health)}/healthz" in ours["healthcheck"]["test"][-1]
+    assert int(ours["stop_grace_period"].removesuffix("s")) > GRACE_S
+    compile(ours["healthcheck"]["test"][-1], "healthcheck", "exec")
+
+
+def test_the_images_command_is_a_list_so_that_signals_reach_it():
+    (code,) = blocks("dockerfile", "containers.md")
+    command = yaml.safe_load(re.search(r"^CMD (.*)$", code, flags=re.MULTILINE)[1])
+    assert runfaktory(command).worker_only is True

@@ -1,0 +1,17 @@
+# Jobs of faktory_worker_ruby, as its documentation shows them: faktory-worker -r ./jobs.rb; a class is a jobtype.
+
+class Add
+  include Faktory::Job
+
+  def perform(x, y)
+    raise "expected 4 and 5, got #{x} and #{y}" if x + y != 9
+  end
+end
+
+class Fails
+  include Faktory::Job
+
+  def perform(text)
+    raise ArgumentError, text
+  end
+end

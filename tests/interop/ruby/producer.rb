@@ -1,0 +1,8 @@
+# Pushes a job with faktory_worker_ruby, and prints its jid and how many jobs the server has: ruby producer.rb JOB_JSON
+require "faktory_worker_ruby"
+
+job = {"jid" => SecureRandom.hex(12)}.merge(JSON.parse(ARGV[0]))
+client = Faktory::Client.new
+client.push(job)
+puts JSON.generate("jid" => job["jid"], "total" => client.info["faktory"]["total_enqueued"])
+client.close

@@ -1,0 +1,46 @@
+"""Workers in Go and Ruby hear the admin's buttons in the answers to their BEATs: every 15 and every 10 seconds."""
+
+import json
+import time
+
+import pytest
+from django.core.management import call_command
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job, WorkerProcess
+from django_faktory.server.fetchers import WAIT_S
+from tests.factories import payload
+from tests.interop.test_clients import JOBTYPES
+from tests.server.conftest import serve  # noqa: F401  (a fixture)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("kind", ["go", "ruby"])
+def test_a_quieted_worker_takes_no_more_and_ends_when_it_is_terminated(start_worker, kind):
+    add, _ = JOBTYPES.get(kind, ("add", "fails"))
+    process = start_worker(kind)
+    wid = wait_until(WorkerProcess.objects.first, 30, what="it has said HELLO").wid
+    call_command("faktory", "quiet", wid, "--yes")
+    told_at = WorkerProcess.objects.get(wid=wid).beat_at
+    wait_until(lambda: WorkerProcess.objects.get(wid=wid).beat_at != told_at, 30, what="it was told")
+    heard_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > heard_at + WAIT_S + 1, 10, what="a FETCH on its way was answered")
+    OrmBroker("default").push([payload("late", add, [4, 5])])
+    call_command("faktory", "terminate", wid, "--yes")
+    process.communicate(timeout=40)
+    assert Job.objects.get().state == "enqueued"
+
+
+@pytest.mark.parametrize("kind", ["ruby"])
+def test_a_failure_in_ruby_is_shown_with_its_backtrace(start_worker, kind, admin_client):
+    """Go's client sends none: an error there has no trace."""
+    OrmBroker("default").push([payload("flawed", JOBTYPES[kind][1], ["no luck"], retry=1)])
+    start_worker(kind)
+    job = wait_until(lambda: Job.objects.filter(state="retries").first(), 30, what="it has failed")
+    failure = json.loads(job.failure)
+    assert (failure["errtype"], failure["message"]) == ("ArgumentError", "no luck")
+    page = admin_client.get(f"/admin/django_faktory/job/{job.pk}/change/").content.decode()
+    assert "no luck" in page
+    assert "jobs.rb:" in page
