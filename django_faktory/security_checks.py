@@ -85,7 +85,7 @@ def _values() -> tuple[Mapping[str, Any], str | None]:
 def _host(values: Mapping[str, Any]) -> str | None:
     """Where a server of this project listens; None where there is none, or the setting is wrong."""
     bind = values["BIND"]
-    return bind.rpartition(":")[0] if isinstance(bind, str) and values["BROKER"] != "remote" else None
+    return bind.rpartition(":")[0] or None if isinstance(bind, str) and values["BROKER"] != "remote" else None
 
 
 def _password(password: str, *, is_near: bool) -> Iterable[CheckMessage]:

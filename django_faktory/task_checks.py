@@ -78,6 +78,13 @@ def check_backends_for_production(**_: Any) -> list[CheckMessage]:
     ]
 
 
+def remedy_for(module: BrokenModule) -> str:
+    """What to do where a worker cannot start for this module."""
+    if not any(_is_ours(params) for _, params in _entries()):
+        return f'no entry of TASKS is ours: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
+    return f"correct it, or take {module.name.removesuffix('.tasks')} out of INSTALLED_APPS"
+
+
 def broken_modules() -> list[BrokenModule]:
     """Import the `tasks` module of each installed app; returns those that cannot be, in the apps' order."""
     broken = []

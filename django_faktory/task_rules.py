@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -15,6 +16,46 @@ TIMEOUT_MARGIN_S = 30
 LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 
 _LARGEST = 2**31 - 1
+
+
+_OPTIONS_ELSEWHERE = {
+    "autoretry_for": "retry_on",
+    "bind": "takes_context",
+    "default_retry_delay": "backoff",
+    "expires": "expires_in",
+    "max_retries": "max_attempts",
+    "queue": "queue_name",
+    "rate_limit": "limit",
+    "retries": "max_attempts",
+    "retry": "max_attempts",
+    "retry_backoff": "backoff",
+    "soft_time_limit": "timeout",
+    "throws": "discard_on",
+    "time_limit": "timeout",
+}
+_CALLS_ELSEWHERE = {
+    "apply_async": "using(…).enqueue(…)",
+    "apply_async_on_commit": "using(…).enqueue(…), which commits with its transaction",
+    "defer": "enqueue(…)",
+    "delay": "enqueue(…)",
+    "delay_on_commit": "enqueue(…), which commits with its transaction",
+    "perform_async": "enqueue(…)",
+    "s": "callback(…), for a batch",
+    "send": "enqueue(…)",
+    "si": "callback(…), for a batch",
+}
+"""What Celery, Dramatiq, Huey, Procrastinate and Sidekiq say, and what says it here."""
+
+
+def option_meant(name: str, known: Iterable[str]) -> str:
+    """The option somebody may have meant, as the end of an error; "" where nothing is near."""
+    near = [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def named_here(name: str) -> str:
+    """What somebody calls who knows another library, as the end of an error; "" where nobody calls anything so."""
+    return f": here it is {_CALLS_ELSEWHERE[name]}" if name in _CALLS_ELSEWHERE else ""
 
 
 def classes_of(value: Any) -> Any:

@@ -32,7 +32,7 @@ from .cron import Cron, crons
 from .errors import InvalidCron, UnknownJobType
 from .payloads import DEFAULT_QUEUE
 from .subjects import about_of
-from .task_rules import RULES, classes_of
+from .task_rules import RULES, classes_of, named_here, option_meant
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -160,11 +160,15 @@ class FaktoryTask(GenericTask[P, R]):
     """When it is enqueued by itself: a cron line, a `Cron`, or several of them."""
     gearmonkey: str = ""
     """The GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
-    delay: timedelta | None = None
+    starts_in: timedelta | None = None
     """Set by `using(run_after=timedelta)`: counts from each enqueue."""
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
+
+        def __getattr__(self, name: str) -> Any:
+            """Nothing: it tells those who know another library what a thing is called here."""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{named_here(name)}")
 
     def __post_init__(self) -> None:
         # No zero-argument super() here: slots=True makes a second class, which it does not know.
@@ -215,16 +219,18 @@ class FaktoryTask(GenericTask[P, R]):
         if about is not None:
             changes["about"] = about_of(about)
         if isinstance(run_after, timedelta):
-            changes |= {"run_after": None, "delay": run_after}
+            changes |= {"run_after": None, "starts_in": run_after}
+        elif isinstance(run_after, datetime):
+            changes |= {"run_after": run_after, "starts_in": None}
         elif run_after is not None:
-            changes |= {"run_after": run_after, "delay": None}
+            raise TypeError(f"run_after: expected a timedelta or an aware datetime, got {run_after!r:.80}")
         return replace(self, **changes)
 
     def due(self, now: datetime) -> FaktoryTask[P, R]:
         """Return this task with its delay, if it has one, counted from `now`."""
-        if self.delay is None:
+        if self.starts_in is None:
             return self
-        changes: dict[str, Any] = {"run_after": now + self.delay, "delay": None}
+        changes: dict[str, Any] = {"run_after": now + self.starts_in, "starts_in": None}
         return replace(self, **changes)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
@@ -291,8 +297,8 @@ def new_task(*, func: Callable[..., Any], name: str | None = None, **options: An
     unknown = options.keys() - _OPTIONS
     if unknown:
         raise TypeError(
-            f"task {func.__module__}.{func.__qualname__}: unexpected option {min(unknown)!r}; "
-            f"known: {', '.join(sorted(_OPTIONS))}"
+            f"task {func.__module__}.{func.__qualname__}: unexpected option {min(unknown)!r}"
+            f"{option_meant(min(unknown), _OPTIONS)}; known: {', '.join(sorted(_OPTIONS))}"
         )
     return FaktoryTask(func=func, jobtype="" if name is None else name, **options)
 

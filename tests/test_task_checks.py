@@ -90,3 +90,11 @@ def test_a_backend_for_tests_is_a_warning_where_it_is_to_be_deployed(path):
     assert task_checks.check_backends_for_production() == []
     assert task_checks.check_backends_for_production in registry.deployment_checks
     assert task_checks.check_backends_for_production not in registry.registered_checks
+
+
+def test_where_no_backend_is_ours_a_worker_that_cannot_start_says_so(broken_app):
+    broken_app("import no_such_thing\n")
+    [broken] = [one for one in task_checks.broken_modules() if one.name == "broken_app.tasks"]
+    assert task_checks.remedy_for(broken) == "correct it, or take broken_app out of INSTALLED_APPS"
+    with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
+        assert task_checks.remedy_for(broken).startswith("no entry of TASKS is ours: TASKS = {")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import receiver
@@ -51,6 +52,11 @@ def working_broker(recorder: Recorder) -> Broker:
 
 
 def _orm_broker(**more: Any) -> Broker:
+    if not apps.is_installed("django_faktory"):
+        raise ImproperlyConfigured(
+            'jobs have no table: the app is not installed; INSTALLED_APPS += ["django_faktory"], then run manage.py '
+            "migrate"
+        )
     from .orm import OrmBroker  # models may be imported only when the apps are ready
 
     return OrmBroker(

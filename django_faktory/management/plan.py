@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -90,6 +91,8 @@ def make_plan(options: dict[str, Any]) -> Plan:
     _check_combination(options, serves=serves, works=works)
     is_remote = bool(options["url"]) or conf.get("BROKER") == "remote"
     alias = None if is_remote else conf.get("DATABASE")
+    if alias:
+        _check_database(alias)
     return Plan(
         serves=serves,
         works=works,
@@ -118,6 +121,28 @@ def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
         )
     if shows_url and parse_url(plan.url).password:
         yield "--url: `ps` shows its password to every user of this machine; give the URL in FAKTORY_URL instead"
+
+
+def doubts(plan: Plan) -> Iterator[str]:
+    """What lets workers wait for nothing, as far as a plan shows it; each in a line."""
+    if not plan.works:
+        return
+    used = tasks.registered_queues()
+    if not tasks.registered():
+        yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
+    for told in plan.queues:
+        name = told.partition(":")[0]
+        near = get_close_matches(name, used, n=1) if name not in used else []
+        if near:
+            yield f"queue {name!r}: no task of this project uses it; did you mean {near[0]!r}?"
+
+
+def _check_database(alias: str) -> None:
+    connection = connections[alias]
+    if connection.vendor == "sqlite" and connection.is_in_memory_db():  # type: ignore[attr-defined]  # SQLite's has it
+        raise CommandError(
+            f"DATABASES[{alias!r}]: expected a file, got one in memory: each process would have a database of its own"
+        )
 
 
 def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) -> None:

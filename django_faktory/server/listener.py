@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
+import socket
 import ssl
 import threading
 import time
@@ -192,10 +195,7 @@ class Server:
         try:
             listening = await asyncio.get_running_loop().create_server(self._door, *self.address, backlog=BACKLOG)
         except OSError as error:
-            host, port = self.address
-            raise FaktoryError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; end what uses it or choose another port"
-            ) from error
+            raise FaktoryError(_cannot_listen(self.address, error)) from error
         self._open_lanes()
         self.address = next(iter(listening.sockets)).getsockname()[:2]
         self.started.set()
@@ -300,3 +300,18 @@ def _call_each(calls: list[Callable[[], Any]]) -> list[Any]:
         if call not in told:
             told[call] = call()
     return [told[call] for call in calls]
+
+
+_REMEDIES = {
+    errno.EADDRINUSE: "end what uses it, or choose another port",
+    errno.EADDRNOTAVAIL: "choose an address that this machine has, such as 127.0.0.1 or 0.0.0.0",
+    errno.EACCES: "choose another port, 1024 or more",
+}
+
+
+def _cannot_listen(address: tuple[str, int], error: OSError) -> str:
+    """What is in the way in the system's own word: asyncio's has the address in it, which says it a second time."""
+    is_numbered = bool(error.errno) and not isinstance(error, socket.gaierror)
+    reason = os.strerror(error.errno or 0).lower() if is_numbered else error.strerror or error
+    remedy = _REMEDIES.get(error.errno or 0, "choose another address")
+    return f"cannot listen on {address[0]}:{address[1]}: {reason}; {remedy}"

@@ -53,7 +53,7 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
                 raise
             if attempt == ATTEMPTS or not is_collision(error):
                 connection.close()
-                raise BrokerUnavailable(f"database unavailable: {first_line(error)}") from error
+                raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
         time.sleep(random.uniform(0, 0.005 * 2**attempt))
     raise AssertionError("unreachable")
@@ -65,6 +65,10 @@ def is_collision(error: Exception) -> bool:
     if code in _COLLISIONS:
         return True
     return isinstance(code, str) and ("database is locked" in code or "database table is locked" in code)
+
+
+def _remedy(error: Exception) -> str:
+    return "; run manage.py migrate" if "no such table: django_faktory" in str(error) else ""  # SQLite's words
 
 
 def _code(error: Exception) -> object:

@@ -71,3 +71,12 @@ def test_other_settings_make_another_broker_and_going_back_too(settings):
 
 def test_a_remote_broker_may_be_given_its_identity():
     assert remote_broker("tcp://localhost", identity=WorkerIdentity(wid="w"))._identity.wid == "w"
+
+
+def test_without_the_app_the_error_says_how_to_install_it(settings):
+    settings.FAKTORY = {}
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_faktory"]
+    with pytest.raises(
+        ImproperlyConfigured, match=r"INSTALLED_APPS \+= \[.django_faktory.\], then run manage.py migrate"
+    ):
+        get_broker()

@@ -2,7 +2,7 @@
 
 import io
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.utils import timezone
@@ -313,3 +313,18 @@ def test_each_state_can_be_asked_for_by_its_word(asked):
 def test_batches_are_none_at_first(asked):
     assert not Batch.objects.exists()
     assert asked("batches") == {"batches": [], "is_more": False}
+
+
+def test_djangos_options_may_stand_after_the_subcommand_too(faktory):
+    parser = Command().create_parser("manage.py", "faktory")
+    before = parser.parse_args(["--settings", "a.b", "--traceback", "info"])
+    after = parser.parse_args(["info", "--settings", "a.b", "--traceback"])
+    assert vars(before) == vars(after)
+    assert (after.settings, after.traceback) == ("a.b", True)
+    assert parser.parse_args(["info"]).settings is None
+
+
+def test_people_read_the_time_of_a_job_to_the_second_and_programs_to_the_last_digit(asked, faktory):
+    JobFactory(enqueued_at=datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC))
+    assert " 2026-01-02T03:04:05Z " in faktory("jobs").out
+    assert asked("jobs")["jobs"][0]["enqueued_at"] == "2026-01-02T03:04:05.678901Z"

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
 from tests.commands.test_runfaktory import ANY_PORT, WORKER
 from tests.settings import KIND
@@ -161,3 +161,13 @@ def test_a_tasks_module_that_fails_is_told_by_its_line_and_exits_with_1(runfakto
     assert program.code() == 1
     assert "broken_app.tasks cannot be imported: ModuleNotFoundError" in only_line(program)
     assert f"({folder}/tasks.py, line 2)" in only_line(program)
+
+
+@pytest.mark.skipif(KIND != "sqlite", reason="others name the missing table in errors of their own")
+def test_a_table_that_is_not_there_yet_says_migrate(transactional_db):
+    call_command("migrate", "django_faktory", "zero", verbosity=0)
+    try:
+        with pytest.raises(CommandError, match=r"no such table: django_faktory_\w+; run manage\.py migrate$"):
+            call_command("faktory", "info")
+    finally:
+        call_command("migrate", verbosity=0)

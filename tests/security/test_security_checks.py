@@ -88,3 +88,8 @@ def test_a_wrong_value_is_an_error(key, value):
 )
 def test_which_hosts_are_this_machine(host, is_near):
     assert is_loopback(host) is is_near
+
+
+def test_an_address_that_is_none_is_told_once_and_not_warned_of():
+    """E002 says what is wrong with it."""
+    assert "W060" not in said(deploy=False, BIND="localhost")

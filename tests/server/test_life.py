@@ -186,8 +186,22 @@ def test_a_server_told_to_stop_before_it_began_ends_at_once(transactional_db):
 def test_an_address_in_use_is_one_clear_error(transactional_db):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = Server(OrmBroker("default"), port=taken.getsockname()[1])
-        with pytest.raises(FaktoryError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*choose another port"):
+        told = r"^cannot listen on 127\.0\.0\.1:\d+: address already in use; end what uses it, or choose another port$"
+        with pytest.raises(FaktoryError, match=told):
             server.run()
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("192.0.2.1", "cannot assign requested address; choose an address that this machine has"),
+        ("no-such-host.invalid", "choose another address"),
+    ],
+)
+def test_an_address_that_is_not_here_is_one_clear_error(transactional_db, host, told):
+    server = Server(OrmBroker("default"), host=host, port=0)
+    with pytest.raises(FaktoryError, match=f"^cannot listen on {host}:0: .*{told}"):
+        server.run()
 
 
 @over_both

@@ -57,7 +57,7 @@ def test_from_django_tasks_import_task_does_the_same():
 
 @pytest.mark.parametrize("option", ["locked", "x"])
 def test_an_option_that_does_nothing_is_refused_by_name(option):
-    with pytest.raises(TypeError, match=f"unexpected option '{option}'; known: .*max_attempts"):
+    with pytest.raises(TypeError, match=f"unexpected option '{option}'.*; known: .*max_attempts"):
         task(**{option: 1})(plain)
 
 
@@ -188,3 +188,28 @@ def test_a_timeout_must_be_shorter_than_the_reservation_the_task_asks_for():
         InvalidTask, match=r"timeout: expected less than reserve_for \(60 s\), got 60; leave reserve_for out"
     ):
         task(timeout=60, reserve_for=60)(plain)
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("max_retries", "max_attempts"), ("queue", "queue_name"), ("bind", "takes_context"), ("priorty", "priority")],
+)
+def test_an_option_of_another_library_or_misspelt_is_answered_with_ours(option, meant):
+    with pytest.raises(TypeError, match=f"unexpected option '{option}'; did you mean '{meant}'"):
+        task(**{option: 1})(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("delay", r"enqueue\(…\)"), ("apply_async", r"using\(…\)\.enqueue"), ("delay_on_commit", "commits with")],
+)
+def test_a_call_of_another_library_is_answered_with_ours(name, here):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': here it is .*{here}"):
+        getattr(tasks.noop, name)
+    assert not hasattr(tasks.noop, "no_such_thing")
+
+
+@pytest.mark.parametrize("run_after", [60, 1.5, "tomorrow"])
+def test_run_after_that_is_no_time_is_refused_in_words(run_after):
+    with pytest.raises(TypeError, match="run_after: expected a timedelta or an aware datetime, got"):
+        tasks.noop.using(run_after=run_after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -55,8 +56,9 @@ def _jobs(call: Call) -> int:
 
 def _line(job: dict[str, Any]) -> tuple[object, ...]:
     since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
+    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # people read seconds; --json has them all
     return (
-        job["jid"], job["jobtype"], job["state"], job["queue"], since or job["enqueued_at"], job["failures"],
+        job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
         job["errtype"], job["about"],
     )  # fmt: skip
 

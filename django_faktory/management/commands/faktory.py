@@ -30,11 +30,12 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """A parser for each subcommand."""
+        common = _djangos_options()
         words = parser.add_subparsers(
             dest="word", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
         )
         for one in subcommands().values():
-            its = words.add_parser(one.name, help=one.help, description=one.help)
+            its = words.add_parser(one.name, help=one.help, description=one.help, parents=[common])
             its.add_argument("--json", action="store_true", help="Answer with one JSON document.")
             one.arguments(its)
 
@@ -64,3 +65,14 @@ class Command(BaseCommand):
             raise CommandError(clean(told), returncode=UNAVAILABLE) from error
         if code:
             sys.exit(code)
+
+
+def _djangos_options() -> argparse.ArgumentParser:
+    """What every command of Django's takes, after the subcommand too, where people write it. Says nothing by itself."""
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    group = common.add_argument_group("of every command of Django's")
+    group.add_argument("--settings", help="The Python path of the settings module.")
+    group.add_argument("--pythonpath", help="A folder to add to the Python path.")
+    group.add_argument("--traceback", action="store_true", help="Show where an error comes from.")
+    group.add_argument("--no-color", action="store_true", help="No colours.")
+    return common

@@ -15,10 +15,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from ... import conf, tasks
-from ...task_checks import broken_modules
+from ...task_checks import broken_modules, remedy_for
 from ...worker.launch import CANNOT_START
 from .. import orders
-from ..plan import make_plan, open_doors
+from ..plan import doubts, make_plan, open_doors
 from ..processes import play, supervise
 from ..readiness import await_migrations
 from ..reloading import parent_to_stop_without, run_with_reloader
@@ -105,7 +105,7 @@ class Command(BaseCommand):
                 await_migrations(plan.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
                 self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
-        for warning in open_doors(plan, shows_url=bool(options["url"])):
+        for warning in (*open_doors(plan, shows_url=bool(options["url"])), *doubts(plan)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
         self.stdout.write(f"runfaktory: {plan}")
         code = supervise(plan, parent=parent_to_stop_without(), may_become_slim=self._is_program)
@@ -128,7 +128,7 @@ def _log_somewhere() -> None:
 
 def _import_tasks() -> None:
     for module in broken_modules():
-        raise CommandError(f"{module}; mend it, or take {module.name} away") from module.error
+        raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
     tasks.autodiscover()
 
 
