@@ -29,6 +29,8 @@ def main():
     wanted = {"place": [sys.version, str(ROOT)], "content": fingerprint(options)}
     found = read(stamp)
     if found != wanted:
+        if folder.is_symlink():  # what is made anew is emptied first, and this one belongs to somebody else
+            sys.exit(f"{options.venv} is a link to {folder.resolve()}, made for another checkout: remove the link")
         say(f"installing into {options.venv} (once; some minutes on a slow line)")
         if found.get("place") != wanted["place"]:
             make_venv(folder)

@@ -1,0 +1,31 @@
+"""Setting up: what `make` may not touch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+pytestmark = pytest.mark.core
+
+
+def test_a_virtual_environment_of_another_checkout_is_not_emptied_through_a_link(tmp_path):
+    """`venv --clear` follows the link."""
+    here, theirs = tmp_path / "here", tmp_path / "theirs"
+    (here / "scripts").mkdir(parents=True)
+    theirs.mkdir()
+    (theirs / "precious").touch()
+    (here / "scripts" / "bootstrap.py").write_bytes((ROOT / "scripts" / "bootstrap.py").read_bytes())
+    (here / "pyproject.toml").touch()
+    (here / ".venv").symlink_to(theirs)
+    done = subprocess.run(
+        [sys.executable, str(here / "scripts" / "bootstrap.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (theirs / "precious").exists()
+    assert done.returncode == 1
+    assert done.stderr == f".venv is a link to {theirs}, made for another checkout: remove the link\n"
