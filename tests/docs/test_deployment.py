@@ -71,7 +71,7 @@ def test_the_deployment_is_probed_and_reached_where_it_listens():
     spec = manifests()["Deployment"]["spec"]
     pod = spec["template"]
     (container,) = pod["spec"]["containers"]
-    options = runfaktory(container["command"])
+    options = runfaktory([*container["command"], *container["args"]])
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert ports == {"faktory": port_of(options.address), "health": port_of(options.health)}
     for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -43,6 +44,9 @@ class Command(BaseCommand):
         """As Django does, but a wrong usage exits as a wrong configuration does."""
         try:
             super().run_from_argv(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader, such as `head`, has enough; Python would complain once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except SystemExit as stop:
             if stop.code == _USAGE and not self.is_parsed:
                 sys.exit(WRONG)
