@@ -141,9 +141,9 @@ def test_another_clients_worker_leaves_no_job_behind_when_a_person_ends_it(url, 
     assert processed() == 1
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("kind", ["pyfaktory", "faktory", "node"])
 def test_another_clients_worker_obeys_when_it_is_told_to_end(url, start_worker, kind):
-    """W21: the answer to BEAT reaches it."""
+    """W21: the answer to BEAT reaches it. Those that beat seldom have a test of their own in `test_stopping`."""
     process = start_worker(kind)
     wid = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30).wid
     WorkerProcess.objects.filter(wid=wid).update(state="terminate")
