@@ -269,11 +269,65 @@ async def large_jobs(attack):
     await attack.crowd(attack.many(20), push)
 
 
+async def many_jobs(attack):
+    """PUSHB of 300,000 small jobs, new ones each time."""
+    numbers = itertools.count()
+
+    def line():
+        prefix = b"%04x%05d" % (os.getpid() % 65536, next(numbers))
+        jobs = (b'{"jid":"%s%06d","jobtype":"n","args":[],"queue":"m"}' % (prefix, n) for n in range(many))
+        return b"PUSHB [%s]\r\n" % b",".join(jobs)
+
+    many = attack.many(300_000) // 2  # half of them: 16 MiB hold no more with names that are their own
+    await ask_again_and_again(attack, 4, line)
+
+
+async def no_jobs(attack):
+    """PUSHB of eight million numbers, none of which is a job."""
+    line = b"PUSHB [" + b"0," * attack.many(8 * MB - 100) + b"0]\r\n"
+    await ask_again_and_again(attack, 4, lambda: line)
+
+
+async def wide_json(attack):
+    """Five million empty arrays as arguments, and as the lines of a backtrace."""
+    arrays = b"[]," * attack.many(5 * MB) + b"[]"
+    push = b'PUSH {"jid":"abcdefgh","jobtype":"","args":[%s]}\r\n' % arrays
+    fail = b'FAIL {"jid":"abcdefgh","backtrace":[%s]}\r\n' % arrays.replace(b"[]", b'""')
+    lines = itertools.cycle((push, fail))
+    await ask_again_and_again(attack, 4, lambda: next(lines))
+
+
+async def many_jids(attack):
+    """MUTATE of more than a million jids."""
+    jids = b",".join(b'"%08x"' % number for number in range(attack.many(MB)))
+    line = b'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":[%s]}}\r\n' % jids
+    await ask_again_and_again(attack, 4, lambda: line)
+
+
+async def ask_again_and_again(attack, count, line):
+    """So many clients, each with one line after the other; what the first bytes of their answers were."""
+    attack.begin()
+
+    async def ask():
+        reader, writer = await attack.open()
+        while attack.goes_on():
+            writer.write(await asyncio.to_thread(line))
+            answer = await reader.readline()
+            if answer.startswith(b"$"):
+                await reader.readexactly(int(answer[1:]) + 2)
+            attack.done[answer.decode()[:40].strip() or "closed"] += 1
+            if not answer:
+                raise ConnectionError("closed")
+
+    await attack.crowd(count, ask)
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
         idle, silent, connecting, endless_line, unfinished_lines, slow, deaf, deep_json, guesses,
-        guesses_from_everywhere, many_queues, a_thousand_queues, large_jobs,
+        guesses_from_everywhere, many_queues, a_thousand_queues, large_jobs, many_jobs, no_jobs,
+        wide_json, many_jids,
     )
 }  # fmt: skip
 

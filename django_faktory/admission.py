@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from . import jsontext
+from . import jsonsteps, jsontext
 from .errors import InvalidPayload
 from .jsonfields import ABSENT, instant, integer, shown, string
 from .options import kept_for, read_options
@@ -25,6 +25,9 @@ from .payloads import (
     queue_name,
 )
 
+MAX_MEMBERS = 10_000
+"""Of a long job, and of its `custom`: what they cost is bounded, and nobody has so many."""
+
 _LARGEST = 2**31 - 1
 _ours = ("enqueued_at", "failure")
 
@@ -39,7 +42,23 @@ def parse_job(text: str) -> JobPayload:
         raise InvalidPayload(str(error), jid=jid) from None
 
 
-def _checked_job(jid: str, found: dict[str, str], text: str) -> JobPayload:
+def parse_long_job(text: str) -> jsonsteps.Steps[JobPayload]:
+    """The same in steps. A long job has at most 10,000 members, and so has its `custom`."""
+    if len(text) <= jsonsteps.SHORT:
+        return parse_job(text)
+    yield from jsonsteps.check_depth(text)
+    found = yield from jsonsteps.members(text, most=MAX_MEMBERS)
+    jid = _jid(found.get("jid", ABSENT))
+    try:
+        custom = None
+        if len(raw := found.get("custom", ABSENT)) > jsonsteps.SHORT and raw.startswith("{"):
+            custom = yield from jsonsteps.members(raw, most=MAX_MEMBERS, refuses_twice=False)
+        return _checked_job(jid, found, text, custom)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=jid) from None
+
+
+def _checked_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str] | None = None) -> JobPayload:
     jobtype = _jobtype(found.get("jobtype", ABSENT))
     if not found.get("args", "").startswith("["):
         raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
@@ -48,7 +67,7 @@ def _checked_job(jid: str, found: dict[str, str], text: str) -> JobPayload:
     if found.get("created_at") != '""':
         instant(found, "created_at")
     queue = _queue(found)
-    custom = _custom(found)
+    custom = _custom(found) if custom is None else custom
     return JobPayload(
         jid=jid,
         jobtype=jobtype,

@@ -23,7 +23,7 @@ PIECE = 16 * 1024
 _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _raw_items = msgspec.json.Decoder(list[msgspec.Raw])
 _whitespace = re.compile(r"[ \t\n\r]*")
-_strings = re.compile(r'"(?:[^"\\]|\\.)*"')
+_strings = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _brackets = re.compile(r"[\[\]{}]")
 _strings_and_space = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|[ \t\r\n]+')
 _any_space = re.compile(r"[ \t\r\n]")
@@ -74,7 +74,35 @@ def check_depth(text: str) -> None:
         for bracket in _brackets.findall(bare, start, start + PIECE):
             depth += 1 if bracket in "[{" else -1
             if depth > MAX_DEPTH:
-                raise InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
+                raise too_deep()
+
+
+def too_deep() -> InvalidPayload:
+    """What is said of a text that nests deeper than MAX_DEPTH."""
+    return InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
+
+
+def given_twice(key: str) -> InvalidPayload:
+    """What is said of an object with this key twice."""
+    return InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
+
+
+def check_value(text: str) -> None:
+    """Raise InvalidPayload if `text` is not one JSON value and nothing else; depth is not looked at."""
+    _, end = _scan_value(text, after_space(text, 0))
+    expect_end(text, end)
+
+
+def split_member(text: str) -> tuple[str, str]:
+    """The key and the text of the value of one member of an object; the value is not looked at."""
+    at = after_space(text, 0)
+    if text[at : at + 1] != '"':
+        raise InvalidPayload(f"invalid JSON: expected a key in double quotes, got {text[at : at + 20]!a}")
+    key, at = _scan_key(text, at + 1)
+    at = after_space(text, at)
+    if text[at : at + 1] != ":":
+        raise InvalidPayload(f"invalid JSON: expected ':' behind the key {key[:60]!a}")
+    return key, text[at + 1 :].strip(" \t\r\n")
 
 
 def decode(text: str) -> Any:
@@ -125,37 +153,37 @@ def _members_by_scanner(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in _pairs_by_scanner(text):
         if key in found:
-            raise InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
+            raise given_twice(key)
         found[key] = value
     return found
 
 
 def _pairs_by_scanner(text: str) -> Iterable[tuple[str, str]]:
-    at = _after_space(text, 0)
+    at = after_space(text, 0)
     if text[at : at + 1] != "{":
         raise InvalidPayload("invalid JSON: expected an object {…}")
-    at = _after_space(text, at + 1)
+    at = after_space(text, at + 1)
     if text[at : at + 1] != "}":
         while True:
             if text[at : at + 1] != '"':
                 raise InvalidPayload(f"invalid JSON: expected a key in double quotes at character {at}")
             key, at = _scan_key(text, at + 1)
-            at = _after_space(text, at)
+            at = after_space(text, at)
             if text[at : at + 1] != ":":
                 raise InvalidPayload(f"invalid JSON: expected ':' at character {at}")
-            value, at = _scan_value(text, _after_space(text, at + 1))
+            value, at = _scan_value(text, after_space(text, at + 1))
             yield key, value
             at, more = _scan_comma(text, at, "}")
             if not more:
                 break
-    _expect_end(text, at + 1)
+    expect_end(text, at + 1)
 
 
 def _items_by_scanner(text: str) -> Iterable[str]:
-    at = _after_space(text, 0)
+    at = after_space(text, 0)
     if text[at : at + 1] != "[":
         raise InvalidPayload("invalid JSON: expected an array […]")
-    at = _after_space(text, at + 1)
+    at = after_space(text, at + 1)
     if text[at : at + 1] != "]":
         while True:
             value, at = _scan_value(text, at)
@@ -163,7 +191,7 @@ def _items_by_scanner(text: str) -> Iterable[str]:
             at, more = _scan_comma(text, at, "]")
             if not more:
                 break
-    _expect_end(text, at + 1)
+    expect_end(text, at + 1)
 
 
 def _scan_key(text: str, at: int) -> tuple[str, int]:
@@ -183,19 +211,21 @@ def _scan_value(text: str, at: int) -> tuple[str, int]:
 
 
 def _scan_comma(text: str, at: int, closing: str) -> tuple[int, bool]:
-    at = _after_space(text, at)
+    at = after_space(text, at)
     if text[at : at + 1] == ",":
-        return _after_space(text, at + 1), True
+        return after_space(text, at + 1), True
     if text[at : at + 1] == closing:
         return at, False
     raise InvalidPayload(f"invalid JSON: expected ',' or '{closing}' at character {at}")
 
 
-def _expect_end(text: str, at: int) -> None:
-    if _after_space(text, at) != len(text):
+def expect_end(text: str, at: int) -> None:
+    """Raise InvalidPayload where more than space follows."""
+    if after_space(text, at) != len(text):
         raise InvalidPayload(f"invalid JSON: unexpected text after the end, at character {at}")
 
 
-def _after_space(text: str, at: int) -> int:
+def after_space(text: str, at: int) -> int:
+    """Where the next thing that is no space begins."""
     match = _whitespace.match(text, at)
     return match.end() if match else at

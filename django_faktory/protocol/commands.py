@@ -11,19 +11,30 @@ from typing import Any
 
 import msgspec
 
-from .. import jsontext
-from ..admission import parse_job
+from .. import jsonsteps, jsontext
+from ..admission import MAX_MEMBERS, parse_job, parse_long_job
 from ..errors import InvalidPayload, UnknownCommand
-from ..payloads import DEFAULT_QUEUE, Beat, JobPayload, WorkerIdentity
+from ..jsonsteps import SHORT, Steps
+from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity
 from . import batches, management, tracking
 from .batches import BatchCommand
-from .fields import field, line, object_after, wid
+from .fields import decoded, field, line, object_after, strings_of, wid
 from .management import ManagementCommand
 from .tracking import TrackingCommand
 
 VERSION = 2
 MAX_FETCH_QUEUES = 1000
 """Names in one FETCH: each costs every claim for it, and who waits is claimed for again and again."""
+
+MANY_JOBS_BYTES = 4 * 1024
+"""From here on a PUSHB may have so many jobs that it is read in steps."""
+
+MANY_BRACKETS, LONG_JOB_BYTES = 4000, 1024 * 1024
+"""From here on one job takes more than a few milliseconds to read."""
+
+JOBS_A_STEP = 20
+MAX_REFUSED = 10_000
+"""Jobs of one PUSHB that are refused one by one. Where there are more, none of it is wanted."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +150,39 @@ def parse(line: str) -> Command:
     return reader(rest)
 
 
+def parse_long(line: bytes) -> Steps[Command] | None:
+    """The same for a line that takes long to read, in steps; None for all others. What the line is decides at once."""
+    verb, _, rest = line[:8].partition(b" ")
+    reader = _LONG.get(verb) if rest else None
+    if reader is None or not _takes_long(verb, line):
+        return None
+    return _decoded_and(reader, line)
+
+
+def _takes_long(verb: bytes, line: bytes) -> bool:
+    if verb == b"PUSHB":
+        return len(line) > MANY_JOBS_BYTES
+    if len(line) <= SHORT:
+        return False
+    return verb != b"PUSH" or len(line) > LONG_JOB_BYTES or line.count(b"{") + line.count(b"[") > MANY_BRACKETS
+
+
+def _decoded_and(reader: Callable[[str], Steps[Command]], line: bytes) -> Steps[Command]:
+    yield  # until it is this line's turn it is kept as bytes
+    text = decoded_line(line).partition(" ")[2]
+    del line
+    yield
+    return (yield from reader(text))
+
+
+def decoded_line(line: bytes) -> str:
+    """The text of a line. Raises InvalidPayload."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(f"invalid JSON: the line is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
 def parse_hello(text: str) -> Hello:
     """Read what follows HELLO. Raises InvalidPayload; the caller closes (W2)."""
     found = object_after("HELLO", text)
@@ -172,6 +216,44 @@ def _job_or_refusal(text: str) -> JobPayload | InvalidPayload:
         return refusal
 
 
+def _parse_long_push(text: str) -> Steps[Push]:
+    return Push((yield from parse_long_job(text)))
+
+
+def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
+    good: list[JobPayload] = []
+    refused: dict[str, InvalidPayload] = {}  # the answer has one place for each jid
+    count = 0
+    for part in jsonsteps.cut(text, "[]"):
+        if part is None:
+            yield
+            continue
+        count += 1
+        if not count % JOBS_A_STEP:
+            yield
+        job = yield from _long_job_or_refusal(part)
+        if isinstance(job, JobPayload):
+            good.append(job)
+            continue
+        refused[job.jid] = job
+        if len(refused) > MAX_REFUSED:
+            raise InvalidPayload(
+                f"PUSHB: more than {MAX_REFUSED} of its jobs are refused, so none of it was stored; the last one: {job}"
+            )
+    return PushBulk([*good, *refused.values()])
+
+
+def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
+    text = part.strip(" \t\r\n")
+    try:
+        if len(text) <= SHORT:
+            return parse_job(text)
+        return (yield from parse_long_job(text))
+    except InvalidPayload as refusal:
+        yield from jsonsteps.check_value(text)  # what is no JSON spoils the whole
+        return InvalidPayload(str(refusal), jid=refusal.jid)  # without the frames, which keep the job's parts
+
+
 def _parse_fetch(text: str) -> Fetch:
     names = text.split(None, MAX_FETCH_QUEUES)
     if len(names) > MAX_FETCH_QUEUES:
@@ -187,7 +269,10 @@ def _parse_ack(text: str) -> AckJob:
 
 
 def _parse_fail(text: str) -> FailJob:
-    found = object_after("FAIL", text)
+    return _fail(object_after("FAIL", text))
+
+
+def _fail(found: dict[str, Any]) -> FailJob:
     jid = field("FAIL", found, "jid", str, "")
     if not jid:
         raise InvalidPayload("missing JID: expected the jid of the job that failed")
@@ -200,6 +285,16 @@ def _parse_fail(text: str) -> FailJob:
         message=field("FAIL", found, "message", str, "").strip(),
         backtrace=tuple(lines),
     )
+
+
+def _parse_long_fail(text: str) -> Steps[FailJob]:
+    yield from jsonsteps.check_depth(text)
+    raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    found = {key: decoded(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
+    lines = yield from strings_of(raw.get("backtrace", "[]"), most=MAX_BACKTRACE_LINES)
+    if raw.get("backtrace") != "null":
+        found["backtrace"] = [None] if lines is None else lines[:MAX_BACKTRACE_LINES]
+    return _fail(found)
 
 
 def _parse_beat(text: str) -> BeatWorker:
@@ -234,3 +329,11 @@ VERBS: dict[str, Callable[[str], Command]] = {
     **management.VERBS,
     **tracking.VERBS,
 }
+
+_LONG: dict[bytes, Callable[[str], Steps[Any]]] = {
+    b"PUSH": _parse_long_push,
+    b"PUSHB": _parse_long_push_bulk,
+    b"FAIL": _parse_long_fail,
+    b"MUTATE": management.parse_long_mutate,
+}
+"""The verbs that bring a job, or a list: how they are read in steps."""

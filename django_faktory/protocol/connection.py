@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Generator
 from hashlib import sha256
 
-from .. import jsontext
+from .. import jsonsteps, jsontext
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
+from ..jsonsteps import Steps
 from ..payloads import WorkerIdentity
-from .commands import VERSION, Command, Hello, parse, parse_hello
+from .commands import VERSION, Command, Hello, decoded_line, parse, parse_hello, parse_long
 from .resp import Error, Reply, ReplyReader, Simple
 
 MAX_HELLO_BYTES = 4096
+LONG_LINE_BYTES = 64 * 1024
+"""A line that is not kept twice while it is carried out."""
+
 MIN_ITERATIONS = 1000
 """Fewer than any server of today asks for: who asks for them may want a hash that is guessed quickly."""
 
@@ -43,6 +48,8 @@ class ServerConnection:
         self._start = 0
         self._searched = 0
         self._is_broken = False
+        self.line_bytes = 0
+        """How long the last whole line was."""
 
     @property
     def is_identified(self) -> bool:
@@ -72,15 +79,20 @@ class ServerConnection:
         Raises InvalidPayload or UnknownCommand for a line that is refused while the connection goes on, and
         ProtocolError (AuthenticationFailed among them) where it must be closed after the answer.
         """
+        found = self.begin_command()
+        return jsonsteps.run(found) if isinstance(found, Generator) else found
+
+    def begin_command(self) -> Command | Steps[Command] | None:
+        """The same, but a line that takes long to read comes as steps, which raise InvalidPayload only."""
         line = self._next_line()
         if line is None:
             return None
+        if self.is_identified:
+            return parse_long(line) or parse(decoded_line(line))
         try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            told = f"invalid JSON: the line is not UTF-8: {error.reason} at byte {error.start}"
-            raise (InvalidPayload(told) if self.is_identified else self._broken(ProtocolError(told))) from error
-        return parse(text) if self.is_identified else self._hello(text)
+            return self._hello(decoded_line(line))
+        except InvalidPayload as error:
+            raise self._broken(ProtocolError(str(error))) from error
 
     def _next_line(self) -> bytes | None:
         if self._is_broken:
@@ -98,10 +110,14 @@ class ServerConnection:
             return None
         line = bytes(self._buffer[self._start : end])
         self._start = self._searched = newline + 1
+        self.line_bytes = len(line)
+        if len(line) > LONG_LINE_BYTES:
+            self._compact()
+            self._searched = 0
         return line
 
     def _compact(self) -> None:
-        """Let go of what was used up; only here, once a buffer of many commands has been read to its end."""
+        """Let go of what was used up: once a buffer of many commands has been read to its end, or after a long one."""
         if self._start:
             del self._buffer[: self._start]
             self._start = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import jsontext
+from .. import jsonsteps, jsontext
 from ..errors import InvalidPayload
+from ..jsonsteps import Steps
 from ..payloads import MAX_NAME
 
 
@@ -14,8 +15,14 @@ def line(verb: str, rest: str) -> bytes:
     return f"{verb} {rest}\r\n".encode()
 
 
+MAX_OBJECT = 256 * 1024
+"""Characters behind a verb that brings no job and no list: more is never needed, and takes long to read."""
+
+
 def object_after(verb: str, text: str) -> dict[str, Any]:
     """The JSON object that follows the verb."""
+    if len(text) > MAX_OBJECT:
+        raise InvalidPayload(f"{verb}: expected at most {MAX_OBJECT} characters behind it, got {len(text)}")
     jsontext.check_depth(text)
     try:
         found = jsontext.decode(text)
@@ -45,3 +52,25 @@ def wid(verb: str, found: dict[str, Any]) -> str:
     if len(given) > MAX_NAME or "\x00" in given or not given.isprintable():
         raise InvalidPayload(f"invalid {verb}: wid: expected at most {MAX_NAME} printable characters")
     return given
+
+
+def strings_of(raw: str, *, most: int) -> Steps[list[str] | None]:
+    """The first strings of a JSON array whose values are good, one more than `most`; None where it is another thing."""
+    if not raw.startswith("["):
+        return None
+    found: list[str] = []
+    for part in jsonsteps.cut(raw, "[]"):
+        if part is None:
+            yield
+        elif not part.lstrip().startswith('"'):
+            return None
+        elif len(found) <= most:
+            found.append(jsontext.decode(part))
+    return found
+
+
+def decoded(raw: str) -> Any:
+    """A member of a long command that is to be a string: what else is as long is not built, but told by its kind."""
+    if len(raw) > jsonsteps.SHORT and raw[0] in "{[":
+        return {} if raw[0] == "{" else []
+    return jsontext.decode(raw)

@@ -10,13 +10,20 @@ from typing import Any
 
 import msgspec
 
-from .. import jsontext
+from .. import jsonsteps, jsontext
+from ..admission import MAX_MEMBERS
 from ..errors import InvalidPayload
+from ..jsonsteps import Steps
 from ..mutations import COMMANDS, MAX_REGEXP, TARGETS, Mutation
 from ..payloads import queue_name
-from .fields import field, line, object_after
+from .fields import decoded, field, line, object_after, strings_of
 
 ALL = "*"
+MAX_QUEUES = 1000
+"""Names in one QUEUE command."""
+
+MAX_JIDS = 100_000
+"""Jids in one MUTATE."""
 
 Queues = tuple[str, ...] | None
 """Names in the order given; None: all there are."""
@@ -89,7 +96,27 @@ ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLa
 
 def parse_mutate(text: str) -> Mutate:
     """Read what follows MUTATE."""
-    found = object_after("MUTATE", text)
+    return _mutate(object_after("MUTATE", text))
+
+
+def parse_long_mutate(text: str) -> Steps[Mutate]:
+    """The same in steps."""
+    yield from jsonsteps.check_depth(text)
+    raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    found: dict[str, Any] = {key: decoded(value) for key, value in raw.items() if key in ("cmd", "target")}
+    wanted = raw.get("filter", "null")
+    if wanted.startswith("{"):
+        parts = yield from jsonsteps.members(wanted, most=MAX_MEMBERS, refuses_twice=False)
+        found["filter"] = {key: decoded(value) for key, value in parts.items() if key != "jids"}
+        if (jids := parts.get("jids", "null")) != "null":
+            told = yield from strings_of(jids, most=MAX_JIDS)
+            found["filter"]["jids"] = [None] if told is None else told
+    else:
+        found["filter"] = decoded(wanted)
+    return _mutate(found)
+
+
+def _mutate(found: dict[str, Any]) -> Mutate:
     command, target = found.get("cmd"), found.get("target")
     if command not in COMMANDS:
         raise InvalidPayload(f"unknown mutate operation {ascii(command)[:60]}: cmd: expected {_one_of(COMMANDS)}")
@@ -101,6 +128,8 @@ def parse_mutate(text: str) -> Mutate:
     jids = field("MUTATE", wanted, "jids", list, None)
     if jids is not None and not all(isinstance(jid, str) for jid in jids):
         raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
+    if jids is not None and len(jids) > MAX_JIDS:
+        raise InvalidPayload(f"invalid MUTATE: jids: expected at most {MAX_JIDS}, got more; send several commands")
     regexp = field("MUTATE", wanted, "regexp", str, "")
     if len(regexp) > MAX_REGEXP:
         raise InvalidPayload(
@@ -124,8 +153,10 @@ def parse_mutate(text: str) -> Mutate:
 
 def parse_queue(text: str) -> ManagementCommand:
     """Read what follows QUEUE: a sub-verb in any case, then names."""
-    given, *names = text.split() or [""]
+    given, *names = text.split(None, MAX_QUEUES + 1) or [""]
     verb = given.upper()
+    if len(names) > MAX_QUEUES:
+        raise InvalidPayload(f"QUEUE {verb[:60]}: expected at most {MAX_QUEUES} queues, got more")
     if verb == "LATENCY":
         return _latency(names)
     if verb not in _QUEUE_VERBS:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from math import ceil
 from typing import TYPE_CHECKING, cast
 
-from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError, UnknownCommand
+from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from ..logs import get_logger
 from ..payloads import WorkerIdentity
 from ..protocol import resp
 from ..protocol.commands import Command, Hello
 from ..protocol.connection import ServerConnection
+from .keepalive import keep_alive
+from .unfinished import SMALL_BYTES
 
 if TYPE_CHECKING:
+    from .desk import Place
     from .listener import Server
 
 logger = get_logger(__name__)
@@ -42,9 +44,6 @@ LAST_LOOK_S = 1.0
 SENT_LOOK_S = 0.05
 """Between two looks whether a reply that must not get lost has left."""
 
-KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""A peer that vanished without a word is noticed within 90 s, not after the system's two hours."""
-
 NOBODY = WorkerIdentity()
 
 
@@ -59,6 +58,7 @@ class Connection(asyncio.Protocol):
         """Whether the client has said that it sends no more."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
         self._transport: asyncio.Transport | None = None
+        self._place: Place | None = None  # of a line that takes long to read
         self._is_busy = False  # a command is at hand
         self._is_resting = False  # others have their turn
         self._is_closed = False  # nothing more is written
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if raw := transport.get_extra_info("socket"):
-            _keep_alive(raw)
+            keep_alive(raw)
         if not self.server.admits(self):
             self._write(resp.error("too many connections"))
             self.close()
@@ -157,8 +157,7 @@ class Connection(asyncio.Protocol):
 
     def finish(self, reply: bytes) -> bool:
         """Answer the command at hand and go on to the next. False where the client is gone: nothing was written."""
-        self._is_busy = False
-        self.on_gone = None
+        self._is_answered()
         if not self._write(reply):
             return False
         self._read_on()
@@ -175,8 +174,7 @@ class Connection(asyncio.Protocol):
 
     def dismiss(self, reply: bytes) -> None:
         """Answer the command at hand, and close: what came after it is not read."""
-        self._is_busy = False
-        self.on_gone = None
+        self._is_answered()
         self._write(reply)
         self.close()
 
@@ -198,7 +196,7 @@ class Connection(asyncio.Protocol):
         answered = 0
         while not (self._is_busy or self._is_paused or self._is_closed or self._is_resting):
             try:
-                command = self._protocol.next_command()
+                command = self._protocol.begin_command()
             except (InvalidPayload, UnknownCommand) as error:
                 self._write(resp.error(str(error), code=error.code))
             except ProtocolError as error:
@@ -213,10 +211,12 @@ class Connection(asyncio.Protocol):
                     else:
                         self._await_line()
                     return
-                self._carry_out(command)
-            if self._line_timer:
-                self._line_timer.cancel()
-                self._line_timer = None
+                if isinstance(command, Generator):
+                    self._is_busy = True
+                    self._place = self.server.desk.take(command, self._protocol.line_bytes, self._was_read)
+                else:
+                    self._carry_out(command)
+            self._line_has_ended()
             answered += 1
             if answered == TURN:
                 self._is_resting = True
@@ -229,8 +229,26 @@ class Connection(asyncio.Protocol):
         self._is_busy = True
         reply = self.server.carry_out(self, command)
         if reply is not None:
-            self._is_busy = False
+            self._is_answered()
             self._write(reply)
+
+    def _was_read(self, command: Command | FaktoryError | None) -> None:
+        """A line that took long was; None where it was given up."""
+        if self._is_closed or command is None:
+            self._is_answered()
+        elif isinstance(command, FaktoryError):
+            self.finish(resp.error(str(command), code=command.code))
+        else:
+            self._carry_out(command)
+            self._read_on()
+            self._regulate()
+
+    def _is_answered(self) -> None:
+        self._is_busy = False
+        self.on_gone = None
+        if self._place:
+            place, self._place = self._place, None
+            place.leave()
 
     def _try_password(self) -> None:
         """Its turn at the door."""
@@ -261,7 +279,9 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _await_line(self) -> None:
-        """Give the rest of a line that has begun its time; HELLO has its own."""
+        """Give the rest of a line that has begun its time, and its room; HELLO has its own."""
+        if self._protocol.buffered_bytes > SMALL_BYTES:
+            self.server.unfinished.holds(self._find_no_room, self._protocol.buffered_bytes)
         if self._line_timer is None and self._protocol.buffered_bytes and self._protocol.is_identified:
             self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._line_is_late)
 
@@ -272,6 +292,16 @@ class Connection(asyncio.Protocol):
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
             self._part(more_may_come=True)
+
+    def _find_no_room(self) -> None:
+        self._write(resp.error("too many long commands are unfinished; send this one again, or smaller ones"))
+        self._part(more_may_come=True)
+
+    def _line_has_ended(self) -> None:
+        self.server.unfinished.forgets(self._find_no_room)
+        if self._line_timer:
+            self._line_timer.cancel()
+            self._line_timer = None
 
     def _no_hello(self) -> None:
         if not self._protocol.is_identified:
@@ -318,8 +348,9 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._is_closed = True
-        if self._line_timer:
-            self._line_timer.cancel()
+        self._line_has_ended()
+        if self._place:
+            self._place.give_up()
         self._abandon()
 
     def _abandon(self) -> None:
@@ -360,11 +391,3 @@ class Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
         self._timer = self.server.loop.call_later(seconds, act)
-
-
-def _keep_alive(raw: socket.socket) -> None:
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE.items():
-        option = getattr(socket, name, None)  # not every system has them all
-        if option is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, option, value)

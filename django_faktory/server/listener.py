@@ -27,11 +27,13 @@ from ..protocol import resp
 from ..protocol.commands import Command
 from .committer import MAX_BATCH, Lane
 from .connection import Connection
+from .desk import Desk
 from .door import Door
 from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
 from .turns import Item, take_turn, weight
+from .unfinished import LONGEST_AT_ONCE, Unfinished
 from .verbs import carry_out
 
 try:
@@ -94,6 +96,7 @@ class Server:
         self.on_scheduled: Callable[[datetime], None] = lambda _: None
         """Called when jobs were stored for later, with the first one's time: who enqueues them may have to be early."""
         self._max_connections: int = conf.get("MAX_CONNECTIONS")
+        self.unfinished = Unfinished(LONGEST_AT_ONCE * self.max_command_bytes)
         self._door = Door(self, tls, most=self._max_connections)
         self._listen = listen
         self._connections: set[Connection] = set()
@@ -209,6 +212,7 @@ class Server:
 
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
+        self.desk = Desk(self.loop)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, **common)
@@ -247,7 +251,9 @@ class Server:
 
     async def _drain(self) -> None:
         for lane in self._lanes * 2:  # a claim that came back may have given jobs to release
+            await self.desk.drained()
             await lane.drained()
+        await self.desk.drained()
         await asyncio.sleep(0)
 
     async def _part(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..brokers.base import Broker
 from ..payloads import Ack, FetchRequest, JobPayload
+from .committer import MAX_BATCH
 
 Item = list[JobPayload] | Ack | FetchRequest
 """A PUSH or PUSHB, an ACK, a FETCH."""
@@ -18,6 +19,8 @@ BYTES_A_WEIGHT = 8 * 1024
 def weight(item: Item) -> int:
     """How much of a transaction's room an item takes: a plain command is 1."""
     if isinstance(item, list):
+        if len(item) >= MAX_BATCH:  # it has a transaction for itself, whatever it weighs
+            return len(item)
         return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in item)
     return 1
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from .. import __version__, jsontext
+from .. import __version__, jsonsteps, jsontext
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..jsonsteps import Steps
 from ..logs import get_logger
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation, failure, rfc3339
 from ..protocol import resp
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from .listener import Server
 
 logger = get_logger(__name__)
+
+JOBS_A_STEP = 1000
+"""Of a PUSHB that was read: about a millisecond."""
 
 Handler = Callable[["Server", "Connection", Any], bytes | None]
 
@@ -78,22 +82,61 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
 
 
 def push_bulk(server: Server, connection: Connection, command: PushBulk) -> bytes | None:
-    """Store the good ones; tell of the others (W12)."""
-    good = [_sent_by(connection, job) for job in command.jobs if isinstance(job, JobPayload)]
-    refused = {job.jid: str(job) for job in command.jobs if isinstance(job, InvalidPayload)}
+    """Store the good ones; tell of the others (W12). In steps, where there are many."""
+    _in_steps(server, len(command.jobs), _push_bulk(server, connection, command))
+    return None
+
+
+def _push_bulk(server: Server, connection: Connection, command: PushBulk) -> Steps[None]:
+    good: list[JobPayload] = []
+    refused: dict[str, str] = {}
+    for place, job in enumerate(command.jobs, 1):
+        if isinstance(job, JobPayload):
+            good.append(_sent_by(connection, job))
+        else:
+            refused[job.jid] = str(job)
+        if not place % JOBS_A_STEP:
+            yield
     if not good:
-        return resp.bulk(jsontext.encode(refused))
+        connection.finish(resp.bulk(jsontext.encode(refused)))
+        return
 
     def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
             connection.finish(_error(told))
-            return
-        late = {job.jid: _told(refusal) for job, refusal in zip(good, told, strict=True) if refusal is not None}
-        connection.finish(resp.bulk(jsontext.encode(refused | late)))
-        server.stored(good)
+        else:
+            _in_steps(server, len(good), _pushed_bulk(server, connection, good, told, refused))
 
     server.push(good, answer)
-    return None
+
+
+def _pushed_bulk(
+    server: Server,
+    connection: Connection,
+    good: list[JobPayload],
+    told: list[FaktoryError | None],
+    refused: dict[str, str],
+) -> Steps[None]:
+    if any(told):
+        for place, (job, refusal) in enumerate(zip(good, told, strict=True), 1):
+            if refusal is not None:
+                refused[job.jid] = _told(refusal)
+            if not place % JOBS_A_STEP:
+                yield
+    connection.finish(resp.bulk(jsontext.encode(refused)))
+    while good:  # let go of them in steps too: to free many takes as long as to look at them
+        server.stored(good[-JOBS_A_STEP:])
+        del good[-JOBS_A_STEP:]
+        if good:
+            yield
+
+
+def _in_steps(server: Server, count: int, steps: Steps[None]) -> None:
+    """A few at once; many in turn with what else takes long."""
+    if count <= JOBS_A_STEP:
+        jsonsteps.run(steps)
+    else:
+        server.desk.go_on(steps)
 
 
 def _sent_by(connection: Connection, job: JobPayload) -> JobPayload:

@@ -1,0 +1,184 @@
+"""Lines that take long to read are read in steps, and what has begun and not ended has a bound. Rules: W6, W7, W12."""
+
+import json
+import socket
+import struct
+import time
+from contextlib import suppress
+
+import pytest
+from django.test import override_settings
+
+from django_faktory.models import Job
+from django_faktory.server import desk
+from tests.server.raw import RawClient, push
+from tests.server.test_limits import Gated
+from tests.waiting import wait_until
+
+
+def pushb(count, name="many", **fields):
+    jobs = ({"jid": f"{name}-{number:06d}", "jobtype": "noop", "args": []} | fields for number in range(count))
+    return f"PUSHB [{','.join(map(json.dumps, jobs))}]"
+
+
+def has_answer(client):
+    """Whether a reply, or its beginning, has come."""
+    client.socket.setblocking(False)
+    try:
+        return bool(client.stream.peek(1))
+    finally:
+        client.socket.settimeout(20)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"PUSHB [{'0,' * 300_000}0]",
+        f'PUSH {{"jid":"abcdefgh","jobtype":"","args":[{"[]," * 1_000_000}[]]}}',
+        f'FAIL {{"jid":"","backtrace":[{"[]," * 1_000_000}[]]}}',
+        f'MUTATE {{"cmd":"","filter":{{"jids":[{"1," * 1_000_000}[]]}}}}',
+    ],
+    ids=["PUSHB", "PUSH", "FAIL", "MUTATE"],
+)
+def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line):
+    """Each took the event loop for seconds: nobody else was answered before it."""
+    big, good = connect(), connect()
+    big.send(line)
+    answered = 0
+    while not has_answer(big):
+        assert good.ask("NOPE") == b"-ERR unknown command NOPE"
+        answered += 1
+    assert answered > 20
+    assert big.reply() is not None
+
+
+def test_many_jobs_are_stored_and_their_client_s_next_command_waits(connect):
+    client = connect()
+    client.send(pushb(5000))
+    client.send("NOPE")
+    client.send(push(jid="after-it"))
+    assert [client.reply() for _ in range(3)] == [b"{}", b"-ERR unknown command NOPE", b"+OK"]
+    assert Job.objects.count() == 5001
+
+
+def test_what_is_refused_of_many_is_told_and_the_others_are_stored(connect):
+    client = connect()
+    line = pushb(3000)[:-1] + ',{"jid":"badbadba"},7,{"jid":"badbadba","jobtype":"t","args":{}}]'
+    refused = json.loads(client.ask(line))
+    assert set(refused) == {"badbadba", ""}
+    assert "args" in refused["badbadba"]
+    assert Job.objects.count() == 3000
+
+
+def test_a_long_line_that_is_no_json_stores_nothing_and_leaves_the_connection_open(connect):
+    client = connect()
+    assert client.ask(pushb(3000)[:-1] + ",{]").startswith(b"-ERR invalid JSON")
+    assert client.ask(pushb(3000).encode()[:-1] + b',"\xff"]').startswith(b"-ERR invalid JSON: the line is not UTF-8")
+    assert Job.objects.count() == 0
+    assert client.ask(push(jid="after-it")) == b"+OK"
+
+
+def test_a_line_whose_client_is_gone_is_read_no_further(connect, server):
+    client, other = connect(), connect()
+    client.send(f"PUSHB [{'0,' * 8_000_000}0]")  # half a minute's work
+    wait_until(lambda: server.desk._huge._inside)
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()  # by a reset: who only ends its half may wait for the answer
+    wait_until(lambda: not server.desk._huge._inside, 5)
+    wait_until(lambda: not server.desk._reading, 5)
+    assert other.ask("NOPE") == b"-ERR unknown command NOPE"
+
+
+def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeypatch):
+    """A line's jobs take ten times its own memory."""
+    monkeypatch.setattr(desk, "ROOM_BYTES", 2_000_000)
+    broker = Gated()
+    server = serve(broker)
+    clients = [RawClient.identified(server.address) for _ in range(3)]
+    for number, client in enumerate(clients):
+        client.send(pushb(2, f"huge-{number}", args=["x" * 600_000]))
+    wait_until(lambda: len(server.desk._huge._waiting) == 2, what="two wait")
+    small = RawClient.identified(server.address)
+    small.send(pushb(200, "small"))
+    wait_until(lambda: server.command_count == 6, what="four HELLOs, one huge line and the small one")
+    assert len(server.desk._huge._waiting) == 2
+    broker.may_push.set()
+    assert [client.reply() for client in [*clients, small]] == [b"{}"] * 4
+    assert Job.objects.count() == 206
+    wait_until(lambda: not server.desk._huge._inside)
+    for client in [*clients, small]:
+        client.close()
+
+
+def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
+    """W28."""
+    broker = Gated()
+    server = serve(broker)
+    client = RawClient.identified(server.address)
+    client.send(pushb(5000))
+    wait_until(lambda: server.turns._free + server._bulk._free < 3, what="it is being stored")
+    server.stop()
+    broker.may_push.set()
+    assert client.reply() == b"{}"
+    assert Job.objects.count() == 5000
+    client.close()
+
+
+def test_a_stopping_server_waits_for_no_line_that_is_being_read(serve):
+    """W28."""
+    server = serve()
+    client = RawClient.identified(server.address)
+    client.send(f"PUSHB [{'0,' * 3_000_000}0]")
+    wait_until(lambda: server.desk._reading)
+    begun = time.monotonic()
+    server.stop()
+    wait_until(server.loop.is_closed)
+    assert time.monotonic() - begun < 8
+    client.close()
+
+
+@pytest.fixture
+def narrow():
+    """Sixteen lines of 100,000 bytes is all that may be unfinished."""
+    with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 100_000}):
+        yield
+
+
+def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow, connect, server):
+    holders = [connect() for _ in range(30)]
+    for held, client in enumerate(holders):
+        client.send(b"PUSH " + b"x" * 89_995, end="")
+        wait_until(lambda held=held: len(server.unfinished._held) == min(held + 1, 17))
+    assert server.unfinished._sum <= 1_600_000
+    for client in holders[:13]:
+        assert client.reply().startswith(b"-ERR too many long commands are unfinished")
+        assert client.is_closed()
+    good = connect()
+    assert good.ask(push(jid="abcdefgh", args=["x" * 90_000])) == b"+OK"
+    assert good.ask(push(jid="abcdefgi")) == b"+OK"
+    holders[-1].send(b"")
+    assert holders[-1].reply().startswith(b"-ERR")  # its line has ended, and was none
+    wait_until(lambda: len(server.unfinished._held) < 17)
+
+
+def test_small_lines_need_no_room(narrow, connect, server):
+    holders = [connect() for _ in range(40)]
+    for client in holders:
+        client.send(b"PUSH " + b"x" * 60_000, end="")
+    for client in holders:
+        client.send(b"")
+        assert client.reply().startswith(b"-ERR invalid JSON")
+    assert not server.unfinished._held
+
+
+def test_room_is_given_back_by_whoever_goes(narrow, connect, server):
+    clients = [connect() for _ in range(3)]
+    for client in clients:
+        client.send(b"PUSH " + b"x" * 89_995, end="")
+    wait_until(lambda: len(server.unfinished._held) == 3)
+    clients[0].close()
+    with suppress(OSError):
+        clients[1].send(b"x" * 50_000)
+    clients[2].send(b"")
+    wait_until(lambda: not server.unfinished._held)
+    assert server.unfinished._sum == 0
