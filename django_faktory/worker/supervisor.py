@@ -11,7 +11,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +32,8 @@ SLOW_STOP_S = 2.0
 """Who has not stopped after that may have to be killed: the farewell is prepared."""
 
 MAX_LOST = 20
+FIRST = 1
+"""The process that inherits all whose parent has ended: in a container, the command itself."""
 
 
 class Ways(Protocol):
@@ -233,6 +236,8 @@ class Supervisor:
                 pid, status = os.waitpid(child.pid, os.WNOHANG)
                 if pid:
                     self._ended(child, os.waitstatus_to_exitcode(status))
+        if os.getpid() == FIRST and not self._is_stopping:  # when it ends the system clears up
+            _bury_others({child.pid for child in self._children})
 
     def _ended(self, child: Child, code: int) -> None:
         """A child is gone: start another, or not."""
@@ -265,3 +270,10 @@ class Supervisor:
 
 def _nothing(*_: object) -> None:
     """A signal that is heard elsewhere."""
+
+
+def _bury_others(ours: Collection[int]) -> None:
+    """What tasks started and left behind, and has ended: it would keep its process number for ever."""
+    with suppress(ChildProcessError):  # there is no child at all
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
+            os.waitpid(found.si_pid, os.WNOHANG)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -61,3 +62,9 @@ def tell_pid(folder):
     path = Path(folder) / "pid"
     path.with_suffix(".new").write_text(str(os.getpid()))
     path.with_suffix(".new").rename(path)
+
+
+@task
+def leaves_a_process_behind():
+    """Its parent ends at once: whoever is process 1 inherits it."""
+    subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
