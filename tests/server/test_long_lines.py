@@ -15,6 +15,8 @@ from tests.server.raw import RawClient, push
 from tests.server.test_limits import Gated
 from tests.waiting import wait_until
 
+NO_NAMES = '"",' * 1_000_000
+
 
 def pushb(count, name="many", **fields):
     jobs = ({"jid": f"{name}-{number:06d}", "jobtype": "noop", "args": []} | fields for number in range(count))
@@ -36,7 +38,7 @@ def has_answer(client):
         f"PUSHB [{'0,' * 300_000}0]",
         f'PUSH {{"jid":"abcdefgh","jobtype":"","args":[{"[]," * 1_000_000}[]]}}',
         f'FAIL {{"jid":"","backtrace":[{"[]," * 1_000_000}[]]}}',
-        f'MUTATE {{"cmd":"","filter":{{"jids":[{"1," * 1_000_000}[]]}}}}',
+        f'MUTATE {{"cmd":"","filter":{{"jids":[{NO_NAMES}""]}}}}',
     ],
     ids=["PUSHB", "PUSH", "FAIL", "MUTATE"],
 )
@@ -48,7 +50,7 @@ def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line)
     while not has_answer(big):
         assert good.ask("NOPE") == b"-ERR unknown command NOPE"
         answered += 1
-    assert answered > 20
+    assert answered > 10
     assert big.reply() is not None
 
 
