@@ -27,8 +27,14 @@ CONNECT_WITHIN_S = 5
 LOOK_EVERY_S = 1.0
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    # The last two: a host that is gone is noticed by the system within half a minute.
-    "postgresql": {"connect_timeout": CONNECT_WITHIN_S, "keepalives_idle": 20, "tcp_user_timeout": 30_000},
+    # A host that is gone is noticed by the system within half a minute; one that has become a standby is not connected
+    # to, where those who only read would not notice (ADR 0017).
+    "postgresql": {
+        "connect_timeout": CONNECT_WITHIN_S,
+        "keepalives_idle": 20,
+        "tcp_user_timeout": 30_000,
+        "target_session_attrs": "read-write",
+    },
     "mysql": {"connect_timeout": CONNECT_WITHIN_S, "read_timeout": 60, "write_timeout": 60},
 }
 
@@ -49,6 +55,16 @@ def enforce(alias: str, within_s: float) -> None:
         watch = _Watch(within_s)
         transactions.around = watch.limited
         watch.start()
+
+
+def leave_pools() -> None:
+    """From now on each thread of this process has connections of its own, where the project's come from Django's pool.
+
+    Our threads keep theirs from job to job: in a pool with fewer than there are threads, some would wait in vain. Call
+    it before there are connections.
+    """
+    for alias in connections:
+        connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
 def allow_this_thread(seconds: float) -> None:

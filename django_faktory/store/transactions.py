@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -24,6 +26,12 @@ ATTEMPTS = 6
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
 _READ_ONLY = frozenset({"25006", 1290, 1792})
 """A primary that has become a standby: the next connection may find the new one."""
+
+_refusals: Counter[str] = Counter()
+"""How often a database took no writes, by alias; 0 in most processes for ever."""
+
+_survived: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""How many of these were before each connection was made."""
 
 T = TypeVar("T")
 
@@ -44,19 +52,43 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with around(connection):
+                _leave_an_old_primary(connection)
                 if not atomic:
                     return verb(connection)
                 with transaction.atomic(using=alias):
                     return verb(connection)
         except (OperationalError, InterfaceError, InternalError) as error:
-            if isinstance(error, InternalError) and _code(error) not in _READ_ONLY:
+            is_read_only = _code(error) in _READ_ONLY
+            if isinstance(error, InternalError) and not is_read_only:
                 raise
+            if is_read_only:
+                _refusals[alias] += 1
+                _discard(connection)
             if attempt == ATTEMPTS or not is_collision(error):
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
         time.sleep(random.uniform(0, 0.005 * 2**attempt))
     raise AssertionError("unreachable")
+
+
+def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:
+    """Once a write was refused, connections made before that are made anew: who only reads would never be refused, and
+    on the old primary's connection see nothing but the past."""
+    if not (refusals := _refusals[connection.alias]) or (connection.connection and not connection.autocommit):
+        return
+    if connection.connection is not None and _survived.get(connection.connection, 0) < refusals:
+        _discard(connection)
+    if connection.connection is None:
+        connection.ensure_connection()
+        _survived[connection.connection] = refusals
+
+
+def _discard(connection: BaseDatabaseWrapper) -> None:
+    """Close it for good: from Django's pool of connections it would come back."""
+    if getattr(connection, "pool", None) and connection.connection is not None:
+        connection.connection.close()
+    connection.close()
 
 
 def is_collision(error: Exception) -> bool:

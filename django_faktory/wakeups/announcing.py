@@ -18,6 +18,9 @@ from .base import DEBOUNCE_S
 MAX_REMEMBERED = 4096
 """Queues remembered before all are forgotten: names are anybody's, memory is not."""
 
+RECONNECT_S = 60.0
+"""How long a crier keeps a connection: nothing tells it that the server is the primary no more."""
+
 _also: list[Callable[[Collection[str]], None]] = []
 
 
@@ -89,13 +92,16 @@ class Crier:
         self._thread.join(2.0)
 
     def _run(self) -> None:
-        connection = connections[self._alias]
+        connection, since = connections[self._alias], time.monotonic()
         while not self._stopping.is_set() or self._pending:
             self._called.wait()
             self._called.clear()
             news = list(self._pending)
             self._pending.difference_update(news)
             if news:
+                if time.monotonic() - since > RECONNECT_S:
+                    connection.close()
+                    since = time.monotonic()
                 postgresql.notify(connection, news, self._senders)
                 self._stopping.wait(DEBOUNCE_S)
         connection.close()

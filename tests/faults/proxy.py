@@ -49,6 +49,10 @@ class Proxy:
         for pair in list(self._pairs):
             self._end(pair)
 
+    def lead_to(self, target):
+        """Connect who comes from now on to another one; connections that there are stay."""
+        self._target = target
+
     def close(self):
         self._is_closed = True
         self._may_pass.set()

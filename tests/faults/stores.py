@@ -65,9 +65,12 @@ class Cluster:
         self._as = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         if self._as:
             shutil.chown(self.folder, **self._as)
-        self._run("initdb", "-D", self.folder / "data", "-U", "postgres", "-A", "trust", "--no-sync")
+        self._make()
         self.start()
         self.database = ""
+
+    def _make(self):
+        self._run("initdb", "-D", self.folder / "data", "-U", "postgres", "-A", "trust", "--no-sync")
 
     def new_database(self):
         """Empty but for the tables; what was there before is gone."""
@@ -96,6 +99,13 @@ class Cluster:
             *("-o", " ".join(f"-c {setting}" for setting in settings)),
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY)),
         )
+
+    def follow(self, port):
+        """Start as the standby of the server at this port, whose past is this one's too."""
+        (self.folder / "data" / "standby.signal").touch()
+        with (self.folder / "data" / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"primary_conninfo = 'host=127.0.0.1 port={port} user=postgres'\n")
+        self.start()
 
     def stop(self, mode="fast"):
         """`immediate`: as if it had been killed."""

@@ -5,9 +5,11 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
-from django_faktory.store import jobs
+from django_faktory.store import jobs, transactions
 from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
+from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
+from tests.store.test_claims import in_threads
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,6 +106,15 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
     assert Job.objects.count() == 1
 
 
+@pytest.fixture
+def refusals():
+    """None before, and none that later tests hear of."""
+    transactions._refusals.clear()
+    transactions._survived.clear()
+    yield
+    transactions._refusals.clear()
+
+
 TAKE_NO_WRITES = {
     "postgresql": "SET default_transaction_read_only = on",
     "mysql": "SET SESSION TRANSACTION READ ONLY",
@@ -111,8 +122,9 @@ TAKE_NO_WRITES = {
 }
 
 
+@needs_session("SET is a session's, and whoever has it next would be the read-only one")
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_connection(atomic):
+def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_connection(atomic, refusals):
     """A primary that has become a standby; where it is now, the next connection may find."""
     with connection.cursor() as cursor:
         cursor.execute(TAKE_NO_WRITES[connection.vendor])
@@ -120,3 +132,34 @@ def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_con
         run("default", lambda _: JobFactory(), atomic=atomic)
     run("default", lambda _: JobFactory(), atomic=atomic)
     assert Job.objects.count() == 1
+
+
+@needs_session("SET, and the number of a session")
+def test_once_one_was_refused_a_thread_that_only_reads_looks_for_the_new_primary_too(refusals):
+    """A look at what waits is no write: on the old primary's connection it would see the past for ever."""
+    if connection.vendor == "sqlite":
+        pytest.skip("one file, and no other to find")
+
+    def session(at):
+        with at.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()" if at.vendor == "postgresql" else "SELECT CONNECTION_ID()")
+            return cursor.fetchone()[0]
+
+    def become_read_only(at):
+        with at.cursor() as cursor:
+            cursor.execute(TAKE_NO_WRITES[at.vendor])
+
+    def write_in_vain():
+        try:
+            run("default", become_read_only, atomic=False)
+            with pytest.raises(BrokerUnavailable):
+                run("default", lambda _: JobFactory())
+        finally:
+            connection.close()
+
+    before = run("default", session)
+    assert run("default", session) == before
+    in_threads(1, lambda _: write_in_vain())
+    after = run("default", session)
+    assert after != before
+    assert run("default", session) == after, "once"

@@ -1,0 +1,110 @@
+"""The standby becomes the primary, the old one takes no writes, and the address leads to the old one for a while."""
+
+import json
+import random
+import time
+from contextlib import closing
+
+import pytest
+
+from tests.faults.arena import SOON_S
+from tests.faults.pair import Pair
+from tests.faults.size import JOBS, scaled
+from tests.faults.stores import programs_folder
+from tests.server.raw import RawClient
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(600 + JOBS // 5)
+MAKERS, TAKERS = 3, 4
+STEP = "tests.faults.tasks.step"
+SERVED_WITHIN_S = 5
+
+ASKED = """
+SELECT left(query, 200) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND query_start > %s
+  AND query NOT LIKE '%%pg_notify%%'"""
+"""Hints that nobody hears do no harm; those who send them look for another server each minute."""
+
+
+@pytest.fixture
+def pair():
+    if programs_folder() is None:
+        pytest.skip("left out: there is no pg_ctl on this machine; install PostgreSQL's server")
+    made = Pair()
+    yield made
+    made.clean_up()
+
+
+@pytest.fixture
+def run(arena, pair):
+    """A node, a pool of workers, makers for both and takers."""
+    run = arena(pair)
+    run.start_node()
+    run.start_workers()
+    run.start_takers(TAKERS, queue="a")
+    run.start_makers(MAKERS, queue="a")
+    run.start_makers(1, jobtype=STEP)
+    run.goes_on("acked", 10)
+    return run
+
+
+def switch(run, pair):
+    """The address leads to the new primary; the seconds until jobs were pushed, and run, again."""
+    run.goes_on("refused", 3)
+    time.sleep(random.uniform(0.5, 3))
+    pair.switch_address()
+    begun, before = time.monotonic(), steps(run)
+    run.goes_on("ok")
+    run.goes_on("acked")
+    wait_until(lambda: steps(run) > before, SOON_S, what="our own workers run jobs")
+    return time.monotonic() - begun
+
+
+def steps(run):
+    """How many tasks our own workers have ended; takers of the protocol note theirs elsewhere."""
+    return sum(path.read_bytes().count(b" end ") for path in run.folder.glob("w*.history"))
+
+
+def goes_on_with_what_is_due(run):
+    """Whoever only looks, as upkeep does for what is due, has found the new primary too."""
+    with closing(RawClient.identified(run.address(run.nodes()[0]))) as client:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+        job = {"jid": "due-soon", "jobtype": "noop", "queue": "due", "args": [], "at": at}
+        assert client.ask("PUSH " + json.dumps(job)) == b"+OK"
+        wait_until(lambda: run.store.rows()["due-soon"] == "enqueued", 30, every_s=0.1, what="what is due is enqueued")
+    run.store.primary.execute("DELETE FROM django_faktory_job WHERE queue = 'due'")
+
+
+def test_a_primary_that_takes_no_writes_while_its_connections_stand_is_left_for_the_new_one(run, pair):
+    """FI-8: nothing breaks on the old one, it only refuses; those who only read there would never notice."""
+    run.goes_on("ok", JOBS // 4)
+    pair.take_no_writes()
+    run.goes_on("refused", 3)
+    pair.promote()
+    took_s = switch(run, pair)
+    goes_on_with_what_is_due(run)
+    [[since]] = pair.standby.execute("SELECT now()", database=pair.database)
+    run.goes_on("ok", JOBS // 4)
+    asked = pair.standby.execute(ASKED, since, database=pair.database)
+    found = run.verdict()
+    print(f"served {took_s:.1f} s after the address led to the new primary")  # noqa: T201
+    assert found.lost == found.made_up == found.stuck == set()
+    assert run.all_alive(), "no server and no worker exits"
+    assert took_s <= SERVED_WITHIN_S
+    assert asked == [], "nobody asks the old primary any more"
+
+
+def test_a_primary_that_comes_back_as_a_standby_refuses_until_the_address_leads_to_the_new_one(run, pair):
+    """FI-8: there and back again."""
+    took = []
+    for _ in range(scaled(3)):
+        run.goes_on("ok", JOBS // 4)
+        pair.stop_primary()
+        pair.promote()
+        pair.follow()
+        took.append(switch(run, pair))
+    found = run.verdict()
+    print(f"served {max(took):.1f} s after the address led to the new primary, at the latest")  # noqa: T201
+    assert found.lost == found.made_up == found.stuck == set()
+    assert run.all_alive(), "no server and no worker exits"
+    assert max(took) <= SERVED_WITHIN_S
