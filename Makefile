@@ -5,13 +5,14 @@ FUZZ_S ?= 60
 FAULTS ?= 1000
 MINUTES ?= 0
 
-.PHONY: help demo test soak faults fuzz planted lint format setup docs site screenshots wheel clean
+.PHONY: help demo test soak faults bouncer fuzz planted lint format setup docs site screenshots wheel clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
 	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
 	@echo "make soak     the tests that kill and wait, at full size (MINUTES=60: watch for leaks for an hour)"
 	@echo "make faults   kill servers, workers and PostgreSQL, harm wires, and count the jobs (FAULTS=5000: more)"
+	@echo "make bouncer  the tests that have a database, through a PgBouncer; then with Django's own pool"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make planted  plant one defect after the other, and see that the tests notice (ARGS='--sample 3': some)"
 	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations, secrets, known holes"
@@ -40,6 +41,10 @@ soak: setup
 
 faults: setup
 	@FAKTORY_FAULTS=$(FAULTS) bash scripts/faults $(ARGS)
+
+bouncer: setup
+	@.venv/bin/python -m tests.bouncer $(ARGS)
+	@.venv/bin/python -m tests.bouncer --pool $(ARGS)
 
 planted: setup
 	@.venv/bin/python scripts/planted.py $(ARGS)

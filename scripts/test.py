@@ -99,7 +99,7 @@ def main():
     missing = [service for service in (*asked, *others) if service.missing]
     wished = [service for service in (ask() for ask in services.OPTIONAL) if service.missing]
     is_covered = not measure or covered(enough={"sqlite", "postgresql"} <= {run.kind for run in runs})
-    summary(runs, [*missing, *wished])
+    summary(runs, missing, wished)
     is_whole = not missing or not is_ci
     sys.exit(0 if all(run.is_good for run in runs) and is_covered and is_whole else 1)
 
@@ -134,7 +134,7 @@ def coverage(*arguments):
     return subprocess.run([sys.executable, "-m", "coverage", *arguments], cwd=ROOT, check=False).returncode
 
 
-def summary(runs, missing):
+def summary(runs, missing, wished):
     width = shutil.get_terminal_size().columns
     print(f"\n{' what ran ':=^{width}}")
     for run in runs:
@@ -143,7 +143,7 @@ def summary(runs, missing):
         print(f"{services.DATABASES[run.kind]()!s:<24} {told} in {run.seconds:.0f} s{trouble}")
         for test in run.unsteady:
             print(f"  unsteady: {test} failed, and passed when it ran alone")
-    for service in missing:
+    for service in (*missing, *wished):
         print(f"{service.name:<24} left out: {service.missing}")
     if missing and os.environ.get("CI") == "true":
         print("CI=true: what was left out is a failure")

@@ -46,11 +46,10 @@ def django_db_setup(django_db_setup, django_db_blocker):
             # An alias that no chosen test uses was not set up: it means the server's own database, where others work.
             is_of_tests = connection.settings_dict["NAME"] == connection.settings_dict["TEST"]["NAME"]
             if connection.vendor == "postgresql" and is_of_tests:
-                with connection.cursor() as cursor:
-                    cursor.execute(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                    )
+                name = connection.settings_dict["NAME"]
+                connection.close()
+                with connection._nodb_cursor() as cursor:  # a pooler keeps sessions, this one's too
+                    cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         connections.close_all()
 
 

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -117,6 +118,30 @@ def redis_program():
     return Service(name, told.partition("v=")[2].partition(" ")[0])
 
 
+def pgbouncer():
+    name = "PgBouncer"
+    program = pgbouncer_path()
+    if program is None:
+        return Service(name, missing="the program is not installed; install it (apt install pgbouncer)")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return Service(name, told.partition("\n")[0].rpartition(" ")[2])
+
+
+def pgbouncer_path():
+    """The program; None where there is none. FAKTORY_TEST_PGBOUNCER names another one."""
+    folders = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+    return shutil.which(os.environ.get("FAKTORY_TEST_PGBOUNCER", "pgbouncer"), path=folders)
+
+
+def django_pool():
+    """What Django's option `pool` asks for."""
+    name = "psycopg_pool"
+    try:
+        return Service(name, version(name))
+    except PackageNotFoundError:
+        return Service(name, missing="not installed; remove .venv and run make again")
+
+
 def node_client():
     name = "Node's faktory-worker"
     if shutil.which("node") is None:
@@ -187,7 +212,7 @@ def chromium_path():
 
 DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
 OTHERS = (redis, redis_program, node_client, chromium)
-OPTIONAL = (go_client, ruby_client)
+OPTIONAL = (go_client, ruby_client, pgbouncer)
 """Where these are missing their tests are left out, where CI=true too."""
 
 

@@ -1,7 +1,8 @@
 """Settings of the test project. `FAKTORY_TEST_DB` picks the database: sqlite (default), postgresql, mariadb.
 
 `FAKTORY_TEST_TAG` keeps two runs on one machine apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold,
-`FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3.
+`FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3. `FAKTORY_TEST_VIA` says what is between us and PostgreSQL: bouncer, a
+PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
 """
 
 import os
@@ -12,12 +13,13 @@ from typing import Any
 
 TAG = os.environ.get("FAKTORY_TEST_TAG", "main")
 KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
+VIA = os.environ.get("FAKTORY_TEST_VIA", "")
 if os.environ.get("FAKTORY_TEST_DRIVER") == "psycopg2":
     sys.modules["psycopg"] = None  # type: ignore[assignment]  # as if it was not installed: Django takes the other
 SCRATCH = Path(tempfile.gettempdir()) / f"django_faktory_{TAG}"
 SCRATCH.mkdir(mode=0o700, exist_ok=True)
 
-DATABASES = {
+DATABASES: dict[str, Any] = {
     "sqlite": {
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
@@ -62,6 +64,13 @@ def _second(first: dict[str, Any]) -> dict[str, Any]:
     name = name.replace(".sqlite3", "_other.sqlite3") if KIND == "sqlite" else f"{name}_other"
     return {**first, "NAME": first["NAME"].replace("project.", "other."), "TEST": {**first["TEST"], "NAME": name}}
 
+
+if VIA == "bouncer":  # Django's own rule; nothing else is to be set
+    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
+elif VIA == "pool":
+    DATABASES["default"]["OPTIONS"] = {
+        "pool": {"min_size": 1, "max_size": int(os.environ.get("FAKTORY_TEST_POOL", "30")), "timeout": 10}
+    }
 
 DATABASES["other"] = _second(DATABASES["default"])
 

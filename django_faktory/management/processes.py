@@ -90,6 +90,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     """Server and maintenance, in one process."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     host, port = plan.address
+    deadlines.leave_pools()
     deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     crier = wakeups.Crier(plan.alias)
     listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
@@ -122,7 +123,9 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
 
 def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """One worker; the first of them keeps house where no server of this plan does."""
+    deadlines.leave_pools()
     recorder = Recorder()
+    keeps_house = number == 0 and not plan.serves
     if plan.alias:
         deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     broker = brokers.working_broker(recorder) if plan.alias else broker_of(plan)
@@ -131,7 +134,9 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         wid=launch.wid,
         queues=plan.queues,
         concurrency=plan.concurrency,
-        listen=partial(_listen, plan.alias, _names(plan), neighbours, number) if plan.alias else None,
+        listen=partial(_listen, plan.alias, _names(plan), neighbours, number, tells=keeps_house)
+        if plan.alias
+        else None,
         poll_interval=conf.get("POLL_INTERVAL"),
         at_most=conf.get("LIMITS").get("workers"),
         beat_interval=conf.get("BEAT_INTERVAL"),
@@ -144,7 +149,6 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         locks.on_ready.append(lambda _, __: worker.look_again())  # a hint to oneself may be 10 ms late
     launch.obey(stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, launch)
-    keeps_house = number == 0 and not plan.serves
     maintenance = Maintenance(plan.alias) if plan.alias and keeps_house else None
     if maintenance and plan.drain:
         maintenance.run_once()  # what is due counts as ready
@@ -178,11 +182,13 @@ def _listen(
     queues: Sequence[str] | None,
     neighbours: wakeups.Neighbours | None,
     place: int,
+    *,
     is_own: Callable[[int], bool] = lambda _: False,
+    tells: bool = True,
 ) -> wakeups.Listener:
     """The database's hints; where it has none, those of the processes beside this one."""
     if neighbours is None:
-        return wakeups.listen(alias, queues, is_own=is_own)
+        return wakeups.listen(alias, queues, is_own=is_own, tells=tells)
     return wakeups.listen(alias, queues, otherwise=partial(neighbours.listener, place))
 
 

@@ -37,9 +37,10 @@ def listen(
     *,
     otherwise: Callable[[], Listener] = PollingListener,
     is_own: Callable[[int], bool] = lambda _: False,
+    tells: bool = True,
 ) -> Listener:
     """A listener for the database `alias`; with `queues` it may leave out what only others care for, and with `is_own`
-    (a `Crier`'s) what this process announced.
+    (a `Crier`'s) what this process announced. Of the listeners of a node one `tells` of what all of them find.
 
     `otherwise` makes it where the database has no hints. Connects to nothing before its first wait, or in a thread of
     its own: a database that is away does no harm.
@@ -48,5 +49,5 @@ def listen(
         logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)
         return otherwise()
     if connections[alias].vendor == "postgresql":
-        return PostgresListener(alias, queues, is_own)
+        return PostgresListener(alias, queues, is_own, tells=tells)
     return SqliteListener(alias)

@@ -21,6 +21,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..logs import get_logger
+from ..poolers import is_pooled, process_of
 from .base import Listener
 
 logger = get_logger(__name__)
@@ -33,8 +34,13 @@ _TEST = "?"  # begins the payload of a listener's test of itself; no queue's nam
 HEARD_WITHIN_S = 5.0
 """How long a listener waits for its own test before it takes it that a pooler keeps notifications from it."""
 
+TEST_EVERY_S = 60.0
+"""How often a listener tests itself again: a connection to what was the primary may stand, and tell nothing."""
+
 LONGEST_PAUSE_S = 15.0
 
+UNLISTEN_TRIES = 50
+"""How often a listener asks a pooler for the session in which its trial listens, to end that."""
 
 # A hint is not worth a wait for the disk.
 _NOTIFY = """
@@ -72,14 +78,21 @@ class PostgresListener(Listener):
     """Hears NOTIFY on its own connection, in its own thread, and connects anew when that breaks.
 
     With `queues`, hints of others are not passed on. Right after connecting it gives a hint of its own: what came
-    before was not heard. A test at the start finds poolers that swallow notifications; then only polls remain.
-    `is_own` tells by the sender's number at the server which hints are of no use here.
+    before was not heard. A test at the start finds poolers that swallow notifications; then only polls remain, and who
+    `tells` (one listener of a node) says so in the log. `is_own` tells by the sender's number at the server which hints
+    are of no use here.
     """
 
     def __init__(
-        self, alias: str, queues: Collection[str] | None = None, is_own: Callable[[int], bool] = lambda _: False
+        self,
+        alias: str,
+        queues: Collection[str] | None = None,
+        is_own: Callable[[int], bool] = lambda _: False,
+        *,
+        tells: bool = True,
     ) -> None:
         super().__init__()
+        self._tells = tells
         self._is_own = is_own
         self._alias = alias
         self._wanted = None if queues is None else {*queues, ANY_QUEUE}
@@ -139,34 +152,69 @@ class PostgresListener(Listener):
 
     def _receive(self, connection: Any) -> bool:
         """Hear until closed. False when notifications do not come here at all."""
+        if is_pooled(connection) and not self._pass_a_trial(connection):
+            return self._give_up()
         connection.execute(f"LISTEN {CHANNEL}")
         self._heard.set()
         if self._is_down:
             logger.info("hints are back alias=%s", self._alias)
             self._is_down = False
-        test = self._send_test()
-        give_up_at: float | None = time.monotonic() + HEARD_WITHIN_S
+        test, until = self._test()
         while not self._closed.is_set():
-            wait_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            ready, _, _ = select.select([connection, self._bell], [], [], wait_s)
-            if connection in ready:
-                came = {one.payload for one in connection.notifies(timeout=0) if not self._is_own(one.pid)}
-                if came:
-                    self.hears_all, give_up_at = True, None
-                self._pass_on(came - {test})
-            elif give_up_at is not None and time.monotonic() >= give_up_at:
-                logger.warning(
-                    "NOTIFY does not come through, as behind a pooler: work is found by polling alias=%s", self._alias
-                )
-                return False
+            came = {one.payload for one in self._notices(connection, until) if not self._is_own(one.pid)}
+            self.hears_all = self.hears_all or bool(came)
+            self._pass_on(came)
+            if test in came:
+                test, until = "", time.monotonic() + TEST_EVERY_S
+            elif time.monotonic() >= until and not test:
+                test, until = self._test()
+            elif time.monotonic() >= until and self.hears_all:
+                raise ConnectionError("a test was sent and not heard: another server than that of new connections")
+            elif time.monotonic() >= until:
+                return self._give_up()
         return True
 
-    def _send_test(self) -> str:
+    def _test(self) -> tuple[str, float]:
+        """Say something to oneself; what, and until when it is to be heard."""
+        test = f"{_TEST}{secrets.token_hex(8)}"
+        self._send(CHANNEL, test)
+        return test, time.monotonic() + HEARD_WITHIN_S
+
+    def _pass_a_trial(self, connection: Any) -> bool:
+        """Whether a pooler lets notifications through: asked on a channel that nobody else has.
+
+        LISTEN is a session's, and outlives who said it where sessions are shared. With the channel of all, whoever had
+        this session next would be sent every hint, and keep it.
+        """
+        trial = f"{CHANNEL}_{secrets.token_hex(8)}"
+        session = process_of(connection, f"LISTEN {trial}")
+        self._send(trial, _TEST)
+        give_up_at, is_heard = time.monotonic() + HEARD_WITHIN_S, False
+        while not (is_heard or self._closed.is_set()) and time.monotonic() < give_up_at:
+            is_heard = any(one.channel == trial for one in self._notices(connection, give_up_at))
+        for _ in range(UNLISTEN_TRIES):
+            if process_of(connection, f"UNLISTEN {trial}") == session:
+                break
+        return is_heard
+
+    def _notices(self, connection: Any, until: float) -> list[Any]:
+        """Those that come next; none where the time is over before, or when closed."""
+        ready, _, _ = select.select([connection, self._bell], [], [], max(0.0, until - time.monotonic()))
+        return list(connection.notifies(timeout=0)) if connection in ready else []
+
+    def _give_up(self) -> bool:
+        if self._tells and not self._closed.is_set():
+            logger.warning(
+                "NOTIFY does not come through, as behind a pooler: work is found by polling; for hints, let runfaktory"
+                " connect to PostgreSQL directly alias=%s",
+                self._alias,
+            )
+        return False
+
+    def _send(self, channel: str, payload: str) -> None:
         # From another connection: a pooler hands back to a sender what it keeps from those who wait.
-        payload = f"{_TEST}{secrets.token_hex(8)}"
         with closing(self._connect()) as other:
-            other.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
-        return payload
+            other.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
     def _pass_on(self, payloads: Collection[str]) -> None:
         hints = {payload for payload in payloads if not payload.startswith(_TEST)}

@@ -9,11 +9,12 @@ import pytest
 from django.utils import timezone
 
 from django_faktory.models import Job
+from tests.bouncer import needs_session
 from tests.server.raw import RawClient, push, worker
-from tests.settings import KIND
+from tests.settings import KIND, VIA
 from tests.waiting import wait_until
 
-ONLY_HINTS = {} if KIND == "mariadb" else {"POLL_INTERVAL": 60}
+ONLY_HINTS = {} if KIND == "mariadb" or VIA == "bouncer" else {"POLL_INTERVAL": 60}
 """Where nodes hear of each other, nothing here may need a poll; a FETCH waits two seconds only."""
 
 
@@ -156,6 +157,7 @@ def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
     assert jid_of(wait_until(lambda: heir.ask("FETCH default"), 30)) == "was-held"
 
 
+@needs_session("hints of the database are a session's")
 def test_on_one_node_no_process_waits_for_a_poll(runfaktory, address, client):
     """W13: hints of the database, or of the processes beside this one, tell of what is pushed and of what is due."""
     program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=60)

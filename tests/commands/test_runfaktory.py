@@ -9,6 +9,7 @@ from django.db import connection
 
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
+from tests.bouncer import needs_session
 from tests.commands import tasks
 from tests.project.tasks import add, async_add, fails_for_good, flaky, noop
 from tests.server.raw import CERTIFICATE, RawClient
@@ -189,6 +190,7 @@ class TestCrashes:
         assert len((meeting.folder / "deaths").read_text().split()) == 3
 
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
+    @needs_session("the test would end the sessions it has itself")
     def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting):
         """W30."""
         running = tasks.waits.enqueue(str(meeting))

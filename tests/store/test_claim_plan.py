@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql import CLAIM
@@ -24,13 +24,13 @@ def scans(plan):
 
 def plan(statement, values):
     """Of a prepared statement whose values are not looked at, as it is after some runs."""
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
-        cursor.execute("SET plan_cache_mode = force_generic_plan")
+        cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         cursor.execute(f"PREPARE looked_at ({', '.join(statement.types)}) AS {statement.sql}")
         cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE looked_at ({values})")
         told = cursor.fetchone()[0]
-        cursor.execute("DEALLOCATE looked_at; RESET plan_cache_mode")
+        cursor.execute("DEALLOCATE looked_at")
     return (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
 
 

@@ -178,14 +178,13 @@ def test_the_claim_walks_the_ready_index():
     if connection.vendor != "postgresql":
         pytest.skip("the plan is PostgreSQL's")
     JobFactory.create_batch(3)
-    with connection.cursor() as cursor:
-        cursor.execute("SET enable_seqscan = off")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
         cursor.execute(
             "EXPLAIN SELECT id FROM django_faktory_job WHERE state = 'enqueued' AND queue = 'q'"
             " ORDER BY weight, enqueued_at, id LIMIT 5"
         )
         plan = "\n".join(row[0] for row in cursor.fetchall())
-        cursor.execute("RESET enable_seqscan")
     assert "faktory_ready" in plan
     assert "Sort" not in plan
 

@@ -94,12 +94,10 @@ def test_what_is_polled_is_read_off_its_index(jobs, index):
     if not connection.features.supports_partial_indexes:
         pytest.skip("the index is led by the state there, and read state by state")
     waiting(5, T0 + timedelta(hours=1))
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+            cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
         plan = jobs().explain()
-        if connection.vendor == "postgresql":
-            cursor.execute("RESET enable_seqscan; RESET enable_bitmapscan")
     assert index in plan
     assert "TEMP B-TREE" not in plan
     assert "Sort" not in plan

@@ -8,8 +8,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.store.dialects import pipeline, prepared
 from django_faktory.store.dialects.prepared import Statement
+from tests.bouncer import needs_session
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
 
 ODD = ["", "a", "NULL", 'quo"te', "back\\slash", "{}", ",", "ü€😀", "\x01\x7f", " "]
 

@@ -9,8 +9,9 @@ from django_faktory.errors import FaktoryError
 from django_faktory.store.dialects import dialect_of, prepared
 from django_faktory.store.dialects.pipeline import has_psycopg3
 from django_faktory.store.dialects.prepared import Statement
+from tests.bouncer import needs_session
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from django.db import connection, transaction
 
 from django_faktory import wakeups
 from django_faktory.wakeups import announcing, postgresql
+from tests.bouncer import needs_session
 from tests.settings import KIND
 from tests.waiting import wait_until
 from tests.wakeups.pooler import Pooler
@@ -16,6 +17,7 @@ from tests.wakeups.pooler import Pooler
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(KIND != "postgresql", reason="about PostgreSQL"),
+    needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
 ]
 
 LONG_S = 30
@@ -207,6 +209,20 @@ class TestTrouble:
         say("mail")
         assert listener.wait(0.05) is False
         listener.close()
+
+    def test_a_connection_that_tells_nothing_any_more_is_made_anew(self, listen, behind, pooler, monkeypatch):
+        """As to a primary that is none any more: it stands, and who announces is connected to the new one."""
+        monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 1.0)
+        monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
+        listener = listen(behind)
+        wait_until(lambda: listener.hears_all)
+        pooler.swallows = True
+        wait_until(lambda: not listener.hears_all)
+        pooler.swallows = False
+        wait_until(lambda: listener.hears_all)
+        drain(listener)
+        say("mail")
+        assert listener.wait(LONG_S) is True
 
     def test_a_pooler_that_lets_notifications_through_is_no_trouble(self, listen, behind, monkeypatch):
         monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.5)

@@ -2,15 +2,16 @@
 
 By SQL's own PREPARE and EXECUTE, so that any driver and Django's query log see plain statements. A plan made while
 the table was small must not outlive its time: it is made anew every few seconds. Behind a pooler that gives each
-transaction another session PREPARE cannot work: that is noticed once, and statements then go as they are.
+transaction another session PREPARE cannot work: that is noticed before the first, and statements then go as they are.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from django.db import Error
@@ -18,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...logs import get_logger
+from ...poolers import is_pooled
 from .pipeline import Rows, can_pipeline, has_psycopg3, run_prepared
 
 logger = get_logger(__name__)
@@ -48,7 +50,10 @@ class Statement:
     """SQL with `$1, $2, …` of the given types; run by `execute`. It `ages` where its plan depends on what is stored."""
 
     works = True
-    """Whether sessions stay with their connection; set to False for all when one was seen that did not."""
+    """Whether sessions stay with their connection; set to False for all when one was seen that does not."""
+
+    _known: ClassVar[WeakKeyDictionary[Any, None]] = WeakKeyDictionary()
+    """Connections that no pooler was found on."""
 
     def __init__(
         self, name: str, types: Sequence[str], sql: str, *, gives_rows: bool = True, ages: bool = True
@@ -73,6 +78,8 @@ class Statement:
         if not use.name or (self.ages and now - use.planned_at > REPLAN_S):
             if now - last > REPLAN_S:
                 return None  # so seldom used, it would be planned anew each time
+            if not self._may_prepare(cursor.db):
+                return None
             self._prepare(cursor, use)
         return use
 
@@ -82,9 +89,27 @@ class Statement:
             return f"EXECUTE {use.name}{self._execute}", values
         return self._plain, [values[place] for place in self._places]
 
+    @staticmethod
+    def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
+        """Look once a connection, before something is lost: inside a transaction of the project's it would be too late,
+        and PgBouncer, from 1.21 on, cuts connections that name a statement it did not see being prepared."""
+        raw = connection.connection
+        if raw in Statement._known:
+            return True
+        with connection.wrap_database_errors:
+            found = is_pooled(raw)
+        if not found:
+            Statement._known[raw] = None
+            return True
+        Statement.works = False
+        logger.info("a pooler is between us and PostgreSQL: going on without prepared statements")
+        return False
+
     def _prepare(self, cursor: CursorWrapper, use: _Use) -> None:
         old = f"DEALLOCATE {use.name}; " if use.name else ""
-        name = f"faktory_{self.name}_{use.uses}"
+        # A name that nobody else has: where a pooler was not found out, no process must carry out what another one,
+        # of another version perhaps, has prepared.
+        name = f"faktory_{self.name}_{secrets.token_hex(6)}"
         cursor.execute(f"{old}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
         use.name, use.planned_at = name, time.monotonic()
 

@@ -1,0 +1,93 @@
+"""A PgBouncer of one's own before the tests' PostgreSQL, on a port of its own, in a folder of its own.
+
+It gives each transaction another session where it can: what relied on a session that stays, fails here at once.
+Knows no Django.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+
+from tests import services
+from tests.waiting import wait_until
+
+SETTINGS = """\
+[databases]
+* = host={host} port={port} {access}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {own_port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {mode}
+max_client_conn = 1000
+default_pool_size = {sessions}
+server_round_robin = 1
+ignore_startup_parameters = extra_float_digits
+stats_period = 3600
+"""
+
+
+class Bouncer:
+    """Listens when it is made. `sessions`: how many of PostgreSQL's it has at most, for each database."""
+
+    def __init__(self, mode="transaction", sessions=25):
+        self.folder = Path(tempfile.mkdtemp(prefix="faktory-bouncer-"))
+        self.port = _free_port()
+        at = {
+            "host": os.environ.get("PGHOST", "127.0.0.1"),
+            "port": os.environ.get("PGPORT", "5432"),
+            "access": f"user={os.environ.get('PGUSER', 'postgres')}",
+        }
+        if password := os.environ.get("PGPASSWORD"):
+            at["access"] += " password='{}'".format(password.replace("'", "''"))
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(SETTINGS.format(**at, mode=mode, sessions=sessions, own_port=self.port))
+        # It refuses to be root.
+        user = {"user": "nobody"} if os.geteuid() == 0 else {}
+        if user:
+            shutil.chown(self.folder, "nobody")
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [services.pgbouncer_path(), settings], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, **user,
+            )  # fmt: skip
+        try:
+            wait_until(self._answers, 20, what="PgBouncer answers")
+        except AssertionError:
+            print(self.log())  # noqa: T201  (why it does not)
+            self.clean_up()
+            raise
+
+    @property
+    def environment(self):
+        """For programs with the tests' settings."""
+        return {"PGHOST": "127.0.0.1", "PGPORT": str(self.port), "FAKTORY_TEST_VIA": "bouncer"}
+
+    def log(self):
+        return (self.folder / "log").read_text(errors="replace")
+
+    def clean_up(self):
+        self._process.kill()
+        self._process.wait(10)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _answers(self):
+        assert self._process.poll() is None, "it has ended"
+        try:
+            with psycopg.connect(host="127.0.0.1", port=self.port, user="any", dbname="postgres", connect_timeout=3):
+                return True
+        except psycopg.OperationalError:
+            return False
+
+
+def _free_port():
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]

@@ -1,0 +1,56 @@
+"""A PgBouncer, connections that go by it, and the programs of tests/commands."""
+
+import pytest
+from django.db import connection
+
+from django_faktory.store.dialects.prepared import Statement
+from tests import services
+from tests.bouncer.bouncer import Bouncer
+from tests.commands.conftest import address, runfaktory
+from tests.wakeups.conftest import closing_later
+
+__all__ = ["address", "closing_later", "runfaktory"]
+
+
+@pytest.fixture
+def bouncer(transactional_db):
+    """Start one; gone again at the end. Left out where the program is not there: nowhere is that a failure."""
+    service = services.pgbouncer()
+    if service.missing:
+        pytest.skip(f"left out: {service.name}: {service.missing}")
+    started = []
+
+    def start(mode="transaction"):
+        started.append(Bouncer(mode, sessions=8))
+        return started[-1]
+
+    yield start
+    for one in started:
+        print(one.log())  # noqa: T201  (shown where the test failed)
+        one.clean_up()
+
+
+@pytest.fixture
+def go_by(transactional_db):
+    """Let the test's connections have other settings; they are as they were at the end."""
+    before = {name: connection.settings_dict[name] for name in ("HOST", "PORT", "OPTIONS")}
+
+    def change(**settings):
+        connection.close()
+        connection.settings_dict.update(settings)
+
+    yield change
+    connection.close()
+    connection.close_pool()
+    connection.settings_dict.update(before)
+    Statement.works = True
+
+
+@pytest.fixture
+def behind(bouncer, go_by):
+    """Let the test's connections go by way of a PgBouncer."""
+
+    def start(mode="transaction"):
+        go_by(HOST="127.0.0.1", PORT=str(bouncer(mode).port))
+
+    return start

@@ -1,0 +1,123 @@
+"""Through a PgBouncer that gives each transaction another session: what does without, and that it is told once."""
+
+import logging
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory import wakeups
+from django_faktory.models import Job
+from django_faktory.poolers import is_pooled
+from django_faktory.store import jobs
+from django_faktory.wakeups import announcing, postgresql
+from tests.factories import payload
+from tests.project.tasks import noop
+from tests.server.raw import RawClient, push
+from tests.settings import KIND, VIA
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(KIND != "postgresql", reason="about PostgreSQL"),
+    pytest.mark.skipif(VIA != "", reason="has a PgBouncer of its own"),
+]
+LONG_S = 30
+TOLD = "NOTIFY does not come through"
+
+
+def asked(sql):
+    """The rows of one statement, which is a transaction, in each session that PgBouncer has."""
+    found = {}
+    for _ in range(100):
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT pg_backend_pid(), ARRAY({sql})::text[]")
+            session, rows = cursor.fetchone()
+        found[session] = rows
+    assert len(found) > 1, "sessions are given in turn"
+    return sorted(row for rows in found.values() for row in rows)
+
+
+def have_many_sessions():
+    """Let PgBouncer have more than one of them: transactions that are open at a time need that."""
+    wrappers = [connection.copy() for _ in range(4)]
+    for wrapper in wrappers:
+        wrapper.set_autocommit(False)
+        with wrapper.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    for wrapper in wrappers:
+        wrapper.rollback()
+        wrapper.close()
+
+
+def test_a_node_works_through_it_and_says_once_that_it_polls(bouncer, runfaktory, address):
+    node = runfaktory("127.0.0.1:0", "--processes", "2", "--concurrency", "3", environment=bouncer().environment)
+    client = RawClient.identified(address(node))
+    node.said("worker started", times=2)
+    node.said(TOLD)
+    for number in range(100):
+        assert client.ask(push(jid=f"pushed-{number}", jobtype="tests.project.tasks.noop")) == b"+OK"
+    client.close()
+    noop.enqueue_many([()] * 100)
+    wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), LONG_S, what="all are done")
+    assert node.text.count(TOLD) == 1
+    assert "connect to PostgreSQL directly" in node.text
+    for trouble in ("Traceback", "database unavailable", "prepared statements are lost", "maintenance step failed"):
+        assert trouble not in node.text
+
+
+def test_statements_go_unprepared_in_transactions_of_the_project_too(behind, caplog):
+    caplog.set_level(logging.INFO, "django_faktory")
+    behind()
+    have_many_sessions()
+    for _ in range(5):
+        jobs.push([payload()], using="default")
+    for _ in range(5):
+        with transaction.atomic():
+            jobs.push([payload()], using="default")
+    assert Job.objects.count() == 10
+    assert asked("SELECT name FROM pg_prepared_statements") == []
+    assert caplog.text.count("going on without prepared statements") == 1
+
+
+def test_a_listener_leaves_nothing_in_sessions_that_others_will_have(behind, closing_later, monkeypatch, caplog):
+    monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 0.3)
+    behind()
+    have_many_sessions()
+    listener = closing_later(wakeups.listen("default"))
+    wait_until(lambda: not listener._thread.is_alive())
+    assert not listener.hears_all
+    assert listener.poll_s(1.0) == 1.0
+    assert caplog.text.count(TOLD) == 1
+    assert asked("SELECT pg_listening_channels()") == []
+
+
+def hears_what_is_announced(listener):
+    while listener.wait(0.05):
+        pass
+    announcing._announced_at.clear()
+    wakeups.announce("default", ["mail"])
+    return listener.wait(LONG_S)
+
+
+def test_what_is_announced_through_it_is_heard_by_who_listens_directly(behind, closing_later):
+    listener = closing_later(wakeups.listen("default"))
+    wait_until(lambda: listener.hears_all)
+    behind()
+    assert hears_what_is_announced(listener)
+
+
+def test_in_session_mode_hints_come(behind, closing_later, caplog):
+    behind("session")
+    listener = closing_later(wakeups.listen("default"))
+    wait_until(lambda: listener.hears_all)
+    assert hears_what_is_announced(listener)
+    assert TOLD not in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+def test_it_is_found_out_and_a_direct_connection_is_not_taken_for_one(behind, mode):
+    connection.ensure_connection()
+    assert not is_pooled(connection.connection)
+    behind(mode)
+    connection.ensure_connection()
+    assert is_pooled(connection.connection)

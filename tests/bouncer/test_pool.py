@@ -1,0 +1,38 @@
+"""With Django's own pool of connections: nobody of ours keeps what others wait for."""
+
+import pytest
+from django.db import connection
+
+from django_faktory import wakeups
+from django_faktory.models import Job
+from tests import services
+from tests.project.tasks import add
+from tests.settings import KIND
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(KIND != "postgresql", reason="about PostgreSQL"),
+    pytest.mark.skipif(bool(services.django_pool().missing), reason="left out: psycopg_pool is not installed"),
+]
+
+
+def test_a_listener_takes_no_connection_from_the_pool(go_by, closing_later):
+    go_by(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
+    listener = closing_later(wakeups.listen("default"))
+    wait_until(lambda: listener.hears_all)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_listening_channels()")
+        assert cursor.fetchall() == []
+    assert connection.pool.get_stats()["pool_size"] == 1
+
+
+def test_a_node_with_more_threads_than_the_pool_has_connections_waits_for_none(runfaktory):
+    node = runfaktory(
+        *("127.0.0.1:0", "--processes", "1", "--concurrency", "4"),
+        environment={"FAKTORY_TEST_VIA": "pool", "FAKTORY_TEST_POOL": "1"},
+    )
+    add.enqueue_many([(1, 2)] * 40)
+    wait_until(lambda: not Job.objects.exclude(state="succeeded").exists(), 30, what="all are done")
+    for trouble in ("couldn't get a connection", "database unavailable", "Traceback"):
+        assert trouble not in node.text
