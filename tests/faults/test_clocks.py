@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from django_faktory.store.locks import LEASE_S
 from tests.faults.history import Scribe
 from tests.faults.size import JOBS, scaled
 from tests.server.raw import RawClient, worker
@@ -25,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(KIND == "sqlite", reason="left out: SQLite has no clock but that of its programs"),
 ]
 STEP = "tests.faults.tasks.step"
+LEASE_S = 8
 AHEAD, BEHIND = timedelta(hours=3), timedelta(hours=-3)
 EARLY_S, LATE_S = 1.0, 5.0
 SOURCE = Path(__file__).with_name("clock.c")
@@ -145,7 +145,8 @@ def test_scheduled_jobs_come_when_the_database_says_so(arena, database, clock):
 
 def test_no_lock_ends_early_for_a_node_that_is_hours_ahead(arena, database, clock):
     """FI-7: its holder lives and says so; each node, and its upkeep, sees that by the database's clock."""
-    run = arena(database, WORKER_TIMEOUT=30)  # a FETCH on each of two nodes comes between two BEATs
+    lease = {"ENABLED": True, "HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": LEASE_S}
+    run = arena(database, LOCKET=lease, WORKER_TIMEOUT=30)  # a FETCH on each of two nodes comes between two BEATs
     good, *wrong = three_nodes(run, clock)
     holder = RawClient.identified(run.address(good), **worker("holder"))
     for jid in ("locked-1", "locked-2"):
