@@ -39,7 +39,7 @@ __all__ = [
     "UnknownBatch",
     "task",
 ]
-__version__ = "0.1.0.dev0"
+__version__ = "1.0.0rc1"
 
 
 def __getattr__(name: str) -> Any:
