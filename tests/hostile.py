@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from django.utils import timezone
 
-from django_faktory import crontab
+from django_faktory import crontab, jsonsteps
 from django_faktory.brokers import get_broker
 from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.errors import FaktoryError
@@ -22,7 +22,7 @@ from django_faktory.queries import is_about
 from django_faktory.store import crontab as entries
 
 HARMLESS = "harmless text"
-SIZE = 100_000
+SIZE = 80_000
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 TEXTS = {
@@ -91,7 +91,8 @@ class Sent:
 
     def line(self, line):
         """Read it as a server does."""
-        return commands.parse(line)
+        steps = commands.parse_long(line.encode())
+        return jsonsteps.run(steps) if steps else commands.parse(line)
 
     def as_name(self, place, short="harmless-name"):
         """The text where it may be a name of this place; sent to find that out."""
