@@ -80,8 +80,10 @@ class Proxy:
         if self._mode == "reset" or self._is_closed:
             self._end(pair)
             return
+        with contextlib.suppress(OSError):  # cut already: its pumps will see that
+            for one in pair:
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for one, other in (pair, pair[::-1]):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._pump, args=[one, other, pair], daemon=True).start()
 
     def _pump(self, source, target, pair):
