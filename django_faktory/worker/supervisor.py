@@ -200,10 +200,11 @@ class Supervisor:
         self._send(signal.SIGTERM)
 
     def _kill(self) -> None:
-        self._ways.tell(logging.WARNING, "stopping at once: what runs is given back and runs again")
         self._killed = [child.wid for child in self._children if child.pid] or self._killed
         self._kill_at = self._prepare_at = None
         self._send(signal.SIGKILL)
+        # Only now: who is to log it must not be killed with it in hand.
+        self._ways.tell(logging.WARNING, "stopping at once: what runs is given back and runs again")
 
     def _send(self, number: int) -> None:
         for child in self._children:

@@ -168,8 +168,7 @@ def test_who_is_killed_after_long_stopping_gives_its_jobs_back(runfaktory, meeti
     meeting.pid()
     program.signal(signal.SIGTERM)
     wait_until(lambda: len(program.children()) == 2, what="a farewell that is prepared")
-    # Its words are no sign: the worker may have them in hand, to log them, when it is killed.
-    wait_until(lambda: not program.is_alive() or program.signal(signal.SIGTERM), 60, every_s=0.1)
+    program.insist(signal.SIGTERM, "stopping at once")
     assert program.code(15) == 0
     job = Job.objects.get(jid=result.id)
     assert (job.state, job.losses, job.failures) == ("enqueued", 0, 0)
