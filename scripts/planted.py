@@ -58,7 +58,9 @@ class Field:
         finally:
             path.write_text(text, encoding="utf-8")
         caught = re.findall(r"^FAILED (\S+)", told, re.MULTILINE) if code == SOME_FAILED else []
-        trouble = "" if caught else "it survived: write the test" if code == 0 else f"no test failed, but:\n{told[-5000:]}"
+        trouble = (
+            "" if caught else "it survived: write the test" if code == 0 else f"no test failed, but:\n{told[-5000:]}"
+        )
         return Found(plant.name, plant.database, "".join(caught[:1]), trouble, time.monotonic() - begun)
 
     def run(self, database, *tests):
@@ -86,7 +88,9 @@ class Field:
             for tests in sorted({plant.tests for plant in plants if plant.database == database}):
                 code, told = self.run(database, *tests)
                 if code:
-                    print(f"without any plant, on {database}: pytest {' '.join(tests)} ended with {code}\n{told[-5000:]}")
+                    print(
+                        f"without any plant, on {database}: pytest {' '.join(tests)} ended with {code}\n{told[-5000:]}"
+                    )
                     return False
         return True
 
