@@ -41,7 +41,6 @@ class OutboxEntryAdmin(LookOnly):
     search_fields = ("jid", "error")
     ordering = ("id",)
     paginator = CappedPaginator
-    show_full_result_count = False
     actions = ("try_again",)
 
     @admin.display(description="error", ordering="error")

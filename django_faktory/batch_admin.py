@@ -86,7 +86,6 @@ class BatchAdmin(LookOnly):
     search_help_text = "A whole bid, or the beginning of a description."
     ordering = ("-id",)
     paginator = CappedPaginator
-    show_full_result_count = False
     list_per_page = 50
     actions = ("retry_failed",)
     has_retry_permission = asks(permissions.RETRY_BATCH)

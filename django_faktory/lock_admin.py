@@ -36,7 +36,6 @@ class JobLockAdmin(LookOnly):
     search_help_text = "A part of a key, a whole jid, or a whole wid."
     ordering = ("-id",)
     paginator = CappedPaginator
-    show_full_result_count = False
     list_per_page = 50
     actions = ("release",)
     has_release_permission = asks(permissions.RELEASE_LOCK)

@@ -125,6 +125,7 @@ class Styled(AnyAdmin):
 
     action_form = ReasonForm
     show_facets = admin.ShowFacets.NEVER  # they count whole tables
+    show_full_result_count = False  # so does that, beside a filtered list's own count
 
     @property
     def urls(self) -> list[URLPattern]:

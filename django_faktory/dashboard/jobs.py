@@ -78,7 +78,6 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     ordering = ("-id",)
     sortable_by = ()
     paginator = CappedPaginator
-    show_full_result_count = False
     list_per_page = 50
     list_max_show_all = 200
     actions = ("retry", "requeue", "cancel", "kill", "discard", "prune")
