@@ -96,7 +96,7 @@ class Fetcher:
         if not self._fetching.acquire(blocking=False):
             return self._broker.ack(acks)
         try:
-            request = self._next_request()
+            request = self._next_request(1 if len(acks) == 1 else None)
             if request is None:
                 return self._broker.ack(acks)
             told = self._broker.exchange([], acks, [request])
@@ -108,12 +108,13 @@ class Fetcher:
         finally:
             self._fetching.release()
 
-    def _next_request(self) -> FetchRequest | None:
-        """What to fetch beside the reports; None where this is no time for it."""
+    def _next_request(self, most: int | None) -> FetchRequest | None:
+        """What to fetch beside the reports; None where this is no time for it. A lone end frees one lock, and who waits
+        for that is all that is asked for: what else is ready the loop has, or is about to get."""
         room = self._held.wait_for_room(0)
         if not room or self._broker.blocking or self._stopping.is_set() or not self._may_fetch():
             return None
-        request = self._request(room)
+        request = self._request(min(room, most or room))
         return request if request.queues else None
 
     def _round(self, hints: Listener) -> None:

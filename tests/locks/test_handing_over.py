@@ -1,16 +1,19 @@
 """A job's end and the fetch of the next of its key as one: the lock goes from the one to the other (ADR 0015)."""
 
 import threading
+from datetime import UTC, datetime
 
 import pytest
 from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.gating import Allowance
-from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.models import Counter, Job, JobLock, WorkerProcess
+from django_faktory.payloads import Ack, FetchRequest, WorkerIdentity
 from django_faktory.store import jobs, limits, locks
+from django_faktory.store.dialects.postgresql_relay import Relay
 from django_faktory.wakeups.base import PollingListener
 from tests.locks import tasks
 from tests.locks.conftest import holders, jid, state_of
@@ -30,9 +33,12 @@ def hand_over(node, job, *queues, wid="w1", count=1):
     return told.fetched[0] or node.broker.fetch([request])[0]
 
 
-@pytest.fixture
-def one(node):
-    """A node that has seen jobs with locks end just now, so that it knows that there are some."""
+@pytest.fixture(params=["the long way", "a relay"] if connection.vendor == "postgresql" else ["the long way"])
+def one(node, request, monkeypatch):
+    """A node that has seen jobs with locks end just now, so that it knows that there are some; and one that tries a
+    relay for each of them."""
+    if request.param == "a relay":
+        monkeypatch.setattr(Relay, "expects", lambda *_: True)
     one = node()
     one.push("Z", "Z1")
     hand_over(one, one.reserve())
@@ -127,6 +133,89 @@ def test_a_report_that_comes_too_late_hands_nothing_over(one):
     told = one.broker.exchange([], [Ack(jid=stale.jid, wid="w1", attempt=stale.attempt)], [request])
     assert (told.acked, told.fetched) == ([False], [[]])
     assert JobLock.objects.get().pk == holder.lock_token
+
+
+@pytest.mark.parametrize("better", [{"queue": "first"}, {"priority": 9}])
+def test_whatever_comes_before_the_next_of_the_key_is_handed_out_instead(one, better):
+    one.push("A", "A1")
+    holder = one.reserve()
+    one.push("B", **better)
+    [job] = hand_over(one, holder, "first", "default")
+    assert job.jid == jid("B")
+    assert state_of("A1") == "enqueued"
+    assert one.fetch("first", "default") == [jid("A1")]
+
+
+def test_one_that_is_better_and_in_a_paused_queue_is_in_nobody_s_way(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    one.push("B", queue="first")
+    one.broker.pause(["first"])
+    [job] = hand_over(one, holder, "first", "default")
+    assert job.jid == jid("A1")
+
+
+def test_a_paused_queue_gives_out_nothing_with_an_end_either(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    one.broker.pause(["default"])
+    assert hand_over(one, holder) == []
+    assert holders() == []
+
+
+def test_a_quiet_worker_is_not_given_the_next_of_the_key(one):
+    one.broker.hello(WorkerIdentity(wid="tired", hostname="h", pid=1))
+    WorkerProcess.objects.filter(wid="tired").update(state="quiet")
+    one.push("A", "A1")
+    assert hand_over(one, one.reserve(), wid="tired") == []
+    assert one.fetch(wid="another") == [jid("A1")]
+
+
+def test_a_result_is_kept_and_counted(one):
+    before = sum(Counter.objects.values_list("processed", flat=True))
+    one.push("A", result_ttl=600)
+    one.push("A1")
+    holder = one.reserve()
+    request = FetchRequest(queues=("default",), wid="w1")
+    one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1, result='"done"')], [request])
+    kept = Job.objects.get(jid=jid("A"))
+    assert (kept.state, kept.result, kept.lock_token, kept.reserved_until) == ("succeeded", '"done"', None, None)
+    assert (kept.purge_at - kept.finished_at).total_seconds() == pytest.approx(600, abs=0.01)
+    assert sum(Counter.objects.values_list("processed", flat=True)) == before + 1
+
+
+def test_one_that_has_expired_is_not_handed_out(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    Job.objects.filter(jid=jid("A1")).update(expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert hand_over(one, holder) == []
+    assert holders() == []
+
+
+def test_what_is_handed_over_is_a_claim_like_any_other(one):
+    one.push("A", "A1")
+    holder = one.reserve()
+    [job] = hand_over(one, holder, wid="w2")
+    row = Job.objects.get(jid=jid("A1"))
+    assert (row.state, row.wid, row.attempt, row.enqueued_at) == ("working", "w2", 1, job.enqueued_at)
+    assert (row.reserved_until - row.started_at).total_seconds() == pytest.approx(job.reserve_for, abs=0.01)
+    assert (job.text, job.queue, job.attempt, job.lock_key) == (row.payload, "default", 1, row.lock_key)
+    assert row.claim is not None
+
+
+@on_postgresql
+def test_a_long_chain_is_one_statement_a_job(node):
+    one = node()
+    one.push("A", "A1", "A2", "A3", "A4")
+    job = one.reserve()
+    for _ in range(2):  # the first end of a holder is one like any other, the second hands over
+        [job] = hand_over(one, job)
+    with CaptureQueriesContext(connection) as sent:
+        [job] = hand_over(one, job)
+    assert job.jid == jid("A3")
+    assert ["WITH clock" in query["sql"] for query in sent] == [True]
+    assert [job.jid for job in hand_over(one, job)] == [jid("A4")]
+    assert holders() == [jid("A4")]
 
 
 @on_postgresql

@@ -33,6 +33,7 @@ from .base import (
 from .pipeline import Rows
 from .postgresql_gates import END_PASSED, IS_GATED, PASS, PASS_ALONE, withheld
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
+from .postgresql_relay import Relay
 from .postgresql_rows import RETURNED, reservations
 from .prepared import Statement, execute, joins
 
@@ -228,6 +229,9 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> tuple[Ending, list[Reservation]]:
         """See Dialect. A lock that is freed goes to who is claimed for next, with no commit between them."""
+        if relayed := self._relay.run(connection, jobs, acks, plan, now):
+            self._locked_at = time.monotonic()
+            return relayed
         calls = self._ends(connection, acks, now) if acks else []
         ends = len(calls)
         calls += [_push(jobs, now)] if jobs else []
@@ -240,6 +244,7 @@ class PostgresqlDialect(Dialect):
         with connection.cursor() as cursor:
             found = execute(cursor, calls)
         heirs = found.pop() if is_handed_over else []
+        self._relay.remember(jid for jid, _, _ in heirs)
         ending = self._ending(found[:ends] if acks else [[]], heirs)
         return ending, _with_tokens(reservations(found[claims_from:]), heirs)
 
@@ -266,6 +271,7 @@ class PostgresqlDialect(Dialect):
         with connection.cursor() as cursor:
             return self._ending(execute(cursor, calls))
 
+    _relay = Relay()
     _locked_at = float("-inf")
     _passed_at = float("-inf")
 

@@ -1,0 +1,132 @@
+"""A relay: the end of a job that held a lock and the claim of the next of its key, in one statement on PostgreSQL.
+
+The usual case of a hot key, and no other: the next one waits for this lock alone, and is what a claim would give out
+now. Else the statement does nothing, and who called it goes the long way: end, free, claim, lock (ADR 0015).
+Since the key is never free in between, nobody who came meanwhile can be missed: he waits for the new holder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...payloads import Ack, JobPayload, Reservation
+from .base import COUNTER, JOB, LOCK, WORKER, Ending, Held, Plan, counter_slot
+from .postgresql_gates import IS_GATED, withheld
+from .postgresql_rows import RETURNED, reservations
+from .prepared import Statement, execute
+
+_LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
+
+# The holder's row is locked, then its lock, as everywhere; the next one's only if nobody else has it. What is looked up
+# by key hides its state from the planner, see `postgresql_locks`.
+RELAY = Statement(
+    "relay",
+    ["timestamptz", "double precision", "text", "text", "int", "text", "text[]", "text", "bigint", "smallint"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
+held AS MATERIALIZED (
+  SELECT j.* FROM (
+    SELECT id, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    FROM {JOB} WHERE jid = $3 FOR UPDATE) AS j
+  WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)
+    AND j.bid IS NULL AND j.callback_of IS NULL AND j.passes IS NULL),
+mine AS MATERIALIZED (SELECT id, lock_key FROM {LOCK} WHERE id = (SELECT lock_token FROM held) FOR UPDATE),
+next AS MATERIALIZED (
+  SELECT q.place, j.* FROM unnest($7) WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+    SELECT id, jobtype, queue, weight, enqueued_at, expires_at, gate, limit_key FROM {JOB}
+    WHERE lock_key = (SELECT lock_key FROM mine) AND state = (SELECT 'blocked') AND queue = q.name
+    ORDER BY weight, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+  WHERE q.name <> ALL ({withheld(1)})
+  LIMIT 1),
+heir AS MATERIALIZED (
+  SELECT j.id FROM next AS j
+  WHERE j.gate IS NULL AND NOT {IS_GATED} AND {_LIVES}
+    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $8 AND state <> 'running')
+    AND NOT EXISTS (
+      SELECT 1 FROM unnest($7) WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+        SELECT weight, enqueued_at, id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name AND {_LIVES}
+        ORDER BY weight, enqueued_at, id LIMIT 1) AS ready
+      WHERE q.place <= j.place AND q.name <> ALL ({withheld(1)})
+        AND (q.place, ready.weight, ready.enqueued_at, ready.id) < (j.place, j.weight, j.enqueued_at, j.id))),
+gone AS (
+  DELETE FROM {JOB} AS j USING held, heir WHERE j.id = held.id AND held.result_ttl IS NULL),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = $6, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, lock_token = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, heir, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL),
+token AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{LOCK}', 'id')) AS id FROM heir),
+taken AS (
+  UPDATE {JOB} AS j SET state = 'working', wid = $8, attempt = attempt + 1, started_at = now, run_at = NULL,
+    reserved_until = now + make_interval(secs => reserve_for), claim = $9, lock_token = token.id,
+    unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END
+  FROM heir, token, clock WHERE j.id = heir.id
+  RETURNING 1, j.weight, j.id AS row_id, {RETURNED}),
+moved AS (
+  UPDATE {LOCK} AS l SET id = token.id, jid = taken.jid, attempt = taken.attempt, wid = $8, lease = clock.lease,
+    acquired_at = now, expires_at = now + clock.lease, is_lapsed = FALSE
+  FROM mine, taken, token, clock WHERE l.id = mine.id),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $10, 1, 0, 0 FROM heir, clock
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
+SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, held.started_at, taken.*
+FROM held, token, taken, clock""",
+)
+
+MOST_CHAINS = 10_000
+"""So many jobs that got their lock from another's end are known; after an older one the long way is gone once."""
+
+
+class Relay:
+    """Tries the statement where it is likely to do: a job that got its lock from the one before it may well be
+    followed by another. Of keys that are all different nobody asks for a next one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heirs: dict[str, None] = {}
+
+    def remember(self, jids: Iterable[str]) -> None:
+        """These got their lock from the end of another."""
+        with self._lock:
+            self._heirs.update(dict.fromkeys(jids))
+            while len(self._heirs) > MOST_CHAINS:
+                del self._heirs[next(iter(self._heirs))]
+
+    def expects(self, jid: str) -> bool:
+        """Whether this one did. Asked once for each."""
+        with self._lock:
+            return jid in self._heirs and self._heirs.pop(jid) is None
+
+    def run(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> tuple[Ending, list[Reservation]] | None:
+        """What `Dialect.exchange` answers for one end and one claim; None where nothing was done."""
+        if jobs or len(acks) != 1 or plan.limit != 1 or len({slot.wid for slot in plan.slots}) != 1:
+            return None
+        [ack] = acks
+        if not self.expects(ack.jid):
+            return None
+        queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
+        values: list[Any] = [
+            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim, counter_slot(),
+        ]  # fmt: skip
+        with connection.cursor() as cursor:
+            [rows] = execute(cursor, [(RELAY, values)])
+        if not rows:
+            return None
+        [(token, by, attempt, queue, jobtype, ended_at, started_at, *taken)] = rows
+        [job] = reservations([[tuple(taken)]])
+        self.remember([job.jid])
+        held = Held(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
+        return Ending({ack.jid: held}, set()), [msgspec.structs.replace(job, lock_token=token)]
