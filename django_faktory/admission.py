@@ -29,7 +29,7 @@ MAX_MEMBERS = 10_000
 """Of a long job, and of its `custom`: what they cost is bounded, and nobody has so many."""
 
 _LARGEST = 2**31 - 1
-_ours = ("enqueued_at", "failure")
+_ours = frozenset({"enqueued_at", "failure"})
 
 
 def parse_job(text: str) -> JobPayload:
@@ -165,7 +165,8 @@ def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
         for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
         if found.get(key, ABSENT) in (ABSENT, '""')
     ]
-    if any(key in found for key, _ in missing) or any(key in found for key in _ours) or found.get("created_at") == '""':
+    is_wrong = not _ours.isdisjoint(found) or found.get("created_at") == '""'
+    if is_wrong or any(key in found for key, _ in missing):
         gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
         return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
     return jsontext.append(text, missing) if missing else text.strip(" \t\r\n")

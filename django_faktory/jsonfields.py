@@ -15,6 +15,7 @@ from .errors import InvalidPayload
 _rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
 _epoch = datetime(1970, 1, 1, tzinfo=UTC)
 _last = datetime(9999, 12, 31, tzinfo=UTC)
+_integer = re.compile(r"-?\d{1,4000}", re.ASCII)
 _number = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 LONGEST_S = 100.0 * 365 * 86_400
 """No duration counts for more: a century."""
@@ -36,7 +37,7 @@ def integer(
     raw = found.get(field, ABSENT)
     if raw == ABSENT:
         return default
-    if re.fullmatch(r"-?\d{1,4000}", raw, re.ASCII):
+    if _integer.fullmatch(raw):
         number = int(raw)
         if (low is None or number >= low) and (high is None or number <= high):
             return number
@@ -71,6 +72,8 @@ def string(raw: str) -> str | None:
     """The string this raw text is; None where it is something else."""
     if not raw.startswith('"'):
         return None
+    if "\\" not in raw:  # nothing in it stands for something else
+        return raw[1:-1]
     value = jsontext.decode(raw)
     return value if isinstance(value, str) else None
 

@@ -32,7 +32,7 @@ MANY_JOBS_BYTES = 4 * 1024
 MANY_BRACKETS, LONG_JOB_BYTES = 4000, 1024 * 1024
 """From here on one job takes more than a few milliseconds to read."""
 
-CUT_AT_ONCE = 128 * 1024
+CUT_AT_ONCE = 256 * 1024
 """Characters of a PUSHB that are cut into jobs in one go, which is quicker."""
 
 JOBS_A_STEP = 20

@@ -1,7 +1,8 @@
 """Where lines that take long are read: in steps of a few milliseconds, so that others are served in between.
 
-All that are being read take turns, and together leave half of the event loop's time to the others. How much is read
-and carried out at a time is bounded, as a line's jobs take ten times its own memory; who comes later waits as bytes.
+All that are being read take turns, and together leave half of the event loop's time to the others, where there are
+any. How much is read and carried out at a time is bounded, as a line's jobs take ten times its own memory; who comes
+later waits as bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ STEP_S = 0.002
 
 AT_ONCE_S = 0.05
 """So much is read before the desk rests: a client that sends a thousand jobs now and then waits for nothing."""
+
+OTHERS_S = 1.0
+"""Who has sent a short command within so long is one of the others."""
 
 HUGE_BYTES = 1024 * 1024
 """Lines longer than this wait for each other, and nobody else for them."""
@@ -83,10 +87,15 @@ class Room:
 
 
 class Desk:
-    """Reads lines in steps; calls each one's `done` with the command, or with why there is none."""
+    """Reads lines in steps; calls each one's `done` with the command, or with why there is none.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    `commands` tells how many commands were carried out: those that were not read here are the others'.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, commands: Callable[[], int]) -> None:
+        self._loop, self._commands = loop, commands
+        self._counted = 0
+        self._others_at = float("-inf")
         self._long = Room(ROOM_BYTES, self._begin)
         self._huge = Room(ROOM_BYTES, self._begin)
         self._reading: deque[Place] = deque()
@@ -129,9 +138,12 @@ class Desk:
     def _turn(self) -> None:
         place = self._reading.popleft()
         begun = self._loop.time()
+        if self._commands() != self._counted:
+            self._others_at = begun
         try:
             self._read(place, begun + STEP_S)
         finally:
+            self._counted = self._commands()
             self._is_turning = bool(self._reading)
             rest_s = self._rest_s(self._loop.time() - begun)
             if self._reading:
@@ -155,8 +167,8 @@ class Desk:
             self._reading.append(place)
 
     def _rest_s(self, took_s: float) -> float:
-        """As long as the turn was, unless there was much rest lately."""
+        """As long as the turn was, unless there was much rest lately, or nobody is there for whom to rest."""
         now = self._loop.time()
         self._busy_s = max(0.0, self._busy_s - (now - self._at)) + 2 * took_s
         self._at = now
-        return took_s if self._busy_s > AT_ONCE_S else 0.0
+        return took_s if self._busy_s > AT_ONCE_S and now - self._others_at < OTHERS_S else 0.0

@@ -212,7 +212,7 @@ class Server:
 
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
-        self.desk = Desk(self.loop)
+        self.desk = Desk(self.loop, commands=lambda: self.command_count)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, **common)

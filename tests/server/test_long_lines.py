@@ -54,6 +54,37 @@ def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line)
     assert big.reply() is not None
 
 
+@pytest.mark.parametrize(("others", "rests"), [(0, False), (1, True)])
+def test_who_reads_a_long_line_rests_for_others_and_not_where_there_are_none(others, rests):
+    class Loop:
+        now, calls = 0.0, ()
+
+        def time(self):
+            return self.now
+
+        def call_soon(self, call):
+            self.calls = (0.0, call)
+
+        call_later = lambda self, delay, call: setattr(self, "calls", (delay, call))  # noqa: E731
+
+    def steps():
+        while True:
+            loop.now += 0.001
+            yield
+
+    loop, commands, delays = Loop(), 0, []
+    one = desk.Desk(loop, commands=lambda: commands)
+    one.take(steps(), 5000, lambda _: None)
+    for _ in range(100):
+        delay, call = loop.calls
+        loop.now += delay
+        delays.append(delay)
+        call()
+        commands += others
+    assert any(delays[50:]) is rests
+    assert sum(delays) < loop.now / 2 + 0.01
+
+
 def test_many_jobs_are_stored_and_their_client_s_next_command_waits(connect):
     client = connect()
     client.send(pushb(5000))
