@@ -10,15 +10,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils import timezone
-from msgspec.structs import replace
 
-from . import batches, brokers, conf, jsontext, middleware, sealing
+from . import batches, brokers, conf, middleware
 from .arguments import encoded_call
 from .compat import (
     BaseTaskBackend,
@@ -31,10 +29,10 @@ from .compat import (
 )
 from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
 from .middleware import Call
-from .payloads import MAX_NAME, MIN_JID, JobPayload, new_job, queue_name
+from .moulds import Mould
+from .payloads import MAX_NAME, MIN_JID, JobPayload, queue_name
 from .refusals import name_of, problem_with, remedy_for
 from .results import JobResult, result_of
-from .task_rules import TIMEOUT_MARGIN_S
 from .tasks import FaktoryTask, P, R, lookup, new_task
 
 if TYPE_CHECKING:
@@ -84,18 +82,21 @@ class FaktoryBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
-        due = task.due(timezone.now())
-        calls = list(calls)
-        results: list[TaskResult[P, R]] = [self._ready(due, args, kwargs) for args, kwargs in calls]
+        now, calls = timezone.now(), list(calls)
+        due = task.due(now)
+        results: list[TaskResult[P, R]] = [
+            self._ready(due, args, kwargs, jid=jid, now=now)
+            for (args, kwargs), jid in zip(calls, new_jids(len(calls)), strict=True)
+        ]
         wrapped = [
             Call(result=result, custom=_custom(due, args, kwargs))
             for result, (args, kwargs) in zip(results, calls, strict=True)
         ]
-        middleware.enqueue(wrapped, lambda: self._push(due, wrapped))
+        middleware.enqueue(wrapped, lambda: self._push(Mould(due, now), wrapped))
         return results
 
-    def _push(self, task: FaktoryTask[..., Any], calls: Sequence[Call]) -> None:
-        jobs = [_job(task, call) for call in calls]
+    def _push(self, mould: Mould, calls: Sequence[Call]) -> None:
+        jobs = [mould.job(call) for call in calls]
         refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
         taken = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
         for result in filter(None, taken):
@@ -124,7 +125,8 @@ class FaktoryBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
-        task = task.due(timezone.now())
+        now = timezone.now()
+        task = task.due(now)
         for option in ("unique_for", "run_after"):
             if getattr(task, option) is not None:
                 raise InvalidTask(
@@ -132,7 +134,8 @@ class FaktoryBackend(BaseTaskBackend):
                     "batch is done; let it enqueue another task"
                 )
         custom = {key: value for key, value in _custom(task, args, kwargs).items() if key != "bid"}
-        return _job(task, Call(result=self._ready(task, args, kwargs), custom=custom))
+        result: TaskResult[..., Any] = self._ready(task, args, kwargs, jid=new_jid(), now=now)
+        return Mould(task, now).job(Call(result=result, custom=custom))
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Read a job back. Raises TaskResultDoesNotExist for an id that no stored job of a known task has."""
@@ -166,13 +169,15 @@ class FaktoryBackend(BaseTaskBackend):
             )
         return found
 
-    def _ready(self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
+    def _ready(
+        self, task: FaktoryTask[P, R], args: Sequence[Any], kwargs: Mapping[str, Any], *, jid: str, now: datetime
+    ) -> TaskResult[P, R]:
         args, kwargs = encoded_call(args, kwargs, plain_json=task.plain_json)
         return JobResult(
             task=task,
-            id=new_jid(),
+            id=jid,
             status=TaskResultStatus.READY,
-            enqueued_at=timezone.now(),
+            enqueued_at=now,
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
@@ -186,48 +191,14 @@ class FaktoryBackend(BaseTaskBackend):
 
 def new_jid() -> str:
     """A new job id: 32 hex digits, 48 bits of milliseconds and 80 of chance; in order of time, for compact indexes."""
-    return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
+    [jid] = new_jids(1)
+    return jid
 
 
-def _job(task: FaktoryTask[..., Any], call: Call) -> JobPayload:
-    result = call.result
-    args, kwargs = _arguments(task, result)
-    job = new_job(
-        jid=result.id,
-        jobtype=task.jobtype,
-        args=args,
-        kwargs=kwargs,
-        queue=task.queue_name,
-        priority=int(task.priority),
-        retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
-        reserve_for=_reserve_for(task),
-        backtrace=task.backtrace,
-        at=_aware(task.run_after),
-        created_at=_aware(result.enqueued_at),
-        result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
-        custom=call.custom,
-    )
-    jsontext.check_depth(job.text)  # FETCH would refuse to read it
-    batch = batches.current()
-    if batch is not None and batch.by and job.options:
-        return replace(job, options=replace(job.options, by=batch.by))
-    return job
-
-
-def _arguments(task: FaktoryTask[..., Any], result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
-    """As the job carries them: encrypted, where the task or the project wants that."""
-    if not sealing.is_wanted(task.encrypt):
-        return result.args, result.kwargs
-    tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
-    return sealing.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
-
-
-def _reserve_for(task: FaktoryTask[..., Any]) -> int:
-    """Seconds of the reservation: where the task leaves them open, enough for its timeout."""
-    seconds = _setting(task.reserve_for, "RESERVE_FOR")
-    if task.timeout is None or task.reserve_for is not None:
-        return seconds
-    return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
+def new_jids(count: int) -> list[str]:
+    """So many, of one moment."""
+    moment, chance = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10 * count).hex()
+    return [moment + chance[at : at + 20] for at in range(0, len(chance), 20)]
 
 
 def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,15 +234,6 @@ def _problem_with_queue(name: object) -> str:
     except InvalidPayload as error:
         return str(error)
     return ""
-
-
-def _aware(moment: datetime | None) -> datetime | None:
-    """Without USE_TZ, Django's times are naive and local."""
-    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
-
-
-def _setting(own: int | None, name: str) -> int:
-    return int(conf.get(name)) if own is None else own
 
 
 def _row(jid: object) -> Job:

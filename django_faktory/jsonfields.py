@@ -80,8 +80,8 @@ def string(raw: str) -> str | None:
 
 def rfc3339(moment: datetime) -> str:
     """UTC with microseconds and a Z, trailing zeros trimmed as the original server does."""
-    text = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".")
-    return f"{text:0>19}Z"
+    text = moment.astimezone(UTC).isoformat()[: -len("+00:00")]
+    return f"{text.rstrip('0') if moment.microsecond else text}Z"
 
 
 def parse_instant(field: str, value: str) -> datetime:

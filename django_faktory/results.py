@@ -121,10 +121,13 @@ def call_of(text: str) -> Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
-    """Django's TaskResult, of a job."""
+    """Django's TaskResult, of a job. Who makes one gives it arguments in JSON's types only, and nobody else's lists."""
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
+
+        def __post_init__(self):
+            """Instead of Django's, which copies the arguments into JSON's types a second time."""
 
     def __repr__(self) -> str:
         """Without its errors and, where the project hides arguments, with what may be seen of them only."""
@@ -184,12 +187,19 @@ def running(
         started_at=_first_start(history) or reservation.started_at,
         finished_at=None,
         last_attempted_at=reservation.started_at,
-        args=call.args,
-        kwargs=call.kwargs,
+        args=_own(call.args),
+        kwargs=_own(call.kwargs),
         backend=task.backend,
         errors=[task_error(attempt) for attempt in history],
         worker_ids=[*unknown, *(attempt.wid for attempt in history), reservation.wid],
     )
+
+
+def _own(value: Any) -> Any:
+    """The same, in lists and dicts of one's own: the task gets the others, and may change them."""
+    if isinstance(value, dict):
+        return {key: _own(item) for key, item in value.items()}
+    return [_own(item) for item in value] if isinstance(value, list) else value
 
 
 def attempts_of(history: str) -> list[Attempt]:

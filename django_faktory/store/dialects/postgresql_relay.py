@@ -1,7 +1,7 @@
 """A relay: the end of a job that held a lock and the claim of the next of its key, in one statement on PostgreSQL.
 
 The usual case of a hot key, and no other: the next one waits for this lock alone, and is what a claim would give out
-now. Else the statement does nothing, and who called it goes the long way: end, free, claim, lock (ADR 0015).
+now. Else the statement does nothing, and who called it goes the long way: end, free, claim, lock (ADR 0015, 0020).
 Since the key is never free in between, nobody who came meanwhile can be missed: he waits for the new holder.
 """
 

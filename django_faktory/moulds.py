@@ -1,0 +1,71 @@
+"""How the call of a task becomes a job: what all jobs of one enqueue share is found out once, the rest for each."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from math import ceil
+from typing import Any
+
+from django.utils import timezone
+from msgspec.structs import replace
+
+from . import batches, conf, jsontext, sealing
+from .compat import TaskResult
+from .middleware import Call
+from .payloads import JobPayload, new_job
+from .task_rules import TIMEOUT_MARGIN_S
+from .tasks import FaktoryTask
+
+
+class Mould:
+    """For the jobs of one task, enqueued at one moment."""
+
+    def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
+        self._task = task
+        self._is_sealed = sealing.is_wanted(task.encrypt)
+        self._tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
+        self._shared: dict[str, Any] = {
+            "jobtype": task.jobtype,
+            "queue": task.queue_name,
+            "priority": int(task.priority),
+            "retry": _setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
+            "reserve_for": _reserve_for(task),
+            "backtrace": task.backtrace,
+            "at": _aware(task.run_after),
+            "created_at": _aware(enqueued_at),
+            "result_ttl": _setting(task.result_ttl, "RESULT_TTL"),
+        }
+        batch = batches.current()
+        self._by = batch.by if batch is not None else ""
+
+    def job(self, call: Call) -> JobPayload:
+        """The job of one call. Raises InvalidPayload for what no worker could read, CannotEncrypt without a key."""
+        args, kwargs = self._arguments(call.result)
+        job = new_job(jid=call.result.id, args=args, kwargs=kwargs, custom=call.custom, **self._shared)
+        jsontext.check_depth(job.text)  # FETCH would refuse to read it
+        if self._by and job.options:
+            return replace(job, options=replace(job.options, by=self._by))
+        return job
+
+    def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
+        """As the job carries them: encrypted, where the task or the project wants that."""
+        if not self._is_sealed:
+            return result.args, result.kwargs
+        return sealing.seal(self._task.jobtype, result.args, result.kwargs, tells_same=self._tells_same), {}
+
+
+def _reserve_for(task: FaktoryTask[..., Any]) -> int:
+    """Seconds of the reservation: where the task leaves them open, enough for its timeout."""
+    seconds = _setting(task.reserve_for, "RESERVE_FOR")
+    if task.timeout is None or task.reserve_for is not None:
+        return seconds
+    return max(seconds, ceil(task.timeout) + TIMEOUT_MARGIN_S)
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """Without USE_TZ, Django's times are naive and local."""
+    return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
+
+
+def _setting(own: int | None, name: str) -> int:
+    return int(conf.get(name)) if own is None else own
