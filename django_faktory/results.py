@@ -187,19 +187,12 @@ def running(
         started_at=_first_start(history) or reservation.started_at,
         finished_at=None,
         last_attempted_at=reservation.started_at,
-        args=_own(call.args),
-        kwargs=_own(call.kwargs),
+        args=call.args,
+        kwargs=call.kwargs,
         backend=task.backend,
         errors=[task_error(attempt) for attempt in history],
         worker_ids=[*unknown, *(attempt.wid for attempt in history), reservation.wid],
     )
-
-
-def _own(value: Any) -> Any:
-    """The same, in lists and dicts of one's own: the task gets the others, and may change them."""
-    if isinstance(value, dict):
-        return {key: _own(item) for key, item in value.items()}
-    return [_own(item) for item in value] if isinstance(value, list) else value
 
 
 def attempts_of(history: str) -> list[Attempt]:
