@@ -58,7 +58,7 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
                 with transaction.atomic(using=alias):
                     return verb(connection)
         except (OperationalError, InterfaceError, InternalError) as error:
-            is_read_only = _code(error) in _READ_ONLY
+            is_read_only = error_code(error) in _READ_ONLY
             if isinstance(error, InternalError) and not is_read_only:
                 raise
             if is_read_only:
@@ -93,7 +93,7 @@ def _discard(connection: BaseDatabaseWrapper) -> None:
 
 def is_collision(error: Exception) -> bool:
     """Whether the same transaction may well pass when it is tried again."""
-    code = _code(error)
+    code = error_code(error)
     if code in _COLLISIONS:
         return True
     return isinstance(code, str) and ("database is locked" in code or "database table is locked" in code)
@@ -103,7 +103,7 @@ def _remedy(error: Exception) -> str:
     return "; run manage.py migrate" if "no such table: django_faktory" in str(error) else ""  # SQLite's words
 
 
-def _code(error: Exception) -> object:
+def error_code(error: Exception) -> object:
     """SQLSTATE, or the server's own number; where there is neither, what the error says."""
     cause = error.__cause__
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else None)

@@ -1,6 +1,51 @@
-"""Workers in threads, and programs of their own, as their rooms start them."""
+"""Workers in threads, programs of their own as their rooms start them, and rollouts."""
+
+import os
+
+import pytest
+from django.apps import apps
 
 from tests.commands.conftest import address, runfaktory
+from tests.deploys import versions
+from tests.deploys.rollout import Database, Rollout
 from tests.worker.conftest import state, work
 
 __all__ = ["address", "runfaktory", "state", "work"]
+
+
+@pytest.fixture
+def changed_models():
+    """All that have a table of ours."""
+    models = apps.get_app_config("django_faktory").get_models()
+    return [model for model in models if model._meta.managed and not model._meta.proxy]
+
+
+@pytest.fixture
+def next_version(tmp_path, changed_models):
+    """This version, and a copy of it with a migration more."""
+    folder = tmp_path / "next"
+    folder.mkdir()
+    return versions.this(), versions.next_one(folder, changed_models)
+
+
+@pytest.fixture
+def two_versions(request, tmp_path):
+    """The older one and the newer one: a release that is named and this one; else this one and the next."""
+    if named := os.environ.get("FAKTORY_PREVIOUS"):
+        folder = tmp_path / "previous"
+        folder.mkdir()
+        return versions.previous(folder, named), versions.this()
+    return request.getfixturevalue("next_version")
+
+
+@pytest.fixture
+def rollout(tmp_path, transactional_db):
+    """With a database of its own; all is ended at the end."""
+    folder = tmp_path / "history"
+    folder.mkdir()
+    database = Database(folder)
+    run = Rollout(folder, database)
+    yield run
+    run.clean_up()
+    print(run.text())  # noqa: T201  (shown where the test failed)
+    database.drop()

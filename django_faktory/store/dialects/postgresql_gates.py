@@ -31,7 +31,8 @@ held AS MATERIALIZED (
   CROSS JOIN LATERAL (SELECT id, wid, attempt, passes FROM {JOB} WHERE jid = c.jid FOR UPDATE) AS j
   WHERE j.passes = '' AND j.wid = c.wid AND j.attempt = c.attempt),
 gates AS MATERIALIZED (
-  SELECT * FROM {GATE} WHERE id = ANY (ARRAY(
+  SELECT id, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at
+  FROM {GATE} WHERE id = ANY (ARRAY(
     SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'task' AND g.name = held.jobtype
     UNION SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'queue' AND g.name = held.queue
     UNION SELECT g.id FROM held JOIN {GATE} AS g ON g.scope = 'key' AND g.name = held.key))
@@ -79,7 +80,8 @@ END_PASSED = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.*, r.result
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.passes, j.queue, j.jobtype, j.started_at,
+    r.result
   FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
   CROSS JOIN LATERAL (
     SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at

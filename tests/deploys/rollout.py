@@ -1,0 +1,212 @@
+"""Old and new nodes, web processes and clients over one database, and what is found out about them."""
+
+import json
+import re
+import secrets
+import time
+from collections import Counter, defaultdict
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+from django.db import connection
+from django.db.utils import ConnectionHandler
+
+from tests.faults.arena import SOON_S, Arena
+from tests.programs import Program
+
+TASKS = "tests.deploys.tasks"
+JOBS = "SELECT jid, state FROM django_faktory_job"
+FAILURES = "SELECT jid, state, jobtype, errtype, failures, losses FROM django_faktory_job WHERE failures + losses > 0"
+EXCUSED = f"SELECT jid, failure FROM django_faktory_job WHERE jobtype = '{TASKS}.writes' AND failures > 0"
+TAKE = (
+    "INSERT INTO django_faktory_joblock (lock_key, jid, attempt, wid, lease, acquired_at, expires_at, is_lapsed)"
+    " VALUES ('k', 'j', 1, 'w', %s, '2026-01-01', '2026-01-01', FALSE)"
+)
+LINES = "SELECT jid, COUNT(*) FROM deploys_line GROUP BY jid"
+KNOWN = {
+    ("succeeded", f"{TASKS}.tried_again", "django_faktory.errors.Retry", 1, 0),
+    ("dead", f"{TASKS}.fails", "builtins.ValueError", 1, 0),
+    ("dead", "noop", "E", 1, 0),
+}
+TROUBLE = re.compile(r"^(\S+ \S+ (WARNING|ERROR|CRITICAL) |Traceback|\S*(Error|Warning):)")
+TOLD = re.compile(rf" job dead jid=\S+ jobtype={TASKS}.fails | workers lost wids=from-\S+ jobs=0$")
+WORKERS = ("--processes", "1", "--concurrency", "4")
+FAST = {"WORKER_TIMEOUT": 15, "MIGRATIONS_WAIT": 0}
+
+
+def another_connection(name):
+    """To a database of the same server, in Django's words; for who closes it."""
+    options = {word: value for word, value in connection.settings_dict["OPTIONS"].items() if word != "pool"}
+    return ConnectionHandler({"default": {**connection.settings_dict, "NAME": name, "OPTIONS": options}})["default"]
+
+
+@contextmanager
+def busy_transaction(name):
+    """One that has looked at the jobs, and goes on for long."""
+    other = another_connection(name)
+    with closing(other), other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(JOBS)
+        yield
+        cursor.execute("COMMIT")
+
+
+class Database:
+    """Empty; a store, as those of `tests.faults.stores`."""
+
+    def __init__(self, folder):
+        name = f"{connection.settings_dict['NAME']}_{secrets.token_hex(4)}"
+        self.name = str(Path(folder) / "rollout.sqlite3") if connection.vendor == "sqlite" else name
+        self.environment = {"FAKTORY_TEST_NAME": self.name}
+        self._administer(f"CREATE DATABASE {self.name}")
+        self.connection = another_connection(self.name)
+
+    def query(self, statement, *values):
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchall()
+
+    def next_token(self):
+        """Of a lock that is taken and freed at once."""
+        lease = timedelta(0) if self.connection.vendor == "postgresql" else 0
+        with self.connection.cursor() as cursor:
+            cursor.execute(TAKE, [lease])
+        [[token]] = self.query("SELECT id FROM django_faktory_joblock")
+        with self.connection.cursor() as cursor:
+            cursor.execute("DELETE FROM django_faktory_joblock")
+        return token
+
+    def rows(self):
+        return dict(self.query(JOBS))
+
+    def drop(self):
+        self.connection.close()
+        self._administer(f"DROP DATABASE {self.name}" + " WITH (FORCE)" * (connection.vendor == "postgresql"))
+
+    @staticmethod
+    def _administer(statement):
+        if connection.vendor != "sqlite":
+            with connection._nodb_cursor() as cursor:
+                cursor.execute(statement)
+
+
+class Rollout(Arena):
+    """An arena whose programs are of a version each."""
+
+    def __init__(self, folder, store):
+        super().__init__(folder, store, **FAST)
+
+    def migrate(self, version, *arguments):
+        """Bring the tables to this version; the seconds it took."""
+        begun = time.monotonic()
+        program = self.start_migrate(version, *arguments)
+        assert program.code(SOON_S) == 0, program.text
+        return time.monotonic() - begun
+
+    def start_migrate(self, version, *arguments):
+        program = self._of(version, "-m", "django", "migrate", *(arguments or ("--run-syncdb",)))
+        self._clients.append(program)
+        return program
+
+    def start(self, version):
+        """A node of a version, with server and workers, and a web process; the node's number, once all of it works."""
+        name = f"web{len(self._clients)}"
+        web = self._of(version, "-m", "tests.deploys.load", str(self.folder), name, "web")
+        web.name = name
+        self._clients.append(web)
+        self._makers.append(web)
+        node = self._of(version, "-m", "django", "runfaktory", "127.0.0.1:0", "--no-reload", *WORKERS)
+        self._programs.append(node)
+        node.said("worker started", timeout_s=SOON_S)
+        [line] = node.said("server listens", timeout_s=SOON_S)
+        self._nodes[number := len(self._programs)] = re.search(r"address=(\S+)", line)[1], node
+        self._tell()
+        return number, web
+
+    def stop_all(self, number, web):
+        """As an operator does; the exit codes."""
+        (self.folder / f"{web.name}-ends").touch()
+        return [web.code(SOON_S), self.stop_node(number)[0]]
+
+    def environment(self, version):
+        return {
+            "DJANGO_SETTINGS_MODULE": "tests.deploys.settings",
+            "FAKTORY_DEPLOYS_FOLDER": str(self.folder),
+            "FAKTORY_TEST_SETTINGS": json.dumps(self._settings),
+            **self.store.environment,
+            **version.environment,
+        }
+
+    def _of(self, version, *arguments):
+        return Program(*arguments, **self.environment(version))
+
+    def _client(self, name, *arguments):
+        program = Program("-m", "tests.deploys.load", str(self.folder), name, *arguments)
+        self._clients.append(program)
+        return program
+
+    def faults(self, verdict):
+        """What is wrong with how the jobs went, once all has ended; nothing, if all is well."""
+        excused = self._excused()
+        history = self.history()
+        batches, called = len(history["batch"]), {note.rest[0] for word in CALLS for note in history[word]}
+        found = {
+            "lost": verdict.lost,
+            "made up": verdict.made_up - called,
+            "unsure": verdict.unsure,
+            "begun again": {jid: times for jid, times in verdict.doubled.items() if jid not in excused},
+            "stuck": verdict.stuck,
+            "refused": history["refused"] + history["told"],
+            "tried again": [jid for jid, times in _times(history["first"]).items() if times > 1],
+            "called": {
+                word: f"{len(jids)} for {batches} batches"
+                for word in CALLS
+                if len(jids := [note.rest[0] for note in history[word]]) != batches or len({*jids}) != batches
+            },
+            "written": [line for line in self.store.query(LINES) if line[1] != 1],
+            "failed": {row[1:] for row in self.store.query(FAILURES) if row[0] not in excused} - KNOWN,
+            "two at once": _overlaps(history),
+            "logs": [line for line in self.trouble() if not any(jid in line for jid in excused)],
+        }
+        return {what: wrong for what, wrong in found.items() if wrong}
+
+    def _excused(self):
+        """Atomic tasks that MariaDB chose as a deadlock's victim, and which therefore ran again: it does so to any."""
+        if self.store.connection.vendor != "mysql":
+            return set()
+        return {jid for jid, failure in self.store.query(EXCUSED) if "(1213, 'Deadlock" in failure}
+
+    def trouble(self):
+        """Lines in which any program complains; but for those of tasks that fail as they were told."""
+        programs = [*self._programs, *self._clients]
+        return [line for program in programs for line in program.lines if TROUBLE.match(line) and not TOLD.search(line)]
+
+    def crossings(self):
+        """Of the jobs of web processes: which version pushed and which one ran them."""
+        history = self.history()
+        pushed = {note.rest[0]: note.rest[1] for note in history["ok"] if len(note.rest) > 1}
+        return {(pushed[note.rest[0]], note.rest[1]) for note in history["begin"] if note.rest[0] in pushed}
+
+    def longest_gap_s(self, word, since):
+        """In which none was noted, from a moment on."""
+        times = sorted(note.at for note in self.history()[word] if note.at > since)
+        return max(later - earlier for earlier, later in pairwise([since, *times, time.monotonic()]))
+
+
+CALLS = ("complete", "success")
+
+
+def _times(notes):
+    return Counter(note.rest[0] for note in notes)
+
+
+def _overlaps(history):
+    """Jobs of a key that began before the one before them had ended."""
+    ends = {note.rest[0]: note.at for note in history["end"]}
+    runs = defaultdict(list)
+    for at, _, (jid, _version, *key) in history["begin"]:
+        if key:
+            runs[key[0]].append((at, ends.get(jid, float("inf")), jid))
+    return [after[2] for of_key in runs.values() for before, after in pairwise(sorted(of_key)) if after[0] < before[1]]

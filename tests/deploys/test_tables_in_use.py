@@ -1,0 +1,121 @@
+"""A migration of tables that others use asks for them for a moment at a time, and leaves the numbers of rows alone."""
+
+import time
+
+import pytest
+from django.apps import apps
+from django.db import OperationalError, connection, migrations, models
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.state import ProjectState
+
+from django_faktory.migrations import _in_use
+from django_faktory.migrations._in_use import TablesInUse
+from tests.deploys.rollout import busy_transaction
+from tests.faults.arena import SOON_S
+from tests.settings import KIND
+
+LONGEST_GAP_S = 5.0
+"""In which nothing was accepted; the machine may be busy."""
+
+has_no_concurrent_writers = pytest.mark.skipif(
+    KIND == "sqlite", reason="left out: on SQLite nobody else can write during a transaction that does"
+)
+
+
+def added(model="Job"):
+    return migrations.AddField(model, "added", models.IntegerField(default=0, db_default=0))
+
+
+def columns():
+    with connection.cursor() as cursor:
+        return {column.name for column in connection.introspection.get_table_description(cursor, "django_faktory_job")}
+
+
+def apply(operation, **options):
+    """As `migrate` does; the statements, where they are collected."""
+    before = ProjectState.from_apps(apps)
+    after = before.clone()
+    operation.state_forwards("django_faktory", after)
+    with connection.schema_editor(**options) as editor:
+        operation.database_forwards("django_faktory", editor, before, after)
+    return editor.collected_sql if options else []
+
+
+@has_no_concurrent_writers
+def test_while_it_waits_for_a_long_transaction_nobody_is_held_up(rollout, next_version):
+    this, following = next_version
+    rollout.migrate(this)
+    rollout.start_node(environment=rollout.environment(this))
+    rollout.start_makers(1, "wire")
+    rollout.start_takers(1, "wire")
+    rollout.goes_on("end")
+    with busy_transaction(rollout.store.name):
+        begun = time.monotonic()
+        migrate = rollout.start_migrate(following)
+        migrate.said("migration waits for tables in use", timeout_s=SOON_S)
+        rollout.goes_on("end", 60)
+        gap_s = rollout.longest_gap_s("ok", begun)
+        assert migrate.is_alive()
+    assert migrate.code(SOON_S) == 0
+    print(f"longest gap {gap_s:.1f} s")  # noqa: T201  (pytest -s shows it)
+    assert gap_s <= LONGEST_GAP_S
+    assert rollout.faults(rollout.verdict()) == {}
+
+
+@has_no_concurrent_writers
+@pytest.mark.django_db(transaction=True)
+def test_after_its_time_it_gives_up_and_has_changed_nothing(monkeypatch):
+    monkeypatch.setattr(_in_use, "WAIT_S", 0)
+    with busy_transaction(connection.settings_dict["NAME"]), pytest.raises(OperationalError):
+        apply(TablesInUse([added()]))
+    assert "added" not in columns()
+
+
+def test_tokens_of_locks_go_on_where_they_were(rollout, next_version):
+    this, following = next_version
+    rollout.migrate(this)
+    before = [rollout.store.next_token() for _ in range(3)][-1]
+    rollout.migrate(following)
+    assert rollout.store.next_token() == before + 1
+    rollout.migrate(following, "django_faktory", "0001")
+    assert rollout.store.next_token() == before + 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_only_wants_to_read_the_statements_waits_for_nobody():
+    with busy_transaction(connection.settings_dict["NAME"]):
+        told = "\n".join(apply(TablesInUse([added("Queue")]), collect_sql=True))
+    assert "django_faktory_queue" in told
+    assert "LOCK TABLE" not in told
+
+
+@pytest.mark.core
+def test_it_can_be_written_and_made_again():
+    _, args, kwargs = TablesInUse([added()]).deconstruct()
+    [found] = TablesInUse(*args, **kwargs).database_operations
+    assert (found.model_name, found.name) == ("Job", "added")
+
+
+def is_considerate(operations):
+    """What changes tables that are there comes first, and all of it with care; new tables come after."""
+    first, rest = operations[:1], operations[1:]
+    return all(isinstance(one, TablesInUse | migrations.CreateModel) for one in first) and all(
+        isinstance(one, migrations.CreateModel) for one in rest
+    )
+
+
+@pytest.mark.core
+def test_each_migration_of_ours_but_the_first_takes_tables_in_use_with_care():
+    found = MigrationLoader(None).disk_migrations
+    ours = [migration for (app, _), migration in found.items() if app == "django_faktory" and not migration.initial]
+    assert [migration for migration in ours if not is_considerate(migration.operations)] == []
+
+
+@pytest.mark.core
+def test_one_that_does_not_is_found():
+    new = migrations.CreateModel("New", [])
+    assert is_considerate([TablesInUse([added()]), new, new])
+    assert is_considerate([new])
+    assert not is_considerate([added()])
+    assert not is_considerate([new, added()])
+    assert not is_considerate([new, TablesInUse([added()])])

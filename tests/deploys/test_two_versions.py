@@ -1,0 +1,64 @@
+"""Two versions beside each other: the tables change under the old one, and it neither notices nor fails.
+
+FAKTORY_PREVIOUS runs an earlier release against this one, see `tests.deploys.versions`. FAKTORY_DEPLOYS makes it longer:
+how many jobs are to end in each phase.
+"""
+
+import json
+import os
+import time
+from contextlib import closing
+
+import pytest
+
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+JOBS = int(os.environ.get("FAKTORY_DEPLOYS", "40"))
+LONGEST_GAP_S = 5.0
+"""In which nothing was accepted, or nothing ended, while the tables changed; the machine may be busy."""
+
+pytestmark = pytest.mark.timeout(180 + JOBS // 5)
+
+
+def hand_over(giver, taker):
+    """A job that is pushed to one server is fetched, beaten for and ended at the other; its replies to all of it."""
+    jid = f"from-{giver[1]}-to-{taker[1]}"
+    with closing(RawClient.identified(giver)) as pushes, closing(RawClient.identified(taker, **worker(jid))) as works:
+        told = [pushes.ask(push(jid=jid, queue="hand")), works.ask("BEAT " + json.dumps({"wid": jid}))]
+        assert json.loads(works.ask("FETCH hand"))["jid"] == jid
+        return [*told, works.ask("ACK " + json.dumps({"jid": jid}))]
+
+
+def version_of(address):
+    """As the server tells it."""
+    with closing(RawClient.identified(address)) as client:
+        return json.loads(client.ask("INFO"))["server"]["faktory_version"]
+
+
+def test_a_rollout_and_a_step_back_cost_no_job_and_nobody_complains(rollout, two_versions):
+    old, new = two_versions
+    rollout.migrate(old)
+    first = rollout.start(old)
+    rollout.start_makers(1, "wire")
+    rollout.start_takers(2, "wire")
+    rollout.goes_on("end", JOBS)
+
+    begun = time.monotonic()
+    took_s = rollout.migrate(new)
+    gaps = {word: rollout.longest_gap_s(word, begun) for word in ("ok", "end")}
+    print(f"migrate took {took_s:.1f} s, longest gaps {gaps}")  # noqa: T201  (pytest -s shows it)
+    rollout.goes_on("end", JOBS)
+
+    second = rollout.start(new)
+    wait_until(lambda: len(rollout.crossings()) == 4, 60, every_s=0.1, what="each version runs jobs of both")
+    addresses = [rollout.address(first[0]), rollout.address(second[0])]
+    assert [version_of(address) for address in addresses] == [old.name, new.name]
+    assert hand_over(*addresses) == hand_over(*reversed(addresses)) == [b"+OK", b"+OK", b"+OK"]
+
+    assert rollout.stop_all(*second) == [0, 0]
+    rollout.start(old)
+    rollout.goes_on("end", JOBS)
+    assert rollout.faults(rollout.verdict()) == {}
+    assert rollout.all_alive()
+    assert {word: gap for word, gap in gaps.items() if gap > LONGEST_GAP_S} == {}
