@@ -1,7 +1,7 @@
 """Two versions beside each other: the tables change under the old one, and it neither notices nor fails.
 
-FAKTORY_PREVIOUS runs an earlier release against this one, see `tests.deploys.versions`. FAKTORY_DEPLOYS makes it longer:
-how many jobs are to end in each phase.
+FAKTORY_PREVIOUS runs an earlier release against this one, see `tests.deploys.versions`. FAKTORY_DEPLOYS is how many jobs
+are to end in each phase.
 """
 
 import json
@@ -15,6 +15,7 @@ from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
 JOBS = int(os.environ.get("FAKTORY_DEPLOYS", "40"))
+PHASE_S = 60 + JOBS // 5
 LONGEST_GAP_S = 5.0
 """In which nothing was accepted, or nothing ended, while the tables changed; the machine may be busy."""
 
@@ -42,13 +43,13 @@ def test_a_rollout_and_a_step_back_cost_no_job_and_nobody_complains(rollout, two
     first = rollout.start(old)
     rollout.start_makers(1, "wire")
     rollout.start_takers(2, "wire")
-    rollout.goes_on("end", JOBS)
+    rollout.goes_on("end", JOBS, PHASE_S)
 
     begun = time.monotonic()
     took_s = rollout.migrate(new)
     gaps = {word: rollout.longest_gap_s(word, begun) for word in ("ok", "end")}
     print(f"migrate took {took_s:.1f} s, longest gaps {gaps}")  # noqa: T201  (pytest -s shows it)
-    rollout.goes_on("end", JOBS)
+    rollout.goes_on("end", JOBS, PHASE_S)
 
     second = rollout.start(new)
     wait_until(lambda: len(rollout.crossings()) == 4, 60, every_s=0.1, what="each version runs jobs of both")
@@ -58,7 +59,7 @@ def test_a_rollout_and_a_step_back_cost_no_job_and_nobody_complains(rollout, two
 
     assert rollout.stop_all(*second) == [0, 0]
     rollout.start(old)
-    rollout.goes_on("end", JOBS)
+    rollout.goes_on("end", JOBS, PHASE_S)
     assert rollout.faults(rollout.verdict()) == {}
     assert rollout.all_alive()
     assert {word: gap for word, gap in gaps.items() if gap > LONGEST_GAP_S} == {}
