@@ -7,6 +7,7 @@ pushes or fetches any more. So we ask for a moment only, step back, and ask agai
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,7 +38,7 @@ class TablesInUse(SeparateDatabaseAndState):
     """Operations that change tables which are there already; the first of a migration.
 
     Nobody is held up for longer than a moment, but for the time of the changes themselves. Raises OperationalError,
-    with nothing changed on PostgreSQL, where the tables could not be had within `WAIT_S`.
+    with nothing changed, where the tables could not be had within `WAIT_S`.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
@@ -96,12 +97,16 @@ def _lock(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> None:
             cursor.execute("SET LOCAL statement_timeout TO DEFAULT")
             cursor.execute(f"SET LOCAL lock_timeout = {HOLD_UP_S * 1000:.0f}")
 
-    _patiently(lock, tables)
+    _patiently(lock, tables, wait_s=WAIT_S)
 
 
 def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Each statement of this migration: one that changes a table is a transaction of its own there."""
+    """Each statement of this migration: one that changes a table is a transaction of its own there.
+
+    Only the first may give up: a migration of which a part is done cannot be begun again.
+    """
     connection, execute = schema_editor.connection, schema_editor.execute
+    patience = [WAIT_S]
 
     def execute_patiently(sql: Any, params: Any = ()) -> None:
         def attempt() -> None:
@@ -114,7 +119,8 @@ def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor) -> None:
                 finally:
                     cursor.execute("SET SESSION lock_wait_timeout = %s", [before])
 
-        _patiently(attempt, [str(sql)])
+        _patiently(attempt, [str(sql)], wait_s=patience[0])
+        patience[0] = math.inf
 
     schema_editor.execute = execute_patiently  # type: ignore[method-assign]  # the indexes it puts off go this way too
 
@@ -134,8 +140,8 @@ def _numbers_go_on(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> It
             cursor.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (%s, %s)", [name, highest])
 
 
-def _patiently(attempt: Callable[[], None], what: Sequence[str]) -> None:
-    deadline, has_said = time.monotonic() + WAIT_S, False
+def _patiently(attempt: Callable[[], None], what: Sequence[str], *, wait_s: float) -> None:
+    deadline, has_said = time.monotonic() + wait_s, False
     while True:
         try:
             return attempt()

@@ -40,6 +40,7 @@ def web(folder, name):
         yield tasks.writes.enqueue()
         yield tasks.ends.using(run_after=timezone.now() + timedelta(seconds=0.5)).enqueue()
         yield tasks.locked.enqueue(number % 2)
+        yield tasks.limited.enqueue(f"{name} {number}")
         if number % 5 == 0:
             yield tasks.fails.enqueue()
         yield from tasks.ends.enqueue_many([() for _ in range(3)])

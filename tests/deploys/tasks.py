@@ -50,6 +50,12 @@ def locked(context, key):
     note("end", context)
 
 
+@task(takes_context=True, limit=2, unique_for=60)
+def limited(context, what):
+    context.progress(1, 2, what)
+    ends.func(context)
+
+
 @task(takes_context=True)
 def called(context, word):
     note(word, context)
