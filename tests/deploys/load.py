@@ -14,7 +14,7 @@ from tests.faults.client import Maker, Taker
 from tests.faults.history import Scribe
 
 PAUSE_S = 0.02
-ROUND_S = 0.1
+ROUND_S = 0.2
 
 
 class SteadyMaker(Maker):
