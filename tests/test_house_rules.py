@@ -24,7 +24,7 @@ def python_files(*folders):
         path
         for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if not {"migrations", "node_modules"} & set(path.parts)
+        if "node_modules" not in path.parts and (path.parent.name != "migrations" or path.name.startswith("_"))
     ]
 
 

@@ -17,7 +17,11 @@ from tests.docs.pages import ROOT, first_cells, section, text_of
 
 pytestmark = pytest.mark.core
 
-PACKAGE = sorted(path for path in (ROOT / "django_faktory").rglob("*.py") if "migrations" not in path.parts)
+PACKAGE = sorted(
+    path
+    for path in (ROOT / "django_faktory").rglob("*.py")
+    if path.parent.name != "migrations" or path.name.startswith("_")
+)
 
 
 @cache
