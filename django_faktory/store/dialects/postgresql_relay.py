@@ -31,14 +31,15 @@ RELAY = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
 held AS MATERIALIZED (
-  SELECT j.* FROM (
+  SELECT j.id, j.wid, j.attempt, j.result_ttl, j.lock_token, j.queue, j.jobtype, j.started_at FROM (
     SELECT id, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
     FROM {JOB} WHERE jid = $3 FOR UPDATE) AS j
   WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)
     AND j.bid IS NULL AND j.callback_of IS NULL AND j.passes IS NULL),
 mine AS MATERIALIZED (SELECT id, lock_key FROM {LOCK} WHERE id = (SELECT lock_token FROM held) FOR UPDATE),
 next AS MATERIALIZED (
-  SELECT q.place, j.* FROM unnest($7) WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+  SELECT q.place, j.id, j.jobtype, j.queue, j.weight, j.enqueued_at, j.expires_at, j.gate, j.limit_key
+  FROM unnest($7) WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
     SELECT id, jobtype, queue, weight, enqueued_at, expires_at, gate, limit_key FROM {JOB}
     WHERE lock_key = (SELECT lock_key FROM mine) AND state = (SELECT 'blocked') AND queue = q.name
     ORDER BY weight, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
