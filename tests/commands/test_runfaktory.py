@@ -33,6 +33,15 @@ def reaches(result, state, timeout_s=90):
         raise AssertionError(f"job not {state} within {timeout_s} s: {row}") from None
 
 
+@pytest.fixture
+def empty_pool(transactional_db):
+    """When the test is over Django's pool lets go of what the test has ended in there: the next one would be given it."""
+    yield
+    connection.close()
+    if connection.vendor == "postgresql":
+        connection.close_pool()
+
+
 class TestWorking:
     def test_everything_runs_with_one_command(self, runfaktory, address):
         program = runfaktory(ANY_PORT, "--processes", "1")
@@ -191,7 +200,7 @@ class TestCrashes:
 
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
     @needs_session("the test would end the sessions it has itself")
-    def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting):
+    def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting, empty_pool):
         """W30."""
         running = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")

@@ -12,6 +12,7 @@ from django_faktory.payloads import Ack, FetchRequest, failure
 from django_faktory.store import claiming, operations, upkeep
 from tests.factories import payload
 from tests.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
+from tests.settings import VIA
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
@@ -164,7 +165,7 @@ def test_a_plain_job_is_claimed_by_as_many_statements_with_limits_of_others_as_w
             connection,
         ) as told:
             assert len(node.fetch()) == 1
-        return len(told)
+        return sum("PREPARE" not in one["sql"] for one in told)
 
     without = statements()
     limit("task", "another", 1)
@@ -207,6 +208,8 @@ def test_fifty_workers_never_make_it_six(node):
     def work(number):
         wid, misses = f"w{number}", 0
         while misses < 400 and len(done) < total:
+            if VIA == "pool":
+                connection.close()  # given back: others wait for it, for there are fewer than threads
             found = node.reserve(wid=wid)
             if not found:
                 misses += 1

@@ -46,7 +46,10 @@ def forget_connections():
 
 
 def forked(target, *args):
-    connections.close_all()  # a forked process must not share them
+    for connection in connections.all():  # a forked process must not share them, nor those that lie in a pool
+        connection.close()
+        if connection.vendor == "postgresql":
+            connection.close_pool()
     process = multiprocessing.get_context("fork").Process(target=target, args=args)
     process.start()
     return process

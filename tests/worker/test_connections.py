@@ -152,10 +152,14 @@ def test_an_async_failure_mends_the_thread_its_orm_calls_run_in():
 
 
 def test_closing_what_is_broken_may_fail_and_does_no_harm():
-    """A driver may raise when it closes a connection that is gone."""
+    """A driver may raise when it closes a connection that is gone, and a pool when it is given one back."""
 
     class Broken:
         def close(self):
+            raise DatabaseError("gone")
+
+        @property
+        def _pool(self):
             raise DatabaseError("gone")
 
     connection.ensure_connection()
@@ -164,5 +168,5 @@ def test_closing_what_is_broken_may_fail_and_does_no_harm():
     try:
         assert tidy() == []
     finally:
+        connection.connection = real
         connection.close()
-        real.close()
