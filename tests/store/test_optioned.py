@@ -232,9 +232,10 @@ def test_plain_jobs_are_pushed_by_one_statement_as_ever():
         connection,
     ) as captured:
         push(payload())
-    statements = [query["sql"] for query in captured if "INSERT" in query["sql"] or "EXECUTE" in query["sql"]]
-    assert len(statements) == 1
-    assert not [query["sql"] for query in captured if "SAVEPOINT" in query["sql"] or "BEGIN" in query["sql"]]
+    # A connection that was used before, as one of a pool, may prepare its statement now.
+    told = [query["sql"] for query in captured if "PREPARE" not in query["sql"]]
+    assert len([sql for sql in told if "INSERT" in sql or "EXECUTE" in sql]) == 1
+    assert not [sql for sql in told if "SAVEPOINT" in sql or "BEGIN" in sql]
 
 
 # --- expiry
