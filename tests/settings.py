@@ -69,7 +69,12 @@ if VIA == "bouncer":  # Django's own rule; nothing else is to be set
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
 elif VIA == "pool":
     DATABASES["default"]["OPTIONS"] = {
-        "pool": {"min_size": 1, "max_size": int(os.environ.get("FAKTORY_TEST_POOL", "30")), "timeout": 10}
+        "pool": {
+            "min_size": 1,
+            "max_size": int(os.environ.get("FAKTORY_TEST_POOL", "30")),
+            "timeout": 10,
+            "max_idle": 5,
+        }
     }
 
 DATABASES["other"] = _second(DATABASES["default"])

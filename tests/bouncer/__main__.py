@@ -1,8 +1,10 @@
 """Run the tests that have a database through a PgBouncer: `python -m tests.bouncer`; with `--pool`, Django's own pool.
 
-Other arguments go to pytest, which runs everything that is not about other things than the database.
+`-n` says in how many processes. Other arguments go to pytest, which runs everything that is not about other things than
+the database.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -10,23 +12,27 @@ import zlib
 from pathlib import Path
 
 from tests import services
-from tests.bouncer.bouncer import Bouncer
+from tests.bouncer.bouncer import Bouncer, sessions_left
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = 4
+SESSIONS = 8
+"""That each of the tests' databases may have. With fewer, threads of one test wait too long for each other."""
 
 
 def main():
-    more = sys.argv[1:]
-    is_pool = "--pool" in more
-    needed = [services.postgresql(), services.django_pool() if is_pool else services.pgbouncer()]
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--pool", action="store_true")
+    parser.add_argument("-n", type=int, default=PROCESSES, dest="processes")
+    options, more = parser.parse_known_args()
+    needed = [services.postgresql(), services.django_pool() if options.pool else services.pgbouncer()]
     if missing := [service for service in needed if service.missing]:
         sys.exit("\n".join(f"{service.name}: {service.missing}" for service in missing))
     print(*needed, sep="\n", flush=True)  # noqa: T201  (told to who runs it)
-    more = [one for one in more if one != "--pool"]
-    if is_pool:
+    more = ["-n", str(in_what_is_left(options.processes)), *more]
+    if options.pool:
         sys.exit(run_tests({"FAKTORY_TEST_VIA": "pool"}, more))
-    bouncer = Bouncer()
+    bouncer = Bouncer(sessions=SESSIONS)
     try:
         code = run_tests(bouncer.environment, more)
     finally:
@@ -34,9 +40,22 @@ def main():
     sys.exit(code)
 
 
+def in_what_is_left(processes):
+    """So many processes, or as many as never want more sessions than PostgreSQL has left."""
+    left = sessions_left()
+    most = (left // SESSIONS - 1) // 2  # each has two databases, and they share the server's own
+    if most < 1:
+        sys.exit(
+            f"PostgreSQL has {left} connections left and {3 * SESSIONS} are needed: end others, or raise the limit"
+        )
+    if most < processes:
+        print(f"in {most} processes: PostgreSQL has {left} connections left", flush=True)  # noqa: T201
+    return min(processes, most)
+
+
 def run_tests(environment, more):
     """In a process of their own; pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(PROCESSES), "-m", "not core and not once", *more]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not core and not once", *more]
     tag = f"via{zlib.crc32(str(ROOT).encode()):08x}"
     environment = {"FAKTORY_TEST_TAG": tag, **os.environ, "FAKTORY_TEST_DB": "postgresql", **environment}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

@@ -29,6 +29,7 @@ pool_mode = {mode}
 max_client_conn = 1000
 default_pool_size = {sessions}
 server_round_robin = 1
+server_idle_timeout = 5
 ignore_startup_parameters = extra_float_digits
 stats_period = 3600
 """
@@ -37,14 +38,10 @@ stats_period = 3600
 class Bouncer:
     """Listens when it is made. `sessions`: how many of PostgreSQL's it has at most, for each database."""
 
-    def __init__(self, mode="transaction", sessions=25):
+    def __init__(self, mode="transaction", sessions=8):
         self.folder = Path(tempfile.mkdtemp(prefix="faktory-bouncer-"))
         self.port = _free_port()
-        at = {
-            "host": os.environ.get("PGHOST", "127.0.0.1"),
-            "port": os.environ.get("PGPORT", "5432"),
-            "access": f"user={os.environ.get('PGUSER', 'postgres')}",
-        }
+        at = {**_server(), "access": f"user={_user()}"}
         if password := os.environ.get("PGPASSWORD"):
             at["access"] += " password='{}'".format(password.replace("'", "''"))
         settings = self.folder / "pgbouncer.ini"
@@ -85,6 +82,24 @@ class Bouncer:
                 return True
         except psycopg.OperationalError:
             return False
+
+
+def sessions_left():
+    """How many more PostgreSQL takes before it keeps the last ones for its administrator."""
+    settled = "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+    taken = "(SELECT COUNT(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())"
+    access = {"user": _user(), "password": os.environ.get("PGPASSWORD", ""), "dbname": "postgres"}
+    with psycopg.connect(**_server(), **access, connect_timeout=services.TIMEOUT_S) as connection:
+        [left] = connection.execute(f"SELECT {settled} - {taken}").fetchone()
+    return left
+
+
+def _server():
+    return {"host": os.environ.get("PGHOST", "127.0.0.1"), "port": os.environ.get("PGPORT", "5432")}
+
+
+def _user():
+    return os.environ.get("PGUSER", "postgres")
 
 
 def _free_port():

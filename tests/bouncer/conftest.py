@@ -37,6 +37,7 @@ def go_by(transactional_db):
 
     def change(**settings):
         connection.close()
+        connection.close_pool()
         connection.settings_dict.update(settings)
 
     yield change

@@ -7,7 +7,7 @@ from django_faktory import wakeups
 from django_faktory.models import Job
 from tests import services
 from tests.project.tasks import add
-from tests.settings import KIND
+from tests.settings import KIND, VIA
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -20,7 +20,8 @@ pytestmark = [
 def test_a_listener_takes_no_connection_from_the_pool(go_by, closing_later):
     go_by(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
     listener = closing_later(wakeups.listen("default"))
-    wait_until(lambda: listener.hears_all)
+    # Through a PgBouncer it cannot hear, and has tried that long enough when it ends.
+    wait_until(lambda: listener.hears_all if VIA != "bouncer" else not listener._thread.is_alive())
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_listening_channels()")
         assert cursor.fetchall() == []
