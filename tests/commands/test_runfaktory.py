@@ -35,7 +35,7 @@ def reaches(result, state, timeout_s=90):
 
 @pytest.fixture
 def empty_pool(transactional_db):
-    """When the test is over Django's pool lets go of what the test has ended in there: the next one would be given it."""
+    """When the test is over, Django's pool lets go of what was ended in there: the next test would be given it."""
     yield
     connection.close()
     if connection.vendor == "postgresql":
