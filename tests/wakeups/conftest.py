@@ -1,7 +1,20 @@
 """Databases under names of their own, for listeners that must not be disturbed, or must be."""
 
+from contextlib import closing
+
 import pytest
-from django.db import connections
+from django.db import connection, connections
+
+
+@pytest.fixture
+def client():
+    """A driver's connection that listens, outside any pool: nobody else shall have it, and the pool is owed none."""
+    wrapper = connection.copy()
+    wrapper.settings_dict["OPTIONS"].pop("pool", None)
+    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as found:
+        found.autocommit = True
+        found.execute("LISTEN django_faktory")
+        yield found
 
 
 @pytest.fixture

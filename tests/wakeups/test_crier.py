@@ -1,9 +1,7 @@
 """A server's hints: sent by a thread, a burst with one NOTIFY, and of no use to the server itself."""
 
-from contextlib import closing
-
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_faktory import wakeups
 from django_faktory.wakeups import postgresql
@@ -26,19 +24,15 @@ def crier():
 
 
 @pytest.fixture
-def heard():
+def heard(client):
     """The payloads so far, as anybody's client sees them."""
     found = []
-    wrapper = connection.copy()
-    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as client:
-        client.autocommit = True
-        client.execute("LISTEN django_faktory")
 
-        def payloads():
-            found.extend(one.payload for one in client.notifies(timeout=0.05))
-            return found
+    def payloads():
+        found.extend(one.payload for one in client.notifies(timeout=0.05))
+        return found
 
-        yield payloads
+    return payloads
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from contextlib import closing
 
 import pytest
 from django.db import connection, transaction
@@ -29,13 +28,9 @@ def nothing_announced():
 
 
 @pytest.fixture
-def heard():
+def heard(client):
     """What arrives on the channel, as anybody's client sees it. Ask it for the payloads so far."""
-    wrapper = connection.copy()
-    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as client:
-        client.autocommit = True
-        client.execute("LISTEN django_faktory")
-        yield lambda: [one.payload for one in client.notifies(timeout=0.1)]
+    return lambda: [one.payload for one in client.notifies(timeout=0.1)]
 
 
 @pytest.fixture
