@@ -14,6 +14,7 @@ from typing import Any
 TAG = os.environ.get("FAKTORY_TEST_TAG", "main")
 KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
 VIA = os.environ.get("FAKTORY_TEST_VIA", "")
+POOL = int(os.environ.get("FAKTORY_TEST_POOL", "30"))
 if os.environ.get("FAKTORY_TEST_DRIVER") == "psycopg2":
     sys.modules["psycopg"] = None  # type: ignore[assignment]  # as if it was not installed: Django takes the other
 SCRATCH = Path(tempfile.gettempdir()) / f"django_faktory_{TAG}"
@@ -68,14 +69,7 @@ def _second(first: dict[str, Any]) -> dict[str, Any]:
 if VIA == "bouncer":  # Django's own rule; nothing else is to be set
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
 elif VIA == "pool":
-    DATABASES["default"]["OPTIONS"] = {
-        "pool": {
-            "min_size": 1,
-            "max_size": int(os.environ.get("FAKTORY_TEST_POOL", "30")),
-            "timeout": 10,
-            "max_idle": 5,
-        }
-    }
+    DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": POOL, "timeout": 10, "max_idle": 5}}
 
 DATABASES["other"] = _second(DATABASES["default"])
 

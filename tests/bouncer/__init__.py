@@ -2,7 +2,14 @@
 
 import pytest
 
-from tests.settings import VIA
+from tests.settings import POOL, VIA
+
+SESSIONS = 8
+"""That PgBouncer has at most for each of the tests' databases. With fewer, threads of one test wait too long for each
+other."""
+
+SHARED = {"bouncer": SESSIONS, "pool": POOL}.get(VIA, 1)
+"""Sessions that may have been ours, and may be ours next."""
 
 
 def needs_session(reason):

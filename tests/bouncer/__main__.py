@@ -12,12 +12,11 @@ import zlib
 from pathlib import Path
 
 from tests import services
+from tests.bouncer import SESSIONS
 from tests.bouncer.bouncer import Bouncer, sessions_left
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = 4
-SESSIONS = 8
-"""That each of the tests' databases may have. With fewer, threads of one test wait too long for each other."""
 
 
 def main():
@@ -32,7 +31,7 @@ def main():
     more = ["-n", str(in_what_is_left(options.processes)), *more]
     if options.pool:
         sys.exit(run_tests({"FAKTORY_TEST_VIA": "pool"}, more))
-    bouncer = Bouncer(sessions=SESSIONS)
+    bouncer = Bouncer()
     try:
         code = run_tests(bouncer.environment, more)
     finally:

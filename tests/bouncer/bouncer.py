@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 
 from tests import services
+from tests.bouncer import SESSIONS
 from tests.waiting import wait_until
 
 SETTINGS = """\
@@ -36,16 +37,16 @@ stats_period = 3600
 
 
 class Bouncer:
-    """Listens when it is made. `sessions`: how many of PostgreSQL's it has at most, for each database."""
+    """Listens when it is made."""
 
-    def __init__(self, mode="transaction", sessions=8):
+    def __init__(self, mode="transaction"):
         self.folder = Path(tempfile.mkdtemp(prefix="faktory-bouncer-"))
         self.port = _free_port()
         at = {**_server(), "access": f"user={_user()}"}
         if password := os.environ.get("PGPASSWORD"):
             at["access"] += " password='{}'".format(password.replace("'", "''"))
         settings = self.folder / "pgbouncer.ini"
-        settings.write_text(SETTINGS.format(**at, mode=mode, sessions=sessions, own_port=self.port))
+        settings.write_text(SETTINGS.format(**at, mode=mode, sessions=SESSIONS, own_port=self.port))
         # It refuses to be root.
         user = {"user": "nobody"} if os.geteuid() == 0 else {}
         if user:

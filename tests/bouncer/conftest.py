@@ -21,7 +21,7 @@ def bouncer(transactional_db):
     started = []
 
     def start(mode="transaction"):
-        started.append(Bouncer(mode, sessions=8))
+        started.append(Bouncer(mode))
         return started[-1]
 
     yield start
