@@ -31,17 +31,24 @@ def leave_dead_rows(count):
         let_sessions_tell()
 
 
+_OTHERS = """
+SELECT COUNT(*) FILTER (WHERE state = 'idle'), COUNT(*) FILTER (WHERE state <> 'idle'), pg_stat_force_next_flush()
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+
+
 def let_sessions_tell():
     """Let the statistics know at once what each session has done here: it tells seconds later, or when it ends.
 
     Behind a pooler, of whatever kind, rows were written in another session than that which is asked, and what was done
-    in tests before may be untold. Transactions that are open at a time have each its own.
+    in tests before may be untold. Transactions that are open at a time have each its own session.
     """
     with transaction.atomic():
-        told = "datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT COUNT(*), pg_stat_force_next_flush() FROM pg_stat_activity WHERE {told}")
-            others = [connection.copy() for _ in range(min(cursor.fetchone()[0], SHARED - 1))]
+            cursor.execute(_OTHERS)
+            idle, busy, _ = cursor.fetchone()
+        # More than there are to be had would wait for each other for ever.
+        others = [connection.copy() for _ in range(min(idle, SHARED - busy - 1))]
         try:
             for other in others:
                 other.set_autocommit(False)
