@@ -5,6 +5,7 @@ from django.db import connection
 
 from django_faktory import wakeups
 from django_faktory.models import Job
+from django_faktory.wakeups import postgresql
 from tests import services
 from tests.project.tasks import add
 from tests.settings import KIND, VIA
@@ -24,7 +25,8 @@ def test_a_listener_takes_no_connection_from_the_pool(go_by, closing_later):
     wait_until(lambda: listener.hears_all if VIA != "bouncer" else not listener._thread.is_alive())
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_listening_channels()")
-        assert cursor.fetchall() == []
+        # Nodes that other tests killed may have left a trial's channel, which nobody speaks on, in PgBouncer's session.
+        assert (postgresql.CHANNEL,) not in cursor.fetchall()
     assert connection.pool.get_stats()["pool_size"] == 1
 
 
