@@ -92,6 +92,18 @@ def shared_out(
     return found
 
 
+def more_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
+    """What is fetched beside something that is done already: trouble here must not swallow that."""
+    try:
+        claimed = claiming.claim(first_plan(requests))
+    except (BrokerUnavailable, Error) as error:
+        if connections[claiming.using].in_atomic_block:
+            raise
+        logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
+        return [[] for _ in requests]
+    return shared_out(requests, claimed, claiming, is_under_way=True)
+
+
 def answerable(request: FetchRequest) -> FetchRequest:
     """Without the queues that no database can know: one such name must not fail those that are claimed for with it."""
     if all(map(is_storable, request.queues)):

@@ -18,7 +18,7 @@ from ..models import Job, JobQuerySet
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
 from . import gates, locks, members, optioned
-from .claiming import Claiming, answerable, fetch, first_plan, shared_out
+from .claiming import Claiming, answerable, fetch, first_plan, more_for, shared_out
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Ending, Held, holds
 from .transactions import run
@@ -102,6 +102,12 @@ def exchange(
         return Exchanged(pushed, acked, fetched)
     claiming = Claiming(using, now, lease_s, unanswered or Unanswered())
     distinct, requests = _distinct(jobs), [answerable(request) for request in requests]
+    if not jobs and len(acks) == 1 and requests and _dialect(using).expects_relay(acks[0].jid):
+        relayed = _relayed(acks[0], requests, claiming)
+        if relayed:
+            ended, fetched = relayed
+            on_ended(ended.values())
+            return Exchanged([], [True], fetched)
     with claiming.unanswered.numbered() as number:
         plan = msgspec.structs.replace(first_plan(requests), lease_s=lease_s, claim=number)
         ending, claimed = run(
@@ -113,6 +119,31 @@ def exchange(
         acked = _all_acked(ending, acks, using=using, now=now, on_ended=on_ended)
         fetched = shared_out(requests, claiming.locked(plan, claimed), claiming, is_under_way=True)
     return Exchanged([None] * len(jobs), acked, fetched)
+
+
+def _relayed(
+    ack: Ack, requests: Sequence[FetchRequest], claiming: Claiming
+) -> tuple[Ended, list[list[Reservation]]] | None:
+    """The job that was ended, and what was fetched, where the first request got the next of its key with its lock."""
+    first, *others = [msgspec.structs.replace(requests[0], count=1), *requests[1:]]
+    if requests[0].count > 1:
+        others.insert(0, msgspec.structs.replace(first, count=requests[0].count - 1))
+    plan = first_plan([first])
+    if not plan.slots:
+        return None
+    with claiming.unanswered.numbered() as number:
+        plan = msgspec.structs.replace(plan, lease_s=claiming.lease_s, claim=number)
+        relayed = run(
+            claiming.using,
+            lambda connection: dialect_of(connection).relay(connection, ack, plan, claiming.now),
+            atomic=False,
+        )
+    if relayed is None:
+        return None
+    ended, job = relayed
+    found = more_for(others, claiming) if others else []
+    mine = found.pop(0) if requests[0].count > 1 else []
+    return ended, [[job, *mine], *found]
 
 
 def _all_acked(

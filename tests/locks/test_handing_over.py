@@ -219,6 +219,26 @@ def test_a_long_chain_is_one_statement_a_job(node):
     assert holders() == [jid("A4")]
 
 
+def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
+    one.push("A", "A1", "A2")
+    holder = one.reserve()
+    one.push("B", "C")
+    requests = [FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3", "w4")]
+    told = one.broker.exchange([], [Ack(jid=holder.jid, wid="w1", attempt=1)], requests)
+    assert told.acked == [True]
+    assert [[job.jid for job in found] for found in told.fetched] == [[jid("A1")], [jid("B")], [jid("C")], []]
+    assert state_of("A2") == "blocked"
+
+
+@on_postgresql
+def test_one_who_asks_for_several_gets_the_next_of_the_key_and_others(one):
+    one.push("A", "A1", "A2")
+    holder = one.reserve()
+    one.push("B", "C")
+    assert [job.jid for job in hand_over(one, holder, count=2)] == [jid("A1"), jid("B")]
+    assert one.fetch(count=5) == [jid("C")]
+
+
 @on_postgresql
 def test_on_postgresql_it_is_one_message(one):
     one.push("A", "A1")

@@ -161,6 +161,21 @@ class Dialect(ABC):
             self.insert(connection, jobs, now)
         return ended, self.claim(connection, plan, now) if plan.slots else []
 
+    def relay(
+        self,
+        connection: BaseDatabaseWrapper,  # noqa: ARG002
+        ack: Ack,  # noqa: ARG002
+        plan: Plan,  # noqa: ARG002
+        now: datetime | None,  # noqa: ARG002
+    ) -> tuple[Ended, Reservation] | None:
+        """End a holder of a lock and give the lock to the next of its key, claimed for the one worker of the plan, in
+        one statement; None: nothing was done (ADR 0020)."""
+        return None
+
+    def expects_relay(self, jid: str) -> bool:  # noqa: ARG002
+        """Whether a relay is likely to do where this job ends. Asked once for each."""
+        return False
+
     def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Whether `exchange` is a transaction by itself, so that none need be opened around it."""
         return False

@@ -22,6 +22,7 @@ from .base import (
     LOCK,
     WORKER,
     Dialect,
+    Ended,
     Ending,
     Held,
     Plan,
@@ -34,7 +35,7 @@ from .pipeline import Rows
 from .postgresql_gates import END_PASSED, IS_GATED, PASS, PASS_ALONE, withheld
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .postgresql_relay import Relay
-from .postgresql_rows import RETURNED, reservations
+from .postgresql_rows import RETURNED, reservations, with_tokens
 from .prepared import Statement, execute, joins
 
 _REPLACED = (
@@ -229,9 +230,6 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> tuple[Ending, list[Reservation]]:
         """See Dialect. A lock that is freed goes to who is claimed for next, with no commit between them."""
-        if relayed := self._relay.run(connection, jobs, acks, plan, now):
-            self._locked_at = time.monotonic()
-            return relayed
         calls = self._ends(connection, acks, now) if acks else []
         ends = len(calls)
         calls += [_push(jobs, now)] if jobs else []
@@ -246,7 +244,18 @@ class PostgresqlDialect(Dialect):
         heirs = found.pop() if is_handed_over else []
         self._relay.remember(jid for jid, _, _ in heirs)
         ending = self._ending(found[:ends] if acks else [[]], heirs)
-        return ending, _with_tokens(reservations(found[claims_from:]), heirs)
+        return ending, with_tokens(reservations(found[claims_from:]), heirs)
+
+    def relay(
+        self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None
+    ) -> tuple[Ended, Reservation] | None:
+        """See Dialect."""
+        self._locked_at = time.monotonic()
+        return self._relay.run(connection, ack, plan, now)
+
+    def expects_relay(self, jid: str) -> bool:
+        """See Dialect."""
+        return self._relay.expects(jid)
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""
@@ -267,9 +276,8 @@ class PostgresqlDialect(Dialect):
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
         """See Dialect."""
-        calls = self._ends(connection, acks, now)
         with connection.cursor() as cursor:
-            return self._ending(execute(cursor, calls))
+            return self._ending(execute(cursor, self._ends(connection, acks, now)))
 
     _relay = Relay()
     _locked_at = float("-inf")
@@ -371,14 +379,6 @@ def _push(jobs: Sequence[JobPayload], now: datetime | None) -> tuple[Statement, 
 
 def _end(acks: Sequence[Ack], now: datetime | None) -> tuple[Statement, list[Any]]:
     return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
-
-
-def _with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
-    """The jobs that were claimed, with the locks that some of them have already."""
-    tokens = {jid: token for jid, token, _ in heirs}
-    if not tokens:
-        return claimed
-    return [msgspec.structs.replace(job, lock_token=tokens.get(job.jid)) for job in claimed]
 
 
 def _held(row: Sequence[Any]) -> Held:

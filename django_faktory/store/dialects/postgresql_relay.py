@@ -8,15 +8,15 @@ Since the key is never free in between, nobody who came meanwhile can be missed:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...payloads import Ack, JobPayload, Reservation
-from .base import COUNTER, JOB, LOCK, WORKER, Ending, Held, Plan, counter_slot
+from ...payloads import Ack, Reservation
+from .base import COUNTER, JOB, LOCK, WORKER, Ended, Held, Plan, counter_slot
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED, reservations
 from .prepared import Statement, execute
@@ -105,19 +105,9 @@ class Relay:
             return jid in self._heirs and self._heirs.pop(jid) is None
 
     def run(
-        self,
-        connection: BaseDatabaseWrapper,
-        jobs: Sequence[JobPayload],
-        acks: Sequence[Ack],
-        plan: Plan,
-        now: datetime | None,
-    ) -> tuple[Ending, list[Reservation]] | None:
-        """What `Dialect.exchange` answers for one end and one claim; None where nothing was done."""
-        if jobs or len(acks) != 1 or plan.limit != 1 or len({slot.wid for slot in plan.slots}) != 1:
-            return None
-        [ack] = acks
-        if not self.expects(ack.jid):
-            return None
+        self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None
+    ) -> tuple[Ended, Reservation] | None:
+        """See `Dialect.relay`."""
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
             now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim, counter_slot(),
@@ -130,4 +120,4 @@ class Relay:
         [job] = reservations([[tuple(taken)]])
         self.remember([job.jid])
         held = Held(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
-        return Ending({ack.jid: held}, set()), [msgspec.structs.replace(job, lock_token=token)]
+        return {ack.jid: held}, msgspec.structs.replace(job, lock_token=token)

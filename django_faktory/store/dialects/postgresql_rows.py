@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ...payloads import Reservation
 from .pipeline import Rows
 
@@ -17,6 +19,14 @@ RETURNED = (
 def reservations(found: Sequence[Rows]) -> list[Reservation]:
     """Each claim's by queue, priority and age."""
     return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
+
+
+def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
+    """The jobs that were claimed, with the locks that some of them have already."""
+    tokens = {jid: token for jid, token, _ in heirs}
+    if not tokens:
+        return claimed
+    return [msgspec.structs.replace(job, lock_token=tokens.get(job.jid)) for job in claimed]
 
 
 def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
