@@ -23,6 +23,11 @@ def limits(monkeypatch):
         pytest.skip("others' drivers cannot be woken, and have limits of their own")
     yield lambda within_s: deadlines.enforce("default", within_s)
     connection.close()
+    with connection.cursor() as cursor:  # nobody waits for it, and for as long nothing can be vacuumed here
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'SELECT pg_sleep(%'"
+        )
 
 
 def sleep(seconds):

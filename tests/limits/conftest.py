@@ -73,13 +73,15 @@ def node(transactional_db):
 
 
 def at_once(count, work):
-    """Run `work(number)` in threads, which all begin together; returns what they returned."""
-    barrier, found = threading.Barrier(count), [None] * count
+    """Run `work(number)` in threads, which all begin together; returns what they returned, raises what one raised."""
+    barrier, found, errors = threading.Barrier(count), [None] * count, []
 
     def body(number):
         try:
             barrier.wait(60)
             found[number] = work(number)
+        except Exception as error:  # noqa: BLE001  (told to the test)
+            errors.append(error)
         finally:
             connections.close_all()
 
@@ -89,4 +91,6 @@ def at_once(count, work):
     for thread in threads:
         thread.join(90)
     assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} of {count} threads", errors[:3]) from errors[0]
     return found
