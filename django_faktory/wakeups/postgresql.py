@@ -46,6 +46,8 @@ UNLISTEN_TRIES = 50
 _NOTIFY = """
 SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
 WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
+_NOTIFY_ONE = b"""
+SELECT pg_notify($1, $2) WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
 
 
 def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: set[int] | None = None) -> None:
@@ -57,14 +59,27 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
     try:
         if not connection.get_autocommit():
             return
+        if senders is not None:
+            senders.add(connection.connection.info.backend_pid)
+        if len(payloads) == 1 and can_listen() and not (connection.execute_wrappers or connection.queries_logged):
+            _notify_straight(connection, payloads[0])
+            return
         with connection.cursor() as cursor:
-            if senders is not None:
-                senders.add(cursor.connection.info.backend_pid)
             cursor.execute(_NOTIFY, [CHANNEL, payloads])
     except Error as error:
         logger.debug("hint not sent error=%s", error)
         with suppress(Error):
             connection.close()  # broken or not: the next statement finds a good one
+
+
+def _notify_straight(connection: BaseDatabaseWrapper, payload: str) -> None:
+    """By libpq: who enqueues waits for it, and a cursor takes as long as PostgreSQL does."""
+    import psycopg  # psycopg 3 is here where somebody can listen
+
+    with connection.wrap_database_errors:
+        told = connection.connection.pgconn.exec_params(_NOTIFY_ONE, [CHANNEL.encode(), payload.encode()])
+        if told.status != psycopg.pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.error_from_result(told)
 
 
 def can_listen() -> bool:
