@@ -136,10 +136,14 @@ class ServerConnection:
         self.identity = hello.identity
         return hello
 
-    def _broken(self, error: ProtocolError) -> ProtocolError:
+    def forget(self) -> None:
+        """Keep nothing of what came, and of nothing that comes: no command is read any more."""
         self._is_broken = True
         self._buffer.clear()
         self._start = self._searched = 0
+
+    def _broken(self, error: ProtocolError) -> ProtocolError:
+        self.forget()
         return error
 
 

@@ -348,6 +348,7 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._is_closed = True
+        self._protocol.forget()  # the client may be left a while to read its last reply
         self._line_has_ended()
         if self._place:
             self._place.give_up()

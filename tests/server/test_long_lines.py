@@ -10,7 +10,7 @@ import pytest
 from django.test import override_settings
 
 from django_faktory.models import Job
-from django_faktory.server import desk
+from django_faktory.server import connection, desk
 from tests.server.raw import RawClient, push
 from tests.server.test_limits import Gated
 from tests.waiting import wait_until
@@ -192,6 +192,17 @@ def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow,
     holders[-1].send(b"")
     assert holders[-1].reply().startswith(b"-ERR")  # its line has ended, and was none
     wait_until(lambda: len(server.unfinished._held) < 17)
+
+
+def test_nothing_is_kept_of_a_line_whose_client_may_still_read_why_it_was_turned_away(
+    narrow, connect, server, monkeypatch
+):
+    monkeypatch.setattr(connection, "LAST_LOOK_S", 60)
+    holders = [connect() for _ in range(30)]
+    for client in holders:
+        client.send(b"PUSH " + b"x" * 89_995, end="")
+    wait_until(lambda: sum(one._is_closed for one in server._connections) == 13)
+    assert sum(one._protocol.buffered_bytes for one in server._connections) <= 1_600_000
 
 
 def test_small_lines_need_no_room(narrow, connect, server):
