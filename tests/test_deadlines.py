@@ -26,7 +26,7 @@ def limits(monkeypatch):
     with connection.cursor() as cursor:  # nobody waits for it, and for as long nothing can be vacuumed here
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'SELECT pg_sleep(%'"
+            " WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg_sleep(%'"
         )
 
 
