@@ -214,7 +214,9 @@ def test_a_long_chain_is_one_statement_a_job(node):
     with CaptureQueriesContext(connection) as sent:
         [job] = hand_over(one, job)
     assert job.jid == jid("A3")
-    assert ["WITH clock" in query["sql"] for query in sent] == [True]
+    # A connection that was used before, as one of a pool, may have prepared it, or prepare it now.
+    [told] = [query["sql"] for query in sent if "PREPARE" not in query["sql"]]
+    assert "heir AS" in told or (told.startswith("EXECUTE faktory_relay") and ";" not in told)
     assert [job.jid for job in hand_over(one, job)] == [jid("A4")]
     assert holders() == [jid("A4")]
 
