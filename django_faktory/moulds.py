@@ -23,7 +23,6 @@ class Mould:
     def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
         self._task = task
         self._is_sealed = sealing.is_wanted(task.encrypt)
-        self._tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
         self._shared: dict[str, Any] = {
             "jobtype": task.jobtype,
             "queue": task.queue_name,
@@ -51,7 +50,9 @@ class Mould:
         """As the job carries them: encrypted, where the task or the project wants that."""
         if not self._is_sealed:
             return result.args, result.kwargs
-        return sealing.seal(self._task.jobtype, result.args, result.kwargs, tells_same=self._tells_same), {}
+        task = self._task
+        tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
+        return sealing.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
 
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:

@@ -124,12 +124,10 @@ def exchange(
 def _relayed(
     ack: Ack, requests: Sequence[FetchRequest], claiming: Claiming
 ) -> tuple[Ended, list[list[Reservation]]] | None:
-    """The job that was ended, and what was fetched, where the first request got the next of its key with its lock."""
-    first, *others = [msgspec.structs.replace(requests[0], count=1), *requests[1:]]
-    if requests[0].count > 1:
-        others.insert(0, msgspec.structs.replace(first, count=requests[0].count - 1))
+    """The job that was ended, and what was fetched, where the first request, for one job, got the next of its key."""
+    first, *others = requests
     plan = first_plan([first])
-    if not plan.slots:
+    if first.count != 1 or not plan.slots:
         return None
     with claiming.unanswered.numbered() as number:
         plan = msgspec.structs.replace(plan, lease_s=claiming.lease_s, claim=number)
@@ -141,9 +139,7 @@ def _relayed(
     if relayed is None:
         return None
     ended, job = relayed
-    found = more_for(others, claiming) if others else []
-    mine = found.pop(0) if requests[0].count > 1 else []
-    return ended, [[job, *mine], *found]
+    return ended, [[job], *(more_for(others, claiming) if others else [])]
 
 
 def _all_acked(
