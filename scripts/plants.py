@@ -23,7 +23,7 @@ class Plant(NamedTuple):
 PLANTS = (
     Plant(
         "the end of a job asks for no holder, in PostgreSQL's statement",
-        f"{DIALECTS}/postgresql.py",
+        f"{DIALECTS}/postgresql_verbs.py",
         """  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
 gone AS (""",
@@ -123,7 +123,7 @@ gone AS (""",
     ),
     Plant(
         "a unique job that succeeds keeps its lock, on PostgreSQL",
-        f"{DIALECTS}/postgresql.py",
+        f"{DIALECTS}/postgresql_verbs.py",
         "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock",
         "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock",
         ("tests/store/test_optioned.py", "-k", "lock_is_free"),
@@ -229,7 +229,7 @@ gone AS (""",
     ),
     Plant(
         "a claim takes what another is just taking, on PostgreSQL",
-        f"{DIALECTS}/postgresql.py",
+        f"{DIALECTS}/postgresql_verbs.py",
         '  ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""',
         '  ORDER BY weight, enqueued_at, id LIMIT q.room"""',
         ("tests/store/test_claims.py", "-k", "share_two_hundred"),

@@ -6,8 +6,8 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.models import Job
-from django_faktory.store.dialects.postgresql import CLAIM
 from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from django_faktory.store.dialects.postgresql_verbs import CLAIM
 from tests.factories import JobFactory
 
 pytestmark = [

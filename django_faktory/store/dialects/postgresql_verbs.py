@@ -1,0 +1,198 @@
+"""The hot verbs as PostgreSQL's statements, and what is sent with each: a call.
+
+A set travels as one JSON parameter, so that the statement's text does not grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from ...payloads import Ack, JobPayload
+from .base import COUNTER, JOB, WORKER, Plan, Slot, counter_slot, replaceable
+from .postgresql_gates import IS_GATED, withheld
+from .postgresql_rows import RETURNED
+from .prepared import Call, Statement
+
+_REPLACED = (
+    "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
+    "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
+    "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
+    "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
+    "bid", "callback_of", "has_run", "counts_failed", "about",
+)  # fmt: skip
+
+_INTO = f"""
+INSERT INTO {JOB} AS old (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
+  run_at, enqueued_at)
+SELECT j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'enqueued' END, -j.priority, j.text,
+  j.retry, j.reserve_for, j.backtrace, j.result_ttl,
+  CASE WHEN j.at > now THEN j.at END, CASE WHEN j.at > now THEN NULL ELSE now END
+"""
+
+_UPSERT = f"""
+ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
+WHERE {replaceable("old.")}
+"""
+
+
+def _clock(place: int) -> str:
+    return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
+
+
+# A lone job goes as plain values: building and reading JSON would cost more than they do.
+PUSH_ONE = Statement(
+    "push_one",
+    ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
+    f"""{_INTO}
+FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {_clock(11)}{_UPSERT}""",
+    gives_rows=False,
+    ages=False,
+)
+
+PUSH_MANY = Statement(
+    "push_many",
+    ["json", "timestamptz"],
+    f"""{_INTO}
+FROM ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
+  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {_clock(2)}
+ORDER BY j.place{_UPSERT}""",
+    gives_rows=False,
+    ages=False,
+)
+
+_READY = f"""
+  SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
+    AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
+  ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
+
+# The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
+# locked. The ids go through an array, which is made once, before: of a join the planner thinks that it gives a tenth
+# of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
+_CLAIM = f"""
+UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
+  reserved_until = now + make_interval(secs => reserve_for), gate = NULL, claim = $6,
+  passes = CASE WHEN {IS_GATED} THEN '' END,
+  unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
+FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
+  SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
+  CROSS JOIN LATERAL ({_READY}) AS ready
+  WHERE q.name <> ALL ({withheld(5)})
+    AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
+    AND $alone
+  LIMIT (SELECT $4)))
+RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
+
+_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint"]
+CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
+
+# Alone, a claim commits without waiting for the disk: one that a crash of the database takes back is a job that runs
+# again, and whatever is acknowledged later takes the claim to disk with it (ADR 0006).
+CLAIM_ALONE = Statement(
+    "claim_alone",
+    _CLAIM_TYPES,
+    _CLAIM.replace("AND $alone", "AND (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"),
+)
+
+WAITING = Statement(
+    "waiting",
+    ["text[]", "int", "text[]", "timestamptz"],
+    f"""
+SELECT q.name, (SELECT COUNT(*) FROM (
+    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
+      AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
+  FROM unnest($1) AS q (name)
+  WHERE q.name <> ALL ({withheld(4)})
+UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
+)
+
+# Rows are found by jid alone, inside the LATERAL, and judged outside of it: told the state there, the planner takes
+# the partial index of working jobs, whose dead entries it does not count, and walks over every job of the last minute.
+# For the same reason it is told below of the reservation, which working jobs have and no others.
+END = Statement(
+    "done",
+    ["timestamptz", "json", "smallint", "int"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+held AS MATERIALIZED (
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result,
+    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL
+      OR j.passes IS NOT NULL AS is_apart,
+    j.queue, j.jobtype, j.started_at
+  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
+  CROSS JOIN LATERAL (
+    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
+    FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+  WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
+    AND (r.attempt IS NULL OR r.attempt = j.attempt)),
+gone AS (
+  DELETE FROM {JOB} AS j USING held
+  WHERE j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_apart
+    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+  RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, clock
+  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart
+    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+  RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
+ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
+batched AS (SELECT jid, wid, attempt FROM held WHERE is_apart),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0,
+    $4 - (SELECT COUNT(*) FROM ended) - (SELECT COUNT(*) FROM batched)
+  FROM clock
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
+SELECT jid, wid, attempt, queue, jobtype, now, started_at, FALSE FROM ended, clock
+UNION ALL SELECT jid, wid, attempt, '', '', NULL, NULL, TRUE FROM batched""",
+)
+
+KEEP = Statement(
+    "keep",
+    ["bigint[]", "text[]", "timestamptz"],
+    f"""
+UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
+  unique_key = NULL, lock_token = NULL, passes = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
+FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
+    gives_rows=False,
+)
+
+COUNT = f"""
+INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,
+  failed = c.failed + excluded.failed, late = c.late + excluded.late"""
+
+_json = msgspec.json.Encoder()
+
+
+def push_call(jobs: Sequence[JobPayload], now: datetime | None) -> Call:
+    """How jobs are stored that have different jids."""
+    if len(jobs) > 1:
+        return PUSH_MANY, [str(_json.encode(jobs), "utf-8"), now]
+    job = jobs[0]
+    return PUSH_ONE, [
+        job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace,
+        job.result_ttl, job.at, now,
+    ]  # fmt: skip
+
+
+def end_call(acks: Sequence[Ack], now: datetime | None) -> Call:
+    """How plain jobs are ended."""
+    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
+
+
+def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:
+    """A claim for each wid of the plan."""
+    by_wid: dict[str, list[Slot]] = {}
+    for slot in plan.slots:
+        by_wid.setdefault(slot.wid, []).append(slot)
+    return [
+        (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now, plan.claim])
+        for wid, slots in by_wid.items()
+    ]
