@@ -86,7 +86,7 @@ class _Watch:
     @contextmanager
     def limited(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
         """While this lasts, the connection is cut when the time is over."""
-        me = threading.get_ident()
+        me = id(connection)  # and not the thread: the event loop waits on several
         self.running[me] = (time.monotonic() + getattr(_of_thread, "within_s", self.within_s), connection)
         try:
             yield
@@ -97,9 +97,9 @@ class _Watch:
         while transactions.around == self.limited:
             time.sleep(LOOK_EVERY_S)
             now = time.monotonic()
-            for thread, entry in list(self.running.items()):
+            for number, entry in list(self.running.items()):
                 if entry and now >= entry[0]:
-                    self.running[thread] = None  # once
+                    self.running[number] = None  # once
                     _cut(entry[1])
 
 

@@ -42,8 +42,11 @@ def get_broker() -> Broker:
 
 
 def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: Recorder) -> Broker:
-    """A server's own: `get_broker`, with its hints sent by `announce` where the jobs are in a database."""
-    return _orm_broker(announce=announce, recorder=recorder) if conf.get("BROKER") == "orm" else get_broker()
+    """A server's own: `get_broker`, with its hints sent by `announce`, which does not wait, where the jobs are in a
+    database."""
+    if conf.get("BROKER") != "orm":
+        return get_broker()
+    return _orm_broker(announce=announce, announces_apart=True, recorder=recorder)
 
 
 def working_broker(recorder: Recorder) -> Broker:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..errors import FaktoryError
 from ..mutations import Mutation
@@ -27,6 +27,9 @@ from ..payloads import (
     TrackUpdate,
     WorkerIdentity,
 )
+
+Told = TypeVar("Told")
+Told_co = TypeVar("Told_co", covariant=True)
 
 
 class Exchanged(NamedTuple):
@@ -45,6 +48,40 @@ class Transaction:
     """Whether it is part of a larger one, and so committed with that."""
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
     """Asked inside of it: whether nothing at all has been done there, as far as that can be told."""
+
+
+class InFlight(Protocol[Told_co]):
+    """An exchange that was sent on a lent connection, see `Broker.lend`."""
+
+    @property
+    def fd(self) -> int:
+        """Readable when something came of the answer."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all was sent; else call `send` when `fd` is writable, and `read` after it."""
+
+    def send(self) -> None:
+        """Send more of it; never raises."""
+
+    def read(self) -> Told_co | Callable[[], Told_co] | None:
+        """What is made of the answer, or what is left to do for it in the thread of the connection: that may wait, and
+        raises what `exchange` raises. None while more is to come. Never raises."""
+
+
+class Lent(Protocol):
+    """A connection that a thread has lent."""
+
+    def __call__(
+        self,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        requests: Sequence[FetchRequest],
+        then: Callable[[Exchanged], Told],
+        /,
+    ) -> InFlight[Told] | None:
+        """Send an exchange, of whose answer `then` makes what is told; None where it must go by `exchange`, in the
+        thread: nothing was done then."""
 
 
 class Broker(ABC):
@@ -118,6 +155,11 @@ class Broker(ABC):
         """
         acked = self.ack(acks)
         return Exchanged(self.push(jobs), [*acked], self.fetch(requests))
+
+    def lend(self) -> Lent | None:
+        """A way for an event loop to exchange on this thread's connection, as long as the thread does nothing with it
+        and after it has done something; None where there is none (ADR 0021)."""
+        return None
 
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> list[bool]:

@@ -37,6 +37,7 @@ from ..store import (
     claiming,
     failures,
     jobs,
+    lent,
     locks,
     many,
     members,
@@ -50,7 +51,7 @@ from ..store.dialects.base import Held
 from ..store.transactions import first_line
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
-from .base import Broker, Exchanged, Transaction
+from .base import Broker, Exchanged, InFlight, Lent, Told, Transaction
 
 logger = get_logger(__name__)
 
@@ -78,6 +79,7 @@ class OrmBroker(Broker):
         worker_timeout_s: float = 60,
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
+        announces_apart: bool = False,
         locket: Locket = _NO_LOCKET,
         recorder: Recorder | None = None,
     ) -> None:
@@ -89,6 +91,7 @@ class OrmBroker(Broker):
         self.worker_timeout_s = worker_timeout_s
         self.commit_within_s = commit_within_s
         self._announce = announce
+        self._announces_apart = announces_apart  # in a thread of its own, so that nobody waits for it
         self._recorder = recorder
         self._known_queues: dict[str, float] = {}
         self._unanswered = Unanswered()
@@ -141,19 +144,58 @@ class OrmBroker(Broker):
             self._give_back_unanswered()
             self.locket.refuse_wrong()
         stored, refused = self._keyed(jobs_)
-        pushed, acked, fetched = jobs.exchange(
-            stored,
-            acks,
-            requests,
-            using=self.alias,
-            now=self.clock(),
-            lease_s=self.locket.lease_s,
-            unanswered=self._unanswered,
-            on_ended=self._note_ended,
-        )
+        pushed, acked, fetched = jobs.carry_out(self._turn(stored, acks, requests, self._note_ended))
         self._tell(stored)
         self._note_started(fetched)
         return Exchanged(_merged(refused, pushed), acked, fetched)
+
+    def _turn(
+        self,
+        jobs_: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        requests: Sequence[FetchRequest],
+        on_ended: jobs.OnEnded,
+    ) -> jobs.Turn:
+        claiming_ = claiming.Claiming(self.alias, self.clock(), self.locket.lease_s, self._unanswered)
+        return jobs.Turn(jobs_, acks, requests, claiming_, on_ended)
+
+    def lend(self) -> Lent | None:
+        """See Broker."""
+        if self._has_verbs_of_its_own():
+            return None
+        connection = connections[self.alias]
+        return partial(self._begin, connection) if dialect_of(connection).lends else None
+
+    def _has_verbs_of_its_own(self) -> bool:
+        """Whether this is a kind of its own, whose verbs are not to be gone round."""
+        mine, ours = type(self), OrmBroker
+        return (mine.push, mine.ack, mine.fetch, mine.exchange) != (ours.push, ours.ack, ours.fetch, ours.exchange)
+
+    def _begin(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs_: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        requests: Sequence[FetchRequest],
+        then: Callable[[Exchanged], Told],
+    ) -> InFlight[Told] | None:
+        if self.locket.is_enabled or (requests and self._unanswered.is_any_due()):
+            return None
+        queues_ = {job.queue for job in jobs_}
+
+        def told(found: jobs.Exchanged) -> Told:
+            if queues_:
+                self._after_push(queues_)
+            self._note_started(found.fetched)
+            return then(Exchanged([*found.pushed], found.acked, found.fetched))
+
+        turn = self._turn(jobs_, acks, requests, self._record_ended)
+        return lent.begin(connection, turn, told, then_waits=lambda: bool(queues_) and not self._tells_at_once(queues_))
+
+    def _tells_at_once(self, queues_: Collection[str]) -> bool:
+        """Whether `_after_push` waits for nothing."""
+        now = time.monotonic()
+        return self._announces_apart and all(self._known_queues.get(queue, 0.0) > now for queue in queues_)
 
     def _tell(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
@@ -226,6 +268,11 @@ class OrmBroker(Broker):
         if self._recorder and jobs_:
             passed = [Passed(job.queue, job.jobtype, job.ran_s) for job in jobs_]
             transaction.on_commit(partial(self._recorder.ended, passed, well=well), using=self.alias)
+
+    def _record_ended(self, jobs_: Collection[Held]) -> None:
+        """`_note_ended` where there is no transaction."""
+        if self._recorder and jobs_:
+            self._recorder.ended([Passed(job.queue, job.jobtype, job.ran_s) for job in jobs_], well=True)
 
     def _note_failed(self, jobs_: Collection[Held]) -> None:
         self._note_ended(jobs_, well=False)

@@ -12,9 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from ..brokers.base import InFlight
 from ..errors import BrokerUnavailable, FaktoryError
 from ..logs import get_logger
 
@@ -29,32 +31,54 @@ COMPLAIN_EVERY_S = 5.0
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Batch = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
+
+
+Answers = Sequence[Answer | FaktoryError]
+Begin = Callable[[list[Item]], InFlight[Answers[Answer]] | None]
+"""Sends a set without waiting for its answers, where it can go that way (ADR 0021)."""
+
+
+class _Hand(Generic[Item, Answer]):
+    """One thread of a lane, with its connection: the thread uses it, or the event loop does."""
+
+    def __init__(self) -> None:
+        self.begin: Begin[Item, Answer] | None = None
+        self.flying: tuple[Batch[Item, Answer], InFlight[Answers[Answer]]] | None = None
+        self.fd: int | None = None
+        self.work: SimpleQueue[tuple[Batch[Item, Answer], Callable[[], Answers[Answer]]] | None] = SimpleQueue()
 
 
 class Lane(Generic[Item, Answer]):
-    """One kind of verb. `carry_out` takes a list of items and returns an answer to each, in one of `width` threads."""
+    """One kind of verb. `carry_out` takes a list of items and returns an answer to each, in one of `width` threads.
+
+    `lend` is called in such a thread when it has done something: until it has to do something again, the event loop
+    sends sets by what was returned, and reads them.
+    """
 
     def __init__(
         self,
         name: str,
-        carry_out: Callable[[list[Item]], Sequence[Answer | FaktoryError]],
+        carry_out: Callable[[list[Item]], Answers[Answer]],
         *,
         width: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
+        lend: Callable[[], Begin[Item, Answer] | None] = lambda: None,
         reset: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._carry_out, self._weigh, self._reset, self._loop = carry_out, weigh, reset, loop
-        self._free = width
+        self._carry_out, self._weigh, self._lend, self._reset, self._loop = carry_out, weigh, lend, reset, loop
         self._is_called = False
         self._failed = 0  # since it was last told
         self._complain_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
-        self._batches: SimpleQueue[list[tuple[Item, Callable[[Answer | FaktoryError], object]]] | None] = SimpleQueue()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._hands: list[_Hand[Item, Answer]] = [_Hand() for _ in range(width)]
+        self._free = [*self._hands]
         self._threads = [
-            threading.Thread(target=self._work, name=f"faktory-{name}-{number}", daemon=True) for number in range(width)
+            threading.Thread(target=self._work, args=(hand,), name=f"faktory-{name}-{number}", daemon=True)
+            for number, hand in enumerate(self._hands)
         ]
         for thread in self._threads:
             thread.start()
@@ -71,22 +95,75 @@ class Lane(Generic[Item, Answer]):
         """Wait until everything submitted is answered."""
         await self._idle.wait()
 
+    def take_back(self) -> None:
+        """Have all connections left to their threads, which close them at the end."""
+        for hand in self._free:
+            self._take_back(hand)
+
     def close(self) -> None:
         """End the threads when they have done what was given to them."""
-        for _ in self._threads:
-            self._batches.put(None)
+        for hand in self._hands:
+            hand.work.put(None)
         for thread in self._threads:
             thread.join(10)
 
     def _next(self) -> None:
         self._is_called = False
         if self._pending and self._free:
-            self._free -= 1
-            self._batches.put(self._take())
-        elif self._free == len(self._threads):
+            hand, batch = self._free.pop(), self._take()
+            items = [item for item, _ in batch]
+            flight = hand.begin(items) if hand.begin else None
+            if flight is None:
+                self._give(hand, batch, partial(self._carry_out, items))
+            else:
+                self._wait(hand, batch, flight)
+        elif len(self._free) == len(self._hands):
             self._idle.set()
 
-    def _take(self) -> list[tuple[Item, Callable[[Answer | FaktoryError], object]]]:
+    def _wait(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], flight: InFlight[Answers[Answer]]) -> None:
+        """Answer when the flight is read. Its connection is nobody else's until then."""
+        hand.flying = batch, flight
+        if hand.fd is None:
+            hand.fd = flight.fd
+            self._loop.add_reader(hand.fd, self._read, hand)
+        if not flight.is_sent:
+            self._loop.add_writer(flight.fd, self._send, hand)
+
+    def _read(self, hand: _Hand[Item, Answer]) -> None:
+        if hand.flying is None:
+            self._take_back(hand)  # nothing was asked: the connection has ended, or is about to
+            return
+        batch, flight = hand.flying
+        told = flight.read()
+        if told is None:
+            return
+        hand.flying = None
+        if callable(told):
+            self._give(hand, batch, told)
+        else:
+            self._done(hand, batch, told)
+
+    def _send(self, hand: _Hand[Item, Answer]) -> None:
+        assert hand.flying is not None and hand.fd is not None  # noqa: S101, PT018  (only while it flies)
+        _, flight = hand.flying
+        flight.send()
+        if flight.is_sent:
+            self._loop.remove_writer(hand.fd)
+        self._read(hand)
+
+    def _take_back(self, hand: _Hand[Item, Answer]) -> None:
+        """From now on the connection is the thread's."""
+        hand.begin = None
+        if hand.fd is not None:
+            self._loop.remove_reader(hand.fd)
+            self._loop.remove_writer(hand.fd)
+            hand.fd = None
+
+    def _give(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], work: Callable[[], Answers[Answer]]) -> None:
+        self._take_back(hand)
+        hand.work.put((batch, work))
+
+    def _take(self) -> Batch[Item, Answer]:
         """The next set: as many as are light enough together, and one in any case."""
         batch = [self._pending.popleft()]
         room = MAX_BATCH - self._weigh(batch[0][0])
@@ -94,12 +171,8 @@ class Lane(Generic[Item, Answer]):
             batch.append(self._pending.popleft())
         return batch
 
-    def _done(
-        self,
-        batch: list[tuple[Item, Callable[[Answer | FaktoryError], object]]],
-        answers: Sequence[Answer | FaktoryError],
-    ) -> None:
-        self._free += 1
+    def _done(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], answers: Answers[Answer]) -> None:
+        self._free.append(hand)
         self._next()  # before the answers: the threads work while they are written
         for (item, answer), told in zip(batch, answers, strict=True):
             try:
@@ -107,15 +180,17 @@ class Lane(Generic[Item, Answer]):
             except Exception:  # the others of the set wait for theirs
                 logger.exception("answer failed item=%s", _named(item))
 
-    def _work(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            answers = self._answers([item for item, _ in batch])
-            self._loop.call_soon_threadsafe(self._done, batch, answers)
+    def _work(self, hand: _Hand[Item, Answer]) -> None:
+        while (given := hand.work.get()) is not None:
+            batch, work = given
+            answers = self._answers([item for item, _ in batch], work)
+            hand.begin = self._lend()
+            self._loop.call_soon_threadsafe(self._done, hand, batch, answers)
         self._reset()
 
-    def _answers(self, items: list[Item]) -> Sequence[Answer | FaktoryError]:
+    def _answers(self, items: list[Item], work: Callable[[], Answers[Answer]]) -> Answers[Answer]:
         try:
-            return self._carry_out(items)
+            return work()
         except BrokerUnavailable as error:
             self._complain(len(items), error)
             self._reset()
@@ -123,7 +198,7 @@ class Lane(Generic[Item, Answer]):
         except Exception as error:  # one poisoned command must not fail its neighbours, nor end the lane
             self._reset()
             if len(items) > 1:
-                return [answer for item in items for answer in self._answers([item])]
+                return [answer for item in items for answer in self._answers([item], partial(self._carry_out, [item]))]
             if isinstance(error, FaktoryError):
                 return [error]
             logger.exception("command failed item=%s", _named(items[0]))

@@ -25,14 +25,14 @@ from ..logs import get_logger
 from ..payloads import Failure, JobPayload, Reservation
 from ..protocol import resp
 from ..protocol.commands import Command
-from .committer import MAX_BATCH, Lane
+from .committer import MAX_BATCH, Begin, Lane
 from .connection import Connection
 from .desk import Desk
 from .door import Door
 from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
-from .turns import Item, take_turn, weight
+from .turns import Item, begin_turn, take_turn, weight
 from .unfinished import LONGEST_AT_ONCE, Unfinished
 from .verbs import carry_out
 
@@ -215,7 +215,7 @@ class Server:
         self.desk = Desk(self.loop, commands=lambda: self.command_count)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
-        self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, **common)
+        self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
         self._bulk: Lane[Item, Any] = Lane("bulk", turn, weigh=weight, **common)
         self.failures: Lane[Failure, FaktoryError | bool] = Lane("fail", self.broker.fail, **common)
         self.control: Lane[Callable[[], Any], Any] = Lane("control", _call_each, **common)
@@ -245,6 +245,7 @@ class Server:
         if self._hints:
             self._hints.close()
         for lane in self._lanes:
+            lane.take_back()
             await asyncio.to_thread(lane.close)
         if self._ears:
             await asyncio.to_thread(self._ears.join, 2.0)
@@ -284,6 +285,11 @@ class Server:
                 self.wake()
 
     # --- what the lanes carry out, in their threads ---
+
+    def _lend(self) -> Begin[Item, Any] | None:
+        """How the loop takes turns on this thread's connection."""
+        lent = self.broker.lend()
+        return partial(begin_turn, lent) if lent else None
 
     def release(self, jobs: Sequence[Reservation]) -> None:
         """Give back what was claimed for clients that went away, and let others have it (W14)."""

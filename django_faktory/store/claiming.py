@@ -38,7 +38,11 @@ def fetch(
     otherwise each tries its first queue; who got too little is planned for by what waits in each queue.
     """
     requests = [answerable(request) for request in requests]
-    claiming = Claiming(using, now, lease_s, unanswered or Unanswered())
+    return fetch_for(requests, Claiming(using, now, lease_s, unanswered or Unanswered()))
+
+
+def fetch_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
+    """`fetch` for answerable requests."""
     return shared_out(requests, claiming.claim(first_plan(requests)), claiming)
 
 
@@ -111,6 +115,11 @@ def answerable(request: FetchRequest) -> FetchRequest:
     return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
 
 
+def has_all_it_needs(job: Reservation) -> bool:
+    """Whether a claimed job may run as it is: no lock is to be taken for it, and no gate to be asked."""
+    return (job.lock_key is None or job.lock_token is not None) and job.passes is None
+
+
 class Claiming(NamedTuple):
     """How jobs are claimed, and locked for where they have a key."""
 
@@ -141,7 +150,7 @@ class Claiming(NamedTuple):
         who did not."""
         found: list[Reservation] = []
         for left in reversed(range(MAX_ROUNDS)):
-            if all((job.lock_key is None or job.lock_token) and job.passes is None for job in claimed):
+            if all(map(has_all_it_needs, claimed)):
                 return found + claimed if found else claimed
             got = self._with_locks(gates.let_pass(claimed, using=self.using, now=self.now))
             found += got

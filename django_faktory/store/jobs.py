@@ -18,9 +18,10 @@ from ..models import Job, JobQuerySet
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
 from . import gates, locks, members, optioned
-from .claiming import Claiming, answerable, fetch, first_plan, more_for, shared_out
+from .claiming import Claiming, answerable, fetch_for, first_plan, has_all_it_needs, more_for, shared_out
+from .claiming import fetch as fetch  # noqa: PLC0414  (a part of the straight way)
 from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Ending, Held, holds
+from .dialects.base import Dialect, Ended, Ending, Held, Plan, holds
 from .transactions import run
 from .unanswered import Unanswered
 
@@ -82,6 +83,58 @@ class Exchanged(NamedTuple):
     fetched: list[list[Reservation]]
 
 
+class Turn:
+    """One exchange: what is asked, and what its answer becomes."""
+
+    def __init__(
+        self,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        requests: Sequence[FetchRequest],
+        claiming: Claiming,
+        on_ended: OnEnded,
+    ) -> None:
+        self.jobs, self.acks, self.claiming, self.on_ended = jobs, acks, claiming, on_ended
+        self.requests = [answerable(request) for request in requests]
+
+    def is_one(self) -> bool:
+        """Whether the database can carry it out as one."""
+        is_plain = max(len(self.jobs), len(self.acks)) <= CHUNK and not _any_options(self.jobs)
+        return is_plain and all(is_storable(ack.jid) for ack in self.acks)
+
+    def may_be_relay(self, dialect: Dialect) -> bool:
+        """Whether a relay is to be tried."""
+        is_pair = not self.jobs and len(self.acks) == 1 and bool(self.requests)
+        return is_pair and dialect.expects_relay(self.acks[0].jid)
+
+    def distinct(self) -> list[JobPayload]:
+        """What is stored: the first of those with one jid."""
+        return _distinct(self.jobs)
+
+    def plan(self, number: int) -> Plan:
+        """What to claim, under this number."""
+        return msgspec.structs.replace(first_plan(self.requests), lease_s=self.claiming.lease_s, claim=number)
+
+    def ends_here(self, ending: Ending, claimed: Sequence[Reservation]) -> bool:
+        """Whether `concluded` has nothing more to ask the database."""
+        if ending.left or ending.readied:
+            return False
+        if not all(has_all_it_needs(job) for job in claimed):
+            return False
+        wanted = sum(request.count for request in self.requests)
+        return len(claimed) >= wanted or len({(request.queues, request.wid) for request in self.requests}) == 1
+
+    def concluded(self, plan: Plan, ending: Ending, claimed: list[Reservation]) -> Exchanged:
+        """What everybody is answered, when those are ended too that the exchange left alone, and the claimed have
+        their locks or were replaced by others."""
+        claiming = self.claiming
+        if ending.readied:
+            locks.tell(connections[claiming.using], set(ending.readied))
+        acked = _all_acked(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
+        fetched = shared_out(self.requests, claiming.locked(plan, claimed), claiming, is_under_way=True)
+        return Exchanged([None] * len(self.jobs), acked, fetched)
+
+
 def exchange(
     jobs: Sequence[JobPayload],
     acks: Sequence[Ack],
@@ -94,31 +147,32 @@ def exchange(
     on_ended: OnEnded = nobody_asks,
 ) -> Exchanged:
     """`ack`, `push` and `fetch` in one transaction, on PostgreSQL in one round trip; what is pushed may be fetched."""
-    is_one = max(len(jobs), len(acks)) <= CHUNK and not _any_options(jobs)
-    if not is_one or not all(is_storable(ack.jid) for ack in acks):
-        acked: list[FaktoryError | bool] = [*ack(acks, using=using, now=now, on_ended=on_ended)]
-        pushed = push(jobs, using=using, now=now)
-        fetched = fetch(requests, using=using, now=now, lease_s=lease_s, unanswered=unanswered)
-        return Exchanged(pushed, acked, fetched)
     claiming = Claiming(using, now, lease_s, unanswered or Unanswered())
-    distinct, requests = _distinct(jobs), [answerable(request) for request in requests]
-    if not jobs and len(acks) == 1 and requests and _dialect(using).expects_relay(acks[0].jid):
-        relayed = _relayed(acks[0], requests, claiming)
+    return carry_out(Turn(jobs, acks, requests, claiming, on_ended))
+
+
+def carry_out(turn: Turn) -> Exchanged:
+    """`exchange` for a turn."""
+    acks, claiming = turn.acks, turn.claiming
+    using, now = claiming.using, claiming.now
+    if not turn.is_one():
+        acked: list[FaktoryError | bool] = [*ack(acks, using=using, now=now, on_ended=turn.on_ended)]
+        pushed = push(turn.jobs, using=using, now=now)
+        return Exchanged(pushed, acked, fetch_for(turn.requests, claiming))
+    if turn.may_be_relay(_dialect(using)):
+        relayed = _relayed(acks[0], turn.requests, claiming)
         if relayed:
             ended, fetched = relayed
-            on_ended(ended.values())
+            turn.on_ended(ended.values())
             return Exchanged([], [True], fetched)
     with claiming.unanswered.numbered() as number:
-        plan = msgspec.structs.replace(first_plan(requests), lease_s=lease_s, claim=number)
+        plan = turn.plan(number)
         ending, claimed = run(
             using,
-            lambda connection: dialect_of(connection).exchange(connection, distinct, acks, plan, now),
+            lambda connection: dialect_of(connection).exchange(connection, turn.distinct(), acks, plan, now),
             atomic=not _dialect(using).joins(connections[using]),
         )
-        locks.tell(connections[using], set(ending.readied))
-        acked = _all_acked(ending, acks, using=using, now=now, on_ended=on_ended)
-        fetched = shared_out(requests, claiming.locked(plan, claimed), claiming, is_under_way=True)
-    return Exchanged([None] * len(jobs), acked, fetched)
+        return turn.concluded(plan, ending, claimed)
 
 
 def _relayed(

@@ -72,6 +72,15 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
     raise AssertionError("unreachable")
 
 
+def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a verb could be carried out on it without more ado: it is open, in no transaction, and not suspected to
+    be an old primary's."""
+    raw = connection.connection
+    if raw is None or connection.in_atomic_block or not connection.autocommit:
+        return False
+    return not (refusals := _refusals[connection.alias]) or _survived.get(raw, 0) >= refusals
+
+
 def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:
     """Once a write was refused, connections made before that are made anew: who only reads would never be refused, and
     on the old primary's connection see nothing but the past."""

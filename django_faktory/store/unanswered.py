@@ -29,12 +29,20 @@ class Unanswered:
     @contextmanager
     def numbered(self) -> Iterator[int]:
         """The number of the claims that are made inside; what they took is looked for if this ends with an error."""
-        number = _numbers.getrandbits(63)
+        number = self.number()
         try:
             yield number
         except BaseException:
-            self._expect(number)
+            self.expect(number)
             raise
+
+    def number(self) -> int:
+        """For claims whose maker says by `expect` that they got no answer."""
+        return _numbers.getrandbits(63)
+
+    def is_any_due(self) -> bool:
+        """Whether there may be something to look for: numbers that nobody looked for often enough yet."""
+        return bool(self._due)
 
     def take_due(self) -> list[int]:
         """Those to look for now: each is one caller's alone, who says by `look_again` that its look failed. Costs
@@ -58,7 +66,8 @@ class Unanswered:
             for number in numbers:
                 self._due[number] = [again_at, *self._due.get(number, [])]
 
-    def _expect(self, number: int) -> None:
+    def expect(self, number: int) -> None:
+        """What was claimed under this number may have to be given back."""
         with self._lock:
             now = time.monotonic()
             self._due[number] = [now + after_s for after_s in LOOK_AFTER_S]

@@ -75,9 +75,10 @@ class Crier:
 
     def announce(self, alias: str, queues: Collection[str]) -> None:
         """See `announce`; from any thread. The first of a burst goes at once."""
-        if connections[alias].vendor != "postgresql":
+        connection = connections[alias]
+        if connection.vendor != "postgresql":
             announce(alias, queues)
-        elif not connections[alias].in_atomic_block:
+        elif not connection.in_atomic_block:
             self._pending.update(queues)
             self._called.set()
 

@@ -149,7 +149,7 @@ def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
     server = serve(broker)
     client = RawClient.identified(server.address)
     client.send(pushb(5000))
-    wait_until(lambda: server.turns._free + server._bulk._free < 3, what="it is being stored")
+    wait_until(lambda: len(server.turns._free) + len(server._bulk._free) < 3, what="it is being stored")
     server.stop()
     broker.may_push.set()
     assert client.reply() == b"{}"

@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -94,6 +94,23 @@ class Ending(NamedTuple):
     """Queues in which jobs became ready that had waited for a lock."""
 
 
+class Underway(Protocol):
+    """An exchange that was sent and is read by who does not wait for it."""
+
+    is_sent: bool
+    """Whether all of it was sent; else call `send` when there is room."""
+
+    @property
+    def fd(self) -> int:
+        """Its connection's: readable when there is something to read."""
+
+    def send(self) -> None:
+        """Send more of it."""
+
+    def read(self) -> tuple[Ending, list[Reservation]] | None:
+        """What `exchange` answers; None while more is to come."""
+
+
 class Dialect(ABC):
     """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
 
@@ -104,6 +121,9 @@ class Dialect(ABC):
 
     hands_over = False
     """Whether `exchange` gives the lock of a job it ends to the next of its key that it claims (ADR 0015)."""
+
+    lends = False
+    """Whether there is a `begin`."""
 
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""
@@ -161,6 +181,18 @@ class Dialect(ABC):
             self.insert(connection, jobs, now)
         return ended, self.claim(connection, plan, now) if plan.slots else []
 
+    def begin(
+        self,
+        connection: BaseDatabaseWrapper,  # noqa: ARG002
+        jobs: Sequence[JobPayload],  # noqa: ARG002
+        acks: Sequence[Ack],  # noqa: ARG002
+        plan: Plan,  # noqa: ARG002
+        now: datetime | None,  # noqa: ARG002
+    ) -> Underway | None:
+        """`exchange` as a transaction by itself for who must not wait, where it can go so just now; else None, and
+        nothing was done (ADR 0021)."""
+        return None
+
     def relay(
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002
@@ -173,7 +205,7 @@ class Dialect(ABC):
         return None
 
     def expects_relay(self, jid: str) -> bool:  # noqa: ARG002
-        """Whether a relay is likely to do where this job ends. Asked once for each."""
+        """Whether a relay is likely to do where this job ends: until it was tried."""
         return False
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002

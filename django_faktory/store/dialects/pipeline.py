@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 Rows = list[tuple[Any, ...]]
+Told = TypeVar("Told")
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _BINARY = 1
@@ -70,21 +72,89 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
     error as Django's; those after it were not carried out.
     """
     with connection.wrap_database_errors:
-        packed = [(name.encode(), [_packed(value) for value in values]) for name, values in calls]
-        raw = connection.connection
+        packed = _packed_all(calls)
+        pgconn = connection.connection.pgconn
         try:
-            found = _exchange(raw, packed)
+            _send(connection.connection, packed)
+            _flush(pgconn)
+            found = _received(pgconn)
         except BaseException:  # replies may still be on their way, which nobody must take for his own
-            raw.pgconn.finish()
+            pgconn.finish()
             raise
-        error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
-        if error is not None:
-            raise _driver().errors.error_from_result(error)
-    return [_rows(result) for result in found[len(found) - len(calls) :]]
+        return _answers(found, len(calls))
 
 
-def _exchange(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]]) -> list[Any]:
-    """Send, and read every result up to the sync: one for each statement, BEGIN's before them."""
+class Flight(Generic[Told]):
+    """`run_prepared` for who must not wait: it is sent when this is made, and read as its results come.
+
+    `then` makes of the rows what is told. Nothing else may be done with the connection until all was read. Errors are
+    those of `run_prepared`; after one that is not a statement's the connection is closed.
+    """
+
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        calls: Sequence[tuple[str, Sequence[Any]]],
+        then: Callable[[list[Rows]], Told],
+    ) -> None:
+        self._connection, self._calls, self._then = connection, len(calls), then
+        self._found: list[Any] = []
+        with connection.wrap_database_errors:
+            packed = _packed_all(calls)
+            self._pgconn = connection.connection.pgconn
+            with self._closed_by_errors():
+                _send(connection.connection, packed)
+                self.is_sent: bool = not self._pgconn.flush()
+
+    @property
+    def fd(self) -> int:
+        """Readable when there is something to read, writable when there is room for what is not sent yet."""
+        return int(self._pgconn.socket)
+
+    def send(self) -> None:
+        """Send more, where the socket did not take all of it."""
+        with self._connection.wrap_database_errors, self._closed_by_errors():
+            self.is_sent = not self._pgconn.flush()
+
+    def read(self) -> Told | None:
+        """What there is to tell; None while more is to come."""
+        with self._connection.wrap_database_errors:
+            with self._closed_by_errors():
+                self._pgconn.consume_input()
+                is_whole = self._take()
+            return self._then(_answers(self._found, self._calls)) if is_whole else None
+
+    def _take(self) -> bool:
+        pgconn, pq = self._pgconn, _driver().pq
+        was_none = False
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None and was_none:
+                raise _driver().OperationalError("expected results of what was sent, the connection is lost")
+            was_none = result is None
+            if was_none:
+                continue
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                pgconn.exit_pipeline_mode()
+                return True
+            self._found.append(result)
+        return False
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._pgconn.finish()
+            raise
+
+
+def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[bytes, list[bytes | None]]]:
+    return [(name.encode(), [_packed(value) for value in values]) for name, values in calls]
+
+
+def _send(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]]) -> None:
+    """Have all of this sent up to the sync; BEGIN before it, where the connection is to be in a transaction."""
     pgconn, pq = raw.pgconn, _driver().pq
     pgconn.enter_pipeline_mode()
     if not raw.autocommit and pgconn.transaction_status == pq.TransactionStatus.IDLE:
@@ -92,7 +162,11 @@ def _exchange(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]]) -> li
     for name, values in calls:
         pgconn.send_query_prepared(name, values, result_format=_BINARY)
     pgconn.pipeline_sync()
-    _flush(pgconn)
+
+
+def _received(pgconn: Any) -> list[Any]:
+    """Wait for every result up to the sync: one for each statement, BEGIN's before them."""
+    pq = _driver().pq
     found: list[Any] = []
     readable = select.poll()
     readable.register(pgconn.socket, select.POLLIN)
@@ -107,6 +181,13 @@ def _exchange(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]]) -> li
             pgconn.exit_pipeline_mode()
             return found
         found.append(result)
+
+
+def _answers(found: list[Any], calls: int) -> list[Rows]:
+    error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
+    if error is not None:
+        raise _driver().errors.error_from_result(error)
+    return [_rows(result) for result in found[len(found) - calls :]]
 
 
 def _flush(pgconn: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,14 +13,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...payloads import Ack, JobPayload, Reservation
-from .base import LOCK, Dialect, Ended, Ending, Held, Plan, Tally, counter_slot
+from .base import LOCK, Dialect, Ended, Ending, Held, Plan, Tally, Underway, counter_slot
 from .pipeline import Rows
 from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .postgresql_relay import Relay
 from .postgresql_rows import reservations, with_tokens
 from .postgresql_verbs import CLAIM, CLAIM_ALONE, COUNT, KEEP, WAITING, claim_calls, end_call, push_call
-from .prepared import Call, execute, joins
+from .prepared import Call, begin, execute, joins
 
 _json = msgspec.json.Encoder()
 
@@ -32,6 +32,7 @@ class PostgresqlDialect(Dialect):
     """See the module."""
 
     hands_over = True
+    lends = True
     one_statement = True
     plain_lock = " FOR UPDATE"
     skip_lock = " FOR UPDATE SKIP LOCKED"
@@ -62,21 +63,47 @@ class PostgresqlDialect(Dialect):
         now: datetime | None,
     ) -> tuple[Ending, list[Reservation]]:
         """See Dialect. A lock that is freed goes to who is claimed for next, with no commit between them."""
+        calls, read = self._turn(connection, jobs, acks, plan, now)
+        with connection.cursor() as cursor:
+            return read(execute(cursor, calls))
+
+    def begin(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> Underway | None:
+        """See Dialect."""
+        return begin(connection, *self._turn(connection, jobs, acks, plan, now))
+
+    def _turn(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[JobPayload],
+        acks: Sequence[Ack],
+        plan: Plan,
+        now: datetime | None,
+    ) -> tuple[list[Call], Callable[[list[Rows]], tuple[Ending, list[Reservation]]]]:
+        """The statements of an exchange, and what reads their rows."""
         calls = self._ends(connection, acks, now) if acks else []
         ends = len(calls)
         calls += [push_call(jobs, now)] if jobs else []
         claims_from = len(calls)
-        calls += claim_calls(CLAIM, plan, now)
+        calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
         is_handed_over = bool(plan.slots) and ends > 0 and calls[ends - 1][0] is NEXT_OF_FREED
         if is_handed_over:
             calls[ends - 1] = (NEXT_OF_MARKED, [True])
             calls.append((HAND_OVER, [True, plan.lease_s, now]))
-        with connection.cursor() as cursor:
-            found = execute(cursor, calls)
-        heirs = found.pop() if is_handed_over else []
-        self._relay.remember(jid for jid, _, _ in heirs)
-        ending = self._ending(found[:ends] if acks else [[]], heirs)
-        return ending, with_tokens(reservations(found[claims_from:]), heirs)
+
+        def read(found: list[Rows]) -> tuple[Ending, list[Reservation]]:
+            heirs = found.pop() if is_handed_over else []
+            self._relay.remember(jid for jid, _, _ in heirs)
+            ending = self._ending(found[:ends] if acks else [[]], heirs)
+            return ending, with_tokens(reservations(found[claims_from:]), heirs)
+
+        return calls, read
 
     def relay(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None

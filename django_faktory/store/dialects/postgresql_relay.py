@@ -100,14 +100,15 @@ class Relay:
                 del self._heirs[next(iter(self._heirs))]
 
     def expects(self, jid: str) -> bool:
-        """Whether this one did. Asked once for each."""
-        with self._lock:
-            return jid in self._heirs and self._heirs.pop(jid) is None
+        """Whether this one did."""
+        return jid in self._heirs
 
     def run(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None
     ) -> tuple[Ended, Reservation] | None:
-        """See `Dialect.relay`."""
+        """See `Dialect.relay`. Tried once for each."""
+        with self._lock:
+            self._heirs.pop(ack.jid, None)
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
             now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim, counter_slot(),

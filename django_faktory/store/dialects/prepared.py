@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...logs import get_logger
 from ...poolers import is_pooled
-from .pipeline import Rows, can_pipeline, has_psycopg3, run_prepared
+from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_prepared
 
 logger = get_logger(__name__)
 
@@ -83,6 +83,16 @@ class Statement:
             self._prepare(cursor, use)
         return use
 
+    def at_hand(self, connection: BaseDatabaseWrapper) -> str:
+        """Its name where it is prepared on this connection with a plan that is not too old, else ""."""
+        use = self._uses.get(connection.connection)
+        now = time.monotonic()
+        if use is None or not use.name or (self.ages and now - use.planned_at > REPLAN_S):
+            return ""
+        use.uses += 1
+        use.used_at = now
+        return use.name
+
     def text(self, use: _Use | None, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         """The SQL to send, and the values for its places."""
         if use:
@@ -138,6 +148,16 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
         if cursor.db.in_atomic_block:
             raise  # the transaction is spoilt; the next one goes without
         return _send(cursor, [(*call, None) for call in calls])
+
+
+def begin(
+    connection: BaseDatabaseWrapper, calls: Sequence[Call], then: Callable[[list[Rows]], Told]
+) -> Flight[Told] | None:
+    """`execute` for who must not wait, where all is prepared for it; else None, and nothing was done."""
+    if not Statement.works or not can_pipeline(connection):
+        return None
+    named = [(statement.at_hand(connection), values) for statement, values in calls]
+    return Flight(connection, named, then) if all(name for name, _ in named) else None
 
 
 def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], _Use | None]]) -> list[Rows]:

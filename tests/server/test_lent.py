@@ -1,0 +1,264 @@
+"""Turns on the event loop, over connections that threads lend: PostgreSQL only. Rules: W10, W14, W29, W30; ADR 0021."""
+
+import json
+import os
+import socket
+from contextlib import closing
+
+import pytest
+from django.db import connection, transaction
+
+from django_faktory import deadlines
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job, JobLock, Queue
+from django_faktory.server.committer import Lane
+from django_faktory.store import transactions
+from django_faktory.store.dialects import pipeline, prepared
+from django_faktory.store.dialects.postgresql import POSTGRESQL
+from django_faktory.store.dialects.prepared import Statement
+from tests.bouncer import needs_session
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
+
+ENOUGH = 30
+"""Jobs until both threads of the lane have prepared what they need, and more."""
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql(monkeypatch):
+    if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
+        pytest.skip("about PostgreSQL with psycopg 3")
+    monkeypatch.setattr(prepared, "REPLAN_S", 600.0)
+    monkeypatch.setattr(POSTGRESQL, "_locked_at", float("-inf"))
+    yield
+    Statement.works = True
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """A list that grows with each set that a thread carries out, or the rest of it."""
+    sets, real = [], Lane._give
+
+    def spy(lane, hand, batch, work):
+        sets.append([type(item).__name__ for item, _ in batch])
+        real(lane, hand, batch, work)
+
+    monkeypatch.setattr(Lane, "_give", spy)
+    return sets
+
+
+@pytest.fixture
+def broker():
+    """As `runfaktory` has it: hints are sent by somebody else."""
+    return OrmBroker("default", announce=lambda *_: None, announces_apart=True)
+
+
+@pytest.fixture
+def client(serve, broker, given):
+    """A worker's connection to a server whose threads have lent their connections."""
+    server = serve(broker)
+    client = RawClient.identified(server.address, **worker())
+    client.server = server
+    for _ in range(ENOUGH):
+        one_job(client)
+    given.clear()
+    yield client
+    client.close()
+
+
+def one_job(client):
+    assert client.ask(push(jid="the-only-one")) == b"+OK"
+    job = json.loads(client.ask("FETCH default"))
+    assert client.ask(f'ACK {{"jid":"{job["jid"]}"}}') == b"+OK"
+    return job
+
+
+def sessions():
+    """Sessions of this database that wait for a lock of ours."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            " AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+def end(pids):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [pids])
+
+
+def stand_still():
+    """Nobody else may change a job; inside a transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE django_faktory_job IN SHARE ROW EXCLUSIVE MODE")
+
+
+def raw_connections(server):
+    return [hand.begin.args[0].args[0].connection for hand in server.turns._hands if hand.begin]
+
+
+def test_a_job_s_whole_way_needs_no_thread(client, given):
+    """W29."""
+    job = one_job(client)
+    assert given == []
+    assert (job["jid"], job["queue"], job["args"]) == ("the-only-one", "default", [])
+    assert not Job.objects.exists()
+
+
+def test_an_answer_means_that_it_is_committed(client, given):
+    """W29."""
+    assert client.ask(push(jid="the-job-one")) == b"+OK"
+    assert Job.objects.get().jid == "the-job-one"
+    client.ask("FETCH default")
+    assert Job.objects.get().state == "working"
+    assert client.ask('ACK {"jid":"the-job-one"}') == b"+OK"
+    assert not Job.objects.exists()
+    assert given == []
+
+
+def test_a_plan_that_is_old_is_made_anew_by_the_thread(client, given, monkeypatch):
+    """ADR 0006."""
+    monkeypatch.setattr(prepared, "REPLAN_S", 0.0)
+    client.ask(push(jid="the-job-one"))
+    assert given == [], "what a push does hangs on nothing that is stored"
+    assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
+    assert given == [["FetchRequest"]]
+
+
+def test_what_one_job_spoils_is_done_again_for_the_others(client):
+    """W29: a statement that fails undoes the whole turn."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql;"
+            "CREATE TRIGGER refuse BEFORE INSERT ON django_faktory_job FOR EACH ROW WHEN (NEW.jid = 'job-poison')"
+            " EXECUTE FUNCTION refuse()"
+        )
+    try:
+        others = [RawClient.identified(client.server.address) for _ in range(3)]
+        with transaction.atomic():
+            stand_still()
+            for other, jid in zip(others, ["job-good-1", "job-poison", "job-good-2"], strict=True):
+                other.send(push(jid=jid))
+            wait_until(sessions)
+        assert [other.reply() for other in others] == [b"+OK", b"-ERR internal error", b"+OK"]
+        assert set(Job.objects.values_list("jid", flat=True)) == {"job-good-1", "job-good-2"}
+        for other in others:
+            other.close()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION refuse CASCADE")
+
+
+@pytest.mark.parametrize("line", [push(jid="the-job-two"), "FETCH default", 'ACK {"jid":"the-job-one"}'])
+def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_another(client, broker, given, line):
+    """W30."""
+    client.ask(push(jid="the-job-one"))
+    with transaction.atomic():
+        stand_still()
+        client.send(line)
+        end(wait_until(sessions))
+        assert client.reply() == b"-ERR database unavailable"
+    assert len(given) == 1, "the thread was told, and has closed it"
+    assert client.ask(push(jid="the-job-three")) == b"+OK"
+    assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
+    assert broker._unanswered.is_any_due(), "what it may have claimed is looked for"
+    assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
+
+
+def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(client, given):
+    """W30: the loop would else be told of it for ever."""
+    lent = raw_connections(client.server)
+    hands = [hand for hand in client.server.turns._hands if hand.fd is not None]
+    assert lent
+    assert hands
+    end([raw.info.backend_pid for raw in lent])
+    wait_until(lambda: all(hand.fd is None for hand in hands))
+    assert client.ask(push(jid="the-job-one")) in (b"+OK", b"-ERR database unavailable")
+    assert client.ask(push(jid="the-job-two")) == b"+OK"
+
+
+def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, broker, given, monkeypatch):
+    """Reliability class D2."""
+    monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(transactions, "around", transactions.around)
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
+    server = serve(broker)
+    with closing(RawClient.identified(server.address, **worker())) as client:
+        for _ in range(ENOUGH):
+            one_job(client)
+        given.clear()
+        deadlines.enforce("default", 0.2)
+        with transaction.atomic():
+            stand_still()
+            assert client.ask(push(jid="the-job-one")) == b"-ERR database unavailable"
+        assert len(given) == 1
+        assert client.ask(push(jid="the-job-two")) == b"+OK"
+
+
+def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client, given, monkeypatch):
+    sendings, real = [], Lane._send
+
+    def spy(lane, hand):
+        sendings.append(hand)
+        real(lane, hand)
+
+    monkeypatch.setattr(Lane, "_send", spy)
+    for raw in raw_connections(client.server):
+        with socket.socket(fileno=os.dup(raw.fileno())) as copy:
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    text = "x" * 300_000
+    with transaction.atomic():
+        stand_still()  # so that nothing is read while it sits there
+        client.send(push(jid="job-long", args=[text]))
+        wait_until(sessions)
+    assert client.reply() == b"+OK"
+    assert sendings
+    assert json.loads(client.ask("FETCH default"))["args"] == [text]
+    assert given == []
+
+
+def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
+    """ADR 0015."""
+    client.ask(push(jid="job-locked", custom={"lock": "one at a time"}))
+    given.clear()
+    assert json.loads(client.ask("FETCH default"))["jid"] == "job-locked"
+    assert given == [["FetchRequest"]]
+    assert JobLock.objects.get().jid == "job-locked"
+
+
+def test_a_queue_that_is_new_is_listed_before_the_answer(client, given):
+    assert client.ask(push(jid="in-a-new-queue", queue="unheard-of")) == b"+OK"
+    assert Queue.objects.filter(name="unheard-of").exists()
+    assert len(given) == 1
+
+
+def test_a_broker_with_verbs_of_its_own_is_not_gone_round(serve, given):
+    class Counting(OrmBroker):
+        pushed = 0
+
+        def push(self, jobs):
+            self.pushed += len(jobs)
+            return super().push(jobs)
+
+    broker = Counting("default", announce=lambda *_: None, announces_apart=True)
+    client = RawClient.identified(serve(broker).address, **worker())
+    for _ in range(ENOUGH):
+        one_job(client)
+    client.close()
+    assert broker.pushed == ENOUGH
+
+
+def test_a_stopping_server_leaves_no_connection_open(serve, broker, given):
+    """W28."""
+    server = serve(broker)
+    with closing(RawClient.identified(server.address, **worker())) as client:
+        for _ in range(ENOUGH):
+            one_job(client)
+        lent = raw_connections(server)
+    server.stop()
+    wait_until(server.loop.is_closed)
+    assert lent
+    assert all(raw.closed for raw in lent)
