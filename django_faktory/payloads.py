@@ -92,6 +92,13 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Without its arguments: reprs end in logs, and in reports of errors."""
         return f"Reservation(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r}, attempt={self.attempt})"
 
+    @property
+    def waited_s(self) -> float:
+        """How long it was ready before it was handed out."""
+        if self.started_at is None or self.enqueued_at is None:
+            return 0.0
+        return max(0.0, (self.started_at - self.enqueued_at).total_seconds())
+
     def wire(self) -> str:
         """The job as FETCH gives it: the stored text, with what the server knows at the end."""
         added: list[tuple[str, str]] = []

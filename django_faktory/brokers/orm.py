@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -261,7 +261,7 @@ class OrmBroker(Broker):
     def _note_started(self, found: Sequence[Sequence[Reservation]]) -> None:
         if self._recorder and any(found):
             self._recorder.started(
-                Passed(job.queue, job.jobtype, _waited_s(job)) for reservations in found for job in reservations
+                Passed(job.queue, job.jobtype, job.waited_s) for reservations in found for job in reservations
             )
 
     def _note_ended(self, jobs_: Collection[Held], *, well: bool = True) -> None:
@@ -315,7 +315,7 @@ class OrmBroker(Broker):
 
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """See Broker. Hints go out as the steps are done: the first job need not wait for the last."""
-        for changed in _done(many.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
+        for changed in many.done(many.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
             if changed and mutation.command == "requeue":
                 self._announce(self.alias, {ANY_QUEUE})
 
@@ -331,7 +331,7 @@ class OrmBroker(Broker):
 
     def remove(self, queues_: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """See Broker."""
-        for _ in _done(many.remove_queues(queues_, using=self.alias), go_on):
+        for _ in many.done(many.remove_queues(queues_, using=self.alias), go_on):
             self._known_queues.clear()
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
@@ -340,7 +340,7 @@ class OrmBroker(Broker):
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """See Broker."""
-        for _ in _done(many.flush(using=self.alias), go_on):
+        for _ in many.done(many.flush(using=self.alias), go_on):
             self._known_queues.clear()
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
@@ -378,12 +378,6 @@ class OrmBroker(Broker):
         connections[self.alias].close()
 
 
-def _waited_s(job: Reservation) -> float:
-    if job.started_at is None or job.enqueued_at is None:
-        return 0.0
-    return max(0.0, (job.started_at - job.enqueued_at).total_seconds())
-
-
 def _database_time() -> None:
     """None: the database's own clock, which all nodes share. Tests put another in its place."""
 
@@ -401,13 +395,3 @@ def _is_untouched(connection: BaseDatabaseWrapper) -> bool:
         return False
     is_begun = connection.connection.info.transaction_status != 0  # libpq's PQTRANS_IDLE
     return not is_begun and len(connection.run_on_commit) == 1
-
-
-def _done(steps: Iterable[many.Step], go_on: Callable[[], bool]) -> Iterator[int]:
-    """Carry out the steps one after the other, as long as it may go on; a single one always is. Tells what changed."""
-    begun = False
-    for step in steps:
-        if begun and not go_on():
-            raise FaktoryError("shutdown in progress: the jobs so far were changed; send it again for the rest")
-        begun = True
-        yield step()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from django.db.models import Q, Value
 from django.db.models.functions import Concat
 
 from .. import jsontext
+from ..errors import FaktoryError
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
 from ..models import Batch, Counter, Gate, Job, JobLock, JobQuerySet, Queue, Tracking
@@ -43,6 +44,16 @@ T = TypeVar("T")
 
 Step = Callable[[], int]
 """Carry out one step; returns how many jobs it changed."""
+
+
+def done(steps: Iterable[Step], go_on: Callable[[], bool]) -> Iterator[int]:
+    """Carry out the steps one after the other, as long as it may go on; a single one always is. Tells what changed."""
+    begun = False
+    for step in steps:
+        if begun and not go_on():
+            raise FaktoryError("shutdown in progress: the jobs so far were changed; send it again for the rest")
+        begun = True
+        yield step()
 
 
 def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> Iterator[Step]:
