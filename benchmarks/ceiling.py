@@ -1,0 +1,122 @@
+"""The physical limit: our statements on PostgreSQL with no server, no client and no job between, every commit on disk.
+
+    python -m benchmarks.ceiling [--seconds 3]
+
+Two connections take turns as the server's do: each turn ends some jobs, stores as many and claims as many, in one message and
+one commit. What a server reaches beyond that can only come from fewer commits a job. It prints for each size of a turn the
+jobs a second, and the processor time of PostgreSQL's sessions and of this program for each job.
+"""
+
+import argparse
+import json
+import select
+import time
+import uuid
+
+from benchmarks.database import empty, machine, prepare
+
+SIZES = (1, 2, 5, 10, 25, 100)
+WAITING = 1000
+"""Jobs that wait all the time, so that there is always one to claim."""
+
+
+def cpu_s(pid):
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
+class Turns:
+    """One connection: turn after turn of the same size."""
+
+    def __init__(self, connection, size):
+        self.connection, self.size = connection, size
+        self.claimed, self.done = [], 0
+        connection.ensure_connection()
+        self.fd = connection.connection.pgconn.socket
+        self.backend = connection.connection.info.backend_pid
+
+    def calls(self):
+        from django_faktory.payloads import Ack
+        from django_faktory.store.dialects.base import Plan, Slot
+        from django_faktory.store.dialects.postgresql_verbs import CLAIM, claim_calls, end_call, push_call
+
+        ends = [end_call([Ack(jid=jid, wid="ceiling") for jid in self.claimed], None)] if self.claimed else []
+        plan = Plan([Slot("default", "ceiling", self.size)], self.size, claim=1)
+        return [*ends, push_call(new_jobs(self.size), None), *claim_calls(CLAIM, plan, None)]
+
+    def read(self, found):
+        self.done += len(self.claimed)
+        self.claimed = [row[3] for row in found[-1]]
+
+    def begin(self):
+        """Send a turn; where a plan is to be made anew it is carried out at once, and another is sent."""
+        from django_faktory.store.dialects import prepared
+
+        while True:
+            calls = self.calls()
+            self.flight = prepared.begin(self.connection, calls, lambda found: self.read(found) or True)
+            if self.flight is not None:
+                return
+            with self.connection.cursor() as cursor:
+                self.read(prepared.execute(cursor, calls))
+
+
+def new_jobs(count):
+    from django_faktory.payloads import JobPayload
+
+    text = '{"jobtype":"noop","args":[1,"string",3],"created_at":"2026-11-22T00:00:00Z","queue":"default","retry":5}'
+    return [JobPayload(jid=uuid.uuid4().hex, jobtype="noop", queue="default", text=text) for _ in range(count)]
+
+
+def turns_of(size, seconds):
+    """Jobs a second, and microseconds a job of PostgreSQL's processor time and of ours."""
+    from django.db import connections
+
+    from django_faktory.brokers.orm import OrmBroker
+
+    empty()
+    OrmBroker("default").push(new_jobs(WAITING))
+    pair = [Turns(connections.create_connection("default"), size) for _ in range(2)]
+    for turns in pair:
+        turns.begin()
+    poll, by_fd = select.poll(), {turns.fd: turns for turns in pair}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    begun, until = None, time.monotonic() + 1  # a second to warm up
+    while time.monotonic() < until:
+        for fd, _ in poll.poll(1000):
+            turns = by_fd[fd]
+            if turns.flight.read():
+                turns.begin()
+        if begun is None and time.monotonic() >= until:
+            begun, until = time.monotonic(), until + seconds
+            before = [turns.done for turns in pair], [cpu_s(turns.backend) for turns in pair], time.process_time()
+    lasted = time.monotonic() - begun
+    done = sum(turns.done for turns in pair) - sum(before[0])
+    backends = sum(cpu_s(turns.backend) for turns in pair) - sum(before[1])
+    ours = time.process_time() - before[2]
+    for turns in pair:
+        while not turns.flight.read():
+            poll.poll(1000)
+        turns.connection.close()
+    return round(done / lasted), round(backends / done * 1e6), round(ours / done * 1e6)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ceiling")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each size, and three rounds")
+    options = parser.parse_args()
+    prepare()
+    print(json.dumps(machine(), indent=2), flush=True)
+    found = {size: [] for size in SIZES}
+    for _ in range(3):
+        for size in SIZES:
+            found[size].append(turns_of(size, options.seconds))
+    print("\n| jobs a turn | jobs/s | PostgreSQL, µs a job | this program, µs a job |\n|---:|---:|---:|---:|")
+    for size, rounds in found.items():
+        jobs, backends, ours = sorted(rounds)[1]
+        print(f"| {size} | {jobs:,} | {backends} | {ours} |")
+
+
+if __name__ == "__main__":
+    main()
