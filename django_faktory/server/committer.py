@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from ..brokers.base import InFlight
 from ..errors import BrokerUnavailable, FaktoryError
@@ -112,13 +112,21 @@ class Lane(Generic[Item, Answer]):
         if self._pending and self._free:
             hand, batch = self._free.pop(), self._take()
             items = [item for item, _ in batch]
-            flight = hand.begin(items) if hand.begin else None
+            flight = self._begin(hand, items)
             if flight is None:
                 self._give(hand, batch, partial(self._carry_out, items))
             else:
                 self._wait(hand, batch, flight)
         elif len(self._free) == len(self._hands):
             self._idle.set()
+
+    @staticmethod
+    def _begin(hand: _Hand[Item, Answer], items: list[Item]) -> InFlight[Answers[Answer]] | None:
+        try:
+            return hand.begin(items) if hand.begin else None
+        except Exception:  # the thread finds out whose it is
+            logger.exception("set not sent from the event loop items=%d", len(items))
+            return None
 
     def _wait(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], flight: InFlight[Answers[Answer]]) -> None:
         """Answer when the flight is read. Its connection is nobody else's until then."""
@@ -134,7 +142,11 @@ class Lane(Generic[Item, Answer]):
             self._take_back(hand)  # nothing was asked: the connection has ended, or is about to
             return
         batch, flight = hand.flying
-        told = flight.read()
+        try:
+            told = flight.read()
+        except Exception:
+            logger.exception("answer not read on the event loop items=%d", len(batch))
+            told = _unavailable  # the thread closes the connection, on which anything may be left
         if told is None:
             return
         hand.flying = None
@@ -209,6 +221,10 @@ class Lane(Generic[Item, Answer]):
         if (now := time.monotonic()) >= self._complain_at:
             logger.warning("database unavailable commands=%d error=%s", self._failed, error)
             self._failed, self._complain_at = 0, now + COMPLAIN_EVERY_S
+
+
+def _unavailable() -> NoReturn:
+    raise BrokerUnavailable("internal error")
 
 
 def _named(item: object) -> str:

@@ -6,7 +6,7 @@ Only what is one round trip goes this way. Whatever else comes to light on it is
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 from typing import Generic, TypeVar
 
 from django.db import Error
@@ -32,18 +32,17 @@ def begin(
     plan = turn.plan(turn.claiming.unanswered.number())
     if turn.requests and not plan.slots:
         return None  # who gets what takes a look at what waits
-    limit = transactions.around(connection)
-    limit.__enter__()
-    try:
-        underway = dialect.begin(connection, turn.distinct(), turn.acks, plan, turn.claiming.now)
-    except Error:  # a value that PostgreSQL does not take, a lost connection: the long way tells
-        underway = None
-    if underway is None:
-        limit.__exit__(None, None, None)
-        return None
-    flight = InFlight(connection, turn, plan, then, then_waits)
-    flight.sent(underway, limit)
-    return flight
+    with ExitStack() as limit:
+        limit.enter_context(transactions.around(connection))
+        try:
+            underway = dialect.begin(connection, turn.distinct(), turn.acks, plan, turn.claiming.now)
+        except Error:  # a value that PostgreSQL does not take, a lost connection: the long way tells
+            return None
+        if underway is None:
+            return None
+        flight = InFlight(connection, turn, plan, then, then_waits)
+        flight.sent(underway, limit.pop_all())
+        return flight
 
 
 class InFlight(Generic[Told]):
@@ -60,7 +59,7 @@ class InFlight(Generic[Told]):
         self._connection, self._turn, self._plan = connection, turn, plan
         self._then, self._then_waits = then, then_waits
 
-    def sent(self, underway: Underway, limit: AbstractContextManager[object]) -> None:
+    def sent(self, underway: Underway, limit: ExitStack) -> None:
         """It is on its way, for as long as the limit says."""
         self._underway, self._limit, self.fd = underway, limit, underway.fd
 
@@ -79,13 +78,13 @@ class InFlight(Generic[Told]):
         try:
             found = self._underway.read()
         except Error as error:
-            self._limit.__exit__(None, None, None)
+            self._limit.close()
             if self._connection.connection.closed:
                 return self._lost(error)
             return lambda: self._then(carry_out(self._turn))  # it was not carried out; the thread finds out why
         if found is None:
             return None
-        self._limit.__exit__(None, None, None)
+        self._limit.close()
         if self._turn.ends_here(*found) and not self._then_waits():
             return self._then(self._turn.concluded(self._plan, *found))
 

@@ -1,6 +1,7 @@
 """The lane by itself: what goes together, what fails alone, what is done before it ends. Rules: W29, W30."""
 
 import asyncio
+import socket
 import threading
 
 import pytest
@@ -142,3 +143,65 @@ def test_what_was_submitted_is_answered_before_the_lane_ends():
 
 def test_internal_error_does_not_tell_what_happened():
     assert [type(one) for one in carry_out([RuntimeError("secret")], Counter())] == [FaktoryError]
+
+
+class Lent:
+    """A connection of the event loop's: a pair of sockets, of which the other end answers what was asked."""
+
+    def __init__(self, *, begin=None, read=None):
+        self.near, self.far = socket.socketpair()
+        self.broken_begin, self.broken_read = begin, read
+        self.is_sent = True
+        self.is_answered = False
+
+    @property
+    def fd(self):
+        return self.near.fileno()
+
+    def begin(self, items):
+        if self.broken_begin:
+            raise self.broken_begin
+        self.items = items
+        self.far.send(b"!")
+        return self
+
+    def read(self):
+        self.near.recv(1)
+        if self.broken_read:
+            raise self.broken_read
+        return [item * 100 for item in self.items]
+
+    def close(self):
+        self.near.close()
+        self.far.close()
+
+
+@pytest.mark.parametrize(("trouble", "told", "resets"), [
+    ({}, [2, 200, 300], 1),
+    ({"begin": RuntimeError("a mistake of ours")}, [2, 4, 6], 1),
+    ({"read": RuntimeError("a mistake of ours")}, [2, "database unavailable", "database unavailable"], 2),
+], ids=["well", "sending", "reading"])  # fmt: skip
+def test_a_mistake_on_the_event_loop_s_way_loses_no_set_and_stops_no_lane(trouble, told, resets):
+    """ADR 0021. The last reset is each thread's end."""
+    lent, counter = Lent(**trouble), Counter()
+
+    async def run():
+        answers = []
+        loop = asyncio.get_running_loop()
+        lane = Lane("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        for items in ([1], [2, 3]):
+            for item in items:
+                lane.submit(item, answers.append)
+            await lane.drained()
+        lent.broken_begin = lent.broken_read = None
+        lane.submit(5, answers.append)
+        await lane.drained()
+        lane.take_back()
+        await asyncio.to_thread(lane.close)
+        return answers
+
+    *answers, last = [answer if isinstance(answer, int) else str(answer) for answer in asyncio.run(run())]
+    assert answers == told
+    assert last in (10, 500)
+    assert counter.resets == resets
+    lent.close()
