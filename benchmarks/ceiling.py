@@ -2,9 +2,9 @@
 
     python -m benchmarks.ceiling [--seconds 3]
 
-Two connections take turns as the server's do: each turn ends some jobs, stores as many and claims as many, in one message and
-one commit. What a server reaches beyond that can only come from fewer commits a job. It prints for each size of a turn the
-jobs a second, and the processor time of PostgreSQL's sessions and of this program for each job.
+Two connections take turns as the server's do: each turn ends some jobs, stores as many and claims as many, in one
+message and one commit. What a server reaches beyond that can only come from fewer commits a job. It prints for each
+size of a turn the jobs a second, and the processor time of PostgreSQL's sessions and of this program for each job.
 """
 
 import argparse
@@ -40,7 +40,8 @@ class Turns:
         from django_faktory.store.dialects.base import Plan, Slot
         from django_faktory.store.dialects.postgresql_verbs import CLAIM, claim_calls, end_call, push_call
 
-        ends = [end_call([Ack(jid=jid, wid="ceiling") for jid in self.claimed], None)] if self.claimed else []
+        acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
+        ends = [end_call(self.connection, acks, None)] if acks else []
         plan = Plan([Slot("default", "ceiling", self.size)], self.size, claim=1)
         return [*ends, push_call(new_jobs(self.size), None), *claim_calls(CLAIM, plan, None)]
 

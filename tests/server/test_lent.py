@@ -11,12 +11,14 @@ from django.db import connection, transaction
 from django_faktory import deadlines
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, JobLock, Queue
+from django_faktory.payloads import Ack, JobPayload
 from django_faktory.server.committer import Lane
 from django_faktory.store import transactions
 from django_faktory.store.dialects import pipeline, prepared
 from django_faktory.store.dialects.postgresql import POSTGRESQL
 from django_faktory.store.dialects.prepared import Statement
 from tests.bouncer import needs_session
+from tests.factories import JobFactory
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -227,6 +229,32 @@ def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
     assert json.loads(client.ask("FETCH default"))["jid"] == "job-locked"
     assert given == [["FetchRequest"]]
     assert JobLock.objects.get().jid == "job-locked"
+
+
+def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
+    """Both add to the counters of the day."""
+    server = client.server
+    for jid in ("the-job-one", "the-job-two"):
+        client.ask(push(jid=jid))
+        client.ask("FETCH default")
+    blocked, answers = JobFactory(), []
+    with transaction.atomic():
+        Job.objects.filter(pk=blocked.pk).update(weight=1)
+        jobs = [JobPayload(jid=blocked.jid, jobtype="noop", queue="default", text='{"jobtype":"noop"}')]
+
+        def both():
+            server.turns.submit(Ack(jid="the-job-one"), answers.append)
+            server.push(jobs, answers.append)
+
+        server.loop.call_soon_threadsafe(both)
+        wait_until(sessions)
+        for _ in range(ENOUGH):  # the other thread lends its connection too
+            one_job(client)
+        given.clear()
+        assert client.ask('ACK {"jid":"the-job-two"}') == b"+OK"
+        assert given == []
+        assert answers == []
+    wait_until(lambda: answers == [True, [None]])
 
 
 def test_a_queue_that_is_new_is_listed_before_the_answer(client, given):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -36,9 +37,16 @@ def replaceable(row: str = "") -> str:
 SLOTS = 16
 
 
-def counter_slot() -> int:
-    """The counter row of this thread: two that count at the same time seldom wait for each other's commit."""
-    return (os.getpid() + threading.get_native_id()) % SLOTS
+_known: WeakKeyDictionary[BaseDatabaseWrapper, int] = WeakKeyDictionary()
+_numbers = itertools.count()
+
+
+def counter_slot(connection: BaseDatabaseWrapper) -> int:
+    """The counter row of this connection: two that count at the same time seldom wait for each other's commit."""
+    number = _known.get(connection)
+    if number is None:
+        number = _known[connection] = next(_numbers)
+    return (os.getpid() + number) % SLOTS
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):

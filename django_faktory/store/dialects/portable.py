@@ -235,7 +235,7 @@ class PortableDialect(Dialect):
             cursor.execute(
                 f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)"
                 f" {self.count_tail}",
-                [day.date(), counter_slot(), tally.processed, tally.failed, tally.late],
+                [day.date(), counter_slot(cursor.db), tally.processed, tally.failed, tally.late],
             )
 
     @abstractmethod

@@ -144,7 +144,7 @@ class PostgresqlDialect(Dialect):
 
     def _ends(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> list[Call]:
         """The end of jobs; where locks are in use here just now, the end of their holders goes along."""
-        [_, values] = call = end_call(acks, now)
+        [_, values] = call = end_call(connection, acks, now)
         recently = time.monotonic() - LOCKS_IN_USE_S
         if not joins(connection):
             return [call]
@@ -221,7 +221,7 @@ class PostgresqlDialect(Dialect):
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """See Dialect."""
         if tally != Tally():
-            cursor.execute(COUNT, [day.date(), counter_slot(), tally.processed, tally.failed, tally.late])
+            cursor.execute(COUNT, [day.date(), counter_slot(cursor.db), tally.processed, tally.failed, tally.late])
 
 
 def _held(row: Sequence[Any]) -> Held:

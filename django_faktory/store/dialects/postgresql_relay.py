@@ -111,7 +111,8 @@ class Relay:
             self._heirs.pop(ack.jid, None)
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
-            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim, counter_slot(),
+            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim,
+            counter_slot(connection),
         ]  # fmt: skip
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [(RELAY, values)])

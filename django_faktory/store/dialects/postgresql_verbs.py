@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...payloads import Ack, JobPayload
 from .base import COUNTER, JOB, WORKER, Plan, Slot, counter_slot, replaceable
@@ -182,9 +183,9 @@ def push_call(jobs: Sequence[JobPayload], now: datetime | None) -> Call:
     ]  # fmt: skip
 
 
-def end_call(acks: Sequence[Ack], now: datetime | None) -> Call:
+def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Call:
     """How plain jobs are ended."""
-    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(), len(acks)]
+    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(connection), len(acks)]
 
 
 def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:
