@@ -1,8 +1,13 @@
 """Hot statements straight through libpq: values, rows, errors and transactions as by the driver's own way."""
 
+import asyncio
+import os
+import socket
+import struct
 from datetime import UTC, datetime
 
 import pytest
+import uvloop
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -209,3 +214,47 @@ def test_in_another_encoding_the_driver_does_it(sent):
         finally:
             cursor.execute("SET client_encoding TO utf8")
     assert sent == []
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_loop):
+    """libuv tells of a reset once, and never again: what came before it must not be taken for all there is."""
+    echo = Statement("echo", ["text"], "SELECT $1")
+    connection.close()
+    make_ready(echo)
+    near, far = connected()
+    os.dup2(near.fileno(), connection.connection.pgconn.socket)
+    flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
+    told = []
+
+    def read():
+        try:
+            if flight.read() is not None:
+                told.append("an answer")
+        except OperationalError:
+            told.append("lost")
+        if told:
+            loop.remove_reader(flight_fd)
+            loop.stop()
+
+    far.send(b"2\x00\x00")  # the first three bytes of a message
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
+    loop, flight_fd = new_loop(), flight.fd
+    loop.add_reader(flight_fd, read)
+    loop.call_later(5, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert told == ["lost"]
+    assert connection.connection.closed
+    connection.close()
+    near.close()
+
+
+def connected():
+    """Two ends of a TCP connection; the first one does not block."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    near.setblocking(False)
+    return near, far

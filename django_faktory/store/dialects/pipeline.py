@@ -121,7 +121,8 @@ class Flight(Generic[Told]):
         with self._connection.wrap_database_errors:
             with self._closed_by_errors():
                 self._pgconn.consume_input()
-                is_whole = self._take()
+                while not (is_whole := self._take()) and _is_more_here(self._pgconn):
+                    self._pgconn.consume_input()  # to the end: of a reset behind it libuv would not tell again
             return self._then(_answers(self._found, self._calls)) if is_whole else None
 
     def _take(self) -> bool:
@@ -147,6 +148,13 @@ class Flight(Generic[Told]):
         except BaseException:
             self._pgconn.finish()
             raise
+
+
+def _is_more_here(pgconn: Any) -> bool:
+    """Whether there is something to read: data, an end or an error."""
+    readable = select.poll()
+    readable.register(pgconn.socket, select.POLLIN)
+    return bool(readable.poll(0))
 
 
 def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[bytes, list[bytes | None]]]:
