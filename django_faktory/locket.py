@@ -119,6 +119,11 @@ class Locket:
         self._key = key
         self._problem = next((problem for problem in problems(settings) if not problem.is_warning), None)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it concerns no job at all: it is not enabled, and there is nothing to refuse."""
+        return not self.is_enabled and self._problem is None
+
     def refuse_wrong(self) -> None:
         """Raise FaktoryError where the settings are wrong: before any lock is taken."""
         if self._problem is not None:

@@ -179,7 +179,7 @@ class OrmBroker(Broker):
         requests: Sequence[FetchRequest],
         then: Callable[[Exchanged], Told],
     ) -> InFlight[Told] | None:
-        if self.locket.is_enabled or (requests and self._unanswered.is_any_due()):
+        if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()):
             return None
         queues_ = {job.queue for job in jobs_}
 
@@ -266,13 +266,12 @@ class OrmBroker(Broker):
 
     def _note_ended(self, jobs_: Collection[Held], *, well: bool = True) -> None:
         if self._recorder and jobs_:
-            passed = [Passed(job.queue, job.jobtype, job.ran_s) for job in jobs_]
-            transaction.on_commit(partial(self._recorder.ended, passed, well=well), using=self.alias)
+            transaction.on_commit(partial(self._recorder.ended, _passed(jobs_), well=well), using=self.alias)
 
     def _record_ended(self, jobs_: Collection[Held]) -> None:
         """`_note_ended` where there is no transaction."""
         if self._recorder and jobs_:
-            self._recorder.ended([Passed(job.queue, job.jobtype, job.ran_s) for job in jobs_], well=True)
+            self._recorder.ended(_passed(jobs_), well=True)
 
     def _note_failed(self, jobs_: Collection[Held]) -> None:
         self._note_ended(jobs_, well=False)
@@ -376,6 +375,10 @@ class OrmBroker(Broker):
     def close(self) -> None:
         """Close this thread's database connection."""
         connections[self.alias].close()
+
+
+def _passed(ended: Collection[Held]) -> list[Passed]:
+    return [Passed(job.queue, job.jobtype, job.ran_s) for job in ended]
 
 
 def _database_time() -> None:

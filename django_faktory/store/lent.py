@@ -109,5 +109,5 @@ class InFlight(Generic[Told]):
         return tell
 
     def _expect(self) -> None:
-        if self._plan.claim is not None:
+        if self._plan.claim is not None and self._turn.requests:
             self._turn.claiming.unanswered.expect(self._plan.claim)

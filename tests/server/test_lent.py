@@ -4,12 +4,14 @@ import json
 import os
 import socket
 from contextlib import closing
+from functools import partial
 
 import pytest
 from django.db import connection, transaction
 
 from django_faktory import deadlines
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.locket import Locket
 from django_faktory.models import Job, JobLock, Queue
 from django_faktory.payloads import Ack, JobPayload
 from django_faktory.server.committer import Lane
@@ -130,8 +132,24 @@ def test_a_plan_that_is_old_is_made_anew_by_the_thread(client, given, monkeypatc
     assert given == [["FetchRequest"]]
 
 
-def test_what_one_job_spoils_is_done_again_for_the_others(client):
+def pushed_together(server, *jids):
+    """The answers to pushes that share a turn."""
+    answers = {}
+
+    def submit():
+        for jid in jids:
+            job = JobPayload(jid=jid, jobtype="noop", queue="default", text='{"jobtype":"noop"}')
+            server.push([job], partial(answers.__setitem__, jid))
+
+    server.loop.call_soon_threadsafe(submit)
+    wait_until(lambda: len(answers) == len(jids))
+    return answers
+
+
+def test_what_one_job_spoils_is_done_again_for_the_others(client, given):
     """W29: a statement that fails undoes the whole turn."""
+    for number in range(ENOUGH):
+        pushed_together(client.server, f"warming-{number}-1", f"warming-{number}-2")
     with connection.cursor() as cursor:
         cursor.execute(
             "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql;"
@@ -139,16 +157,15 @@ def test_what_one_job_spoils_is_done_again_for_the_others(client):
             " EXECUTE FUNCTION refuse()"
         )
     try:
-        others = [RawClient.identified(client.server.address) for _ in range(3)]
-        with transaction.atomic():
-            stand_still()
-            for other, jid in zip(others, ["job-good-1", "job-poison", "job-good-2"], strict=True):
-                other.send(push(jid=jid))
-            wait_until(sessions)
-        assert [other.reply() for other in others] == [b"+OK", b"-ERR internal error", b"+OK"]
-        assert set(Job.objects.values_list("jid", flat=True)) == {"job-good-1", "job-good-2"}
-        for other in others:
-            other.close()
+        given.clear()
+        pushed_together(client.server, "job-good-1", "job-good-2")
+        assert given == [], "it goes without a thread"
+        answers = pushed_together(client.server, "job-good-3", "job-poison", "job-good-4")
+        assert given == [["list"] * 3], "the thread was given all of it"
+        assert answers.pop("job-poison").args == ("internal error",)
+        assert answers == {"job-good-3": [None], "job-good-4": [None]}
+        stored = Job.objects.filter(jid__startswith="job-").values_list("jid", flat=True)
+        assert set(stored) == {f"job-good-{number}" for number in (1, 2, 3, 4)}
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP FUNCTION refuse CASCADE")
@@ -166,7 +183,7 @@ def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_a
     assert len(given) == 1, "the thread was told, and has closed it"
     assert client.ask(push(jid="the-job-three")) == b"+OK"
     assert set(Job.objects.values_list("jid", flat=True)) == {"the-job-one", "the-job-three"}
-    assert broker._unanswered.is_any_due(), "what it may have claimed is looked for"
+    assert broker._unanswered.is_any_due() == line.startswith("FETCH"), "what it may have claimed is looked for"
     assert json.loads(client.ask("FETCH default"))["jid"] == "the-job-one"
 
 
@@ -229,6 +246,14 @@ def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
     assert json.loads(client.ask("FETCH default"))["jid"] == "job-locked"
     assert given == [["FetchRequest"]]
     assert JobLock.objects.get().jid == "job-locked"
+
+
+def test_wrong_settings_of_locks_refuse_a_fetch_here_too(client, broker):
+    """ADR 0015."""
+    client.ask(push(jid="the-job-one"))
+    broker.locket = Locket({"ENABLED": False, "HEARTBEAT_FREQUENCY": 0})
+    assert client.ask("FETCH default").startswith(b"-ERR LOCKET: HEARTBEAT_FREQUENCY")
+    assert Job.objects.get().state == "enqueued"
 
 
 def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
