@@ -87,6 +87,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     limit_key: str | None = None
     passes: str | None = None
     """The gates it holds passes of; empty: it has yet to pass; None: no limit counts it (ADR 0016)."""
+    is_batchless: bool = False
+    """Whether it is known to be of no batch, and no batch's callback."""
 
     def __repr__(self) -> str:
         """Without its arguments: reprs end in logs, and in reports of errors."""
@@ -98,6 +100,11 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.started_at is None or self.enqueued_at is None:
             return 0.0
         return max(0.0, (self.started_at - self.enqueued_at).total_seconds())
+
+    @property
+    def ends_alone(self) -> bool:
+        """Whether its end is known to concern nobody else: no batch, nobody who waits for its lock or its place."""
+        return self.is_batchless and self.lock_token is None and self.passes is None
 
     def wire(self) -> str:
         """The job as FETCH gives it: the stored text, with what the server knows at the end."""

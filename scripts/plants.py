@@ -40,6 +40,30 @@ gone AS (""",
         (CONTRACT, "-k", "late_report or answers_of_ack"),
     ),
     Plant(
+        "the COMMIT that comes along with an end comes to pass without it",
+        f"{DIALECTS}/postgresql_verbs.py",
+        "THEN '1' ELSE '{NOT_HELD}' END)::int, now",
+        "THEN '1' ELSE '0' END)::int, now",
+        ("tests/tasks/test_atomic_commit.py", "-k", "lost_the_job or earlier_attempt or concern_others"),
+        "postgresql",
+    ),
+    Plant(
+        "an end with its COMMIT leaves the batch of its job waiting",
+        "django_faktory/payloads.py",
+        "        return self.is_batchless and self.lock_token is None and self.passes is None",
+        "        return self.lock_token is None and self.passes is None",
+        ("tests/tasks/test_atomic_commit.py", "-k", "members_and_callbacks"),
+        "postgresql",
+    ),
+    Plant(
+        "a transaction that its task gave up passes for a success",
+        f"{STORE}/jobs.py",
+        "    connection.validate_no_broken_transaction()\n",
+        "",
+        ("tests/tasks/test_atomic_commit.py", "-k", "gave_up"),
+        "postgresql",
+    ),
+    Plant(
         "a relay asks for no holder",
         f"{DIALECTS}/postgresql_relay.py",
         "  WHERE j.state = 'working' AND ($4 = '' OR j.wid = '' OR j.wid = $4) AND ($5 IS NULL OR j.attempt = $5)",
@@ -124,9 +148,21 @@ gone AS (""",
     Plant(
         "a unique job that succeeds keeps its lock, on PostgreSQL",
         f"{DIALECTS}/postgresql_verbs.py",
-        "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock",
-        "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock",
+        "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
+        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart",
+        "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
+        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart",
         ("tests/store/test_optioned.py", "-k", "lock_is_free"),
+        "postgresql",
+    ),
+    Plant(
+        "a unique job that succeeds keeps its lock where its COMMIT comes along",
+        f"{DIALECTS}/postgresql_verbs.py",
+        "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
+        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL\n",
+        "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
+        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL\n",
+        ("tests/tasks/test_atomic_commit.py", "-k", "unique_job"),
         "postgresql",
     ),
     Plant(
@@ -245,8 +281,8 @@ gone AS (""",
     Plant(
         "an atomic task writes although its job is another's by now",
         "django_faktory/worker/execute.py",
-        "    if broker.ack([report]) != [True]:",
-        "    if broker.ack([report]) == []:",
+        "        if broker.ack_last(report, job):",
+        "        if broker.ack_last(report, job) in (True, False):",
         ("tests/tasks/test_atomic.py", "-k", "lost_the_job"),
     ),
     Plant(

@@ -107,6 +107,11 @@ class Broker(ABC):
             'tasks with atomic=True need their jobs in this project\'s database: FAKTORY["BROKER"] = "orm"'
         )
 
+    def ack_last(self, ack: Ack, job: Reservation) -> bool:  # noqa: ARG002
+        """`ack` the end of this job, as the last thing inside of `atomic`: it may be committed then, together with all
+        else. False, or ReservationLost: it was not this worker's any more, and nothing must be committed."""
+        return self.ack([ack]) == [True]
+
     cancels = False
     """Whether jobs that run can be cancelled."""
 

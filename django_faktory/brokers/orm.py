@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -51,6 +51,7 @@ from ..store.dialects.base import Held
 from ..store.transactions import first_line
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
+from .atomic import atomic
 from .base import Broker, Exchanged, InFlight, Lent, Told, Transaction
 
 logger = get_logger(__name__)
@@ -101,16 +102,15 @@ class OrmBroker(Broker):
         """See Broker."""
         return dialect_of(connections[self.alias]).hands_over
 
-    @contextmanager
-    def atomic(self) -> Iterator[Transaction]:
+    def atomic(self) -> AbstractContextManager[Transaction]:
         """See Broker."""
-        told = Transaction()
-        connection = connections[self.alias]
-        told.is_nested = connection.in_atomic_block
-        told.is_untouched = lambda: not told.is_nested and _is_untouched(connection)
-        with transaction.atomic(using=self.alias):
-            transaction.on_commit(partial(setattr, told, "is_committed", True), using=self.alias)
-            yield told
+        return atomic(self.alias)
+
+    def ack_last(self, ack: Ack, job: Reservation) -> bool:
+        """See Broker."""
+        if type(self).ack is not OrmBroker.ack:  # a kind of its own, whose verb is not to be gone round
+            return super().ack_last(ack, job)
+        return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._note_ended)
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
@@ -389,12 +389,3 @@ def _merged(refused: Sequence[FaktoryError | None], pushed: Sequence[FaktoryErro
     """One answer a job: why its key could not be told, or what the store said of it."""
     answers = iter(pushed)
     return [error or next(answers) for error in refused]
-
-
-def _is_untouched(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction has neither a statement nor a hook beside our own. PostgreSQL's drivers begin it at the
-    server with its first statement, and tell; elsewhere nobody knows."""
-    if connection.vendor != "postgresql" or connection.connection is None or connection.needs_rollback:
-        return False
-    is_begun = connection.connection.info.transaction_status != 0  # libpq's PQTRANS_IDLE
-    return not is_begun and len(connection.run_on_commit) == 1

@@ -230,6 +230,25 @@ def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_ende
     return [_was_holder(ack, ended) for ack in acks]
 
 
+def ack_last(
+    report: Ack, job: Reservation, *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
+) -> bool:
+    """`ack` this job as the last thing in the caller's transaction, a block of `Atomic` that ends next. Where the
+    database can, the commit comes along in one message, and Django's own finds nothing left to do (ADR 0007).
+
+    Raises TransactionManagementError where the transaction was broken, ReservationLost where it is lost.
+    """
+    connection = connections[using]
+    connection.validate_no_broken_transaction()
+    if job.ends_alone and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
+        ended_at = dialect_of(connection).end_last(connection, report, now)
+        if ended_at is not None:
+            ran_s = (ended_at - job.started_at).total_seconds() if job.started_at else 0.0
+            on_ended([Held(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
+            return True
+    return ack([report], using=using, now=now, on_ended=on_ended) == [True]
+
+
 def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
     """End those that were left alone, together with their batches."""
     theirs = [ack for ack in acks if ack.jid in ending.left]

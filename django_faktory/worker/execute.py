@@ -157,7 +157,7 @@ class Execution:
                 report = self._ack(self._called())
                 _refuse_open_transactions(tidy(inside))
                 if not told.is_untouched():
-                    _hold_to(report, broker)
+                    _hold_to(report, self.reservation, broker)
                     report = None
         except Exception:
             if told is None or not told.is_committed:
@@ -296,9 +296,11 @@ def _warm_up() -> None:
                 backends.all()
 
 
-def _hold_to(report: Ack, broker: Broker) -> None:
-    if broker.ack([report]) != [True]:
-        raise ReservationLost("the job was no longer this worker's when its task ended: rolled back")
+def _hold_to(report: Ack, job: Reservation, broker: Broker) -> None:
+    with suppress(ReservationLost):
+        if broker.ack_last(report, job):
+            return
+    raise ReservationLost("the job was no longer this worker's when its task ended: rolled back")
 
 
 def _refuse_open_transactions(aliases: list[str]) -> None:

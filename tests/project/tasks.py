@@ -121,6 +121,8 @@ def writes_mark_atomically_and(text, then):
             transaction.on_commit(lambda: 1 / 0)
         case "leaves a transaction open":
             transaction.atomic().__enter__()
+        case "gives its transaction up":
+            transaction.set_rollback(True)
         case "breaks the transaction and goes on":
             with suppress(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("SELECT * FROM no_such_table")

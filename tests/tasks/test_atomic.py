@@ -10,12 +10,25 @@ from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.compat import InvalidTask, TaskResultStatus, task_finished
 from django_faktory.models import Job
 from django_faktory.payloads import Ack, Failure
+from django_faktory.store.dialects.postgresql_verbs import END_LAST
+from django_faktory.store.dialects.prepared import USES_BEFORE
 from django_faktory.worker.execute import prepare
 from tests.project import tasks
 from tests.project.models import Mark
 from tests.tasks.work import fetched, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True, params=["in two messages", "in one message"])
+def way(request):
+    """How a job's end and COMMIT go, where there are two ways: the second from the third job of a connection on."""
+    if connection.vendor == "postgresql" and request.param == "in one message":
+        with connection.cursor() as cursor:
+            for _ in range(USES_BEFORE + 1):
+                END_LAST.ready(cursor)
+    yield
+    connection.close()
 
 
 def state():
@@ -44,6 +57,7 @@ def test_a_job_without_a_result_ttl_is_gone_with_the_commit():
         ("fails", "retries"),
         ("returns nothing that JSON knows", "dead"),
         ("leaves a transaction open", "retries"),
+        ("gives its transaction up", "retries"),
     ],
 )
 def test_a_failure_leaves_nothing_it_wrote(then, ends):

@@ -189,6 +189,19 @@ class Dialect(ABC):
             self.insert(connection, jobs, now)
         return ended, self.claim(connection, plan, now) if plan.slots else []
 
+    def end_last(
+        self,
+        connection: BaseDatabaseWrapper,  # noqa: ARG002
+        ack: Ack,  # noqa: ARG002
+        now: datetime | None,  # noqa: ARG002
+    ) -> datetime | None:
+        """`end` a lone plain job as the last thing in the caller's transaction and commit that, in one message; returns
+        when it was. None: it cannot go so just now, and nothing was done.
+
+        Raises ReservationLost where the holder was another one, and the database's errors: nothing is committed then.
+        """
+        return None
+
     def begin(
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002

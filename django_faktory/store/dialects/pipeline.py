@@ -72,16 +72,23 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
     error as Django's; those after it were not carried out.
     """
     with connection.wrap_database_errors:
-        packed = _packed_all(calls)
-        pgconn = connection.connection.pgconn
-        try:
-            _send(connection.connection, packed)
-            _flush(pgconn)
-            found = _received(pgconn)
-        except BaseException:  # replies may still be on their way, which nobody must take for his own
-            pgconn.finish()
-            raise
+        found = _exchanged(connection.connection, _packed_all(calls))
         return _answers(found, len(calls))
+
+
+def run_last(connection: BaseDatabaseWrapper, name: str, values: Sequence[Any]) -> Rows:
+    """Carry out a prepared statement, and COMMIT unless it failed, in one round trip; return its rows.
+
+    Raises the statement's error as Django's, with the transaction spoilt; or COMMIT's, with nothing committed. An
+    OperationalError that closed the connection says nothing of the commit, as ever.
+    """
+    with connection.wrap_database_errors:
+        packed = _packed_all([(name, values)])
+        found = _exchanged(connection.connection, packed, then=b"COMMIT")
+        rows, _ = _answers(found, 2)
+        if found[-1].command_status != b"COMMIT":
+            raise _driver().InternalError(f"expected a commit, got {found[-1].command_status!r}: nothing is committed")
+        return rows
 
 
 class Flight(Generic[Told]):
@@ -161,7 +168,18 @@ def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[bytes,
     return [(name.encode(), [_packed(value) for value in values]) for name, values in calls]
 
 
-def _send(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]]) -> None:
+def _exchanged(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, then: bytes = b"") -> list[Any]:
+    """The results of all of this."""
+    try:
+        _send(raw, calls, then=then)
+        _flush(raw.pgconn)
+        return _received(raw.pgconn)
+    except BaseException:  # replies may still be on their way, which nobody must take for his own
+        raw.pgconn.finish()
+        raise
+
+
+def _send(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, then: bytes = b"") -> None:
     """Have all of this sent up to the sync; BEGIN before it, where the connection is to be in a transaction."""
     pgconn, pq = raw.pgconn, _driver().pq
     pgconn.enter_pipeline_mode()
@@ -169,6 +187,8 @@ def _send(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]]) -> None:
         pgconn.send_query_params(b"BEGIN", None)
     for name, values in calls:
         pgconn.send_query_prepared(name, values, result_format=_BINARY)
+    if then:
+        pgconn.send_query_params(then, None)
     pgconn.pipeline_sync()
 
 

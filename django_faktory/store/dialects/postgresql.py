@@ -9,9 +9,11 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from django.db import DataError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from ...errors import ReservationLost
 from ...payloads import Ack, JobPayload, Reservation
 from .base import LOCK, Dialect, Ended, Ending, Held, Plan, Tally, Underway, counter_slot
 from .pipeline import Rows
@@ -19,8 +21,19 @@ from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .postgresql_relay import Relay
 from .postgresql_rows import reservations, with_tokens
-from .postgresql_verbs import CLAIM, CLAIM_ALONE, COUNT, KEEP, WAITING, claim_calls, end_call, push_call
-from .prepared import Call, begin, execute, joins
+from .postgresql_verbs import (
+    CLAIM,
+    CLAIM_ALONE,
+    COUNT,
+    KEEP,
+    NOT_HELD,
+    WAITING,
+    claim_calls,
+    end_call,
+    end_last_call,
+    push_call,
+)
+from .prepared import Call, begin, execute, execute_last, joins
 
 _json = msgspec.json.Encoder()
 
@@ -137,6 +150,16 @@ class PostgresqlDialect(Dialect):
         """See Dialect."""
         with connection.cursor() as cursor:
             return self._ending(execute(cursor, self._ends(connection, acks, now)))
+
+    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> datetime | None:
+        """See Dialect."""
+        try:
+            rows = execute_last(connection, end_last_call(connection, ack, now))
+        except DataError as error:
+            if NOT_HELD in str(error):
+                raise ReservationLost from error
+            raise
+        return rows[0][1] if rows else None
 
     _relay = Relay()
     _locked_at = float("-inf")

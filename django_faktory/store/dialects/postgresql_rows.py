@@ -12,7 +12,8 @@ from .pipeline import Rows
 
 RETURNED = (
     "j.jid, j.queue, j.payload, j.wid, j.attempt, j.created_at, j.enqueued_at, j.started_at, j.failure, j.history,"
-    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes"
+    " j.reserve_for, j.result_ttl, j.jobtype, j.lock_key, j.limit_key, j.passes,"
+    " j.bid IS NULL AND j.callback_of IS NULL AS is_batchless"
 )
 
 
@@ -36,7 +37,7 @@ def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _reserved(row: tuple[Any, ...]) -> Reservation:
     (_, _, _, jid, queue, text, wid, attempt, created_at, enqueued_at, started_at, failure, history, reserve_for,
-     result_ttl, jobtype, lock_key, limit_key, passes) = row  # fmt: skip
+     result_ttl, jobtype, lock_key, limit_key, passes, is_batchless) = row  # fmt: skip
     return Reservation(
         jid=jid,
         queue=queue,
@@ -54,4 +55,5 @@ def _reserved(row: tuple[Any, ...]) -> Reservation:
         lock_key=lock_key,
         limit_key=limit_key,
         passes=passes,
+        is_batchless=is_batchless,
     )

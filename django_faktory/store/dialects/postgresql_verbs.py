@@ -154,6 +154,42 @@ SELECT jid, wid, attempt, queue, jobtype, now, started_at, FALSE FROM ended, clo
 UNION ALL SELECT jid, wid, attempt, '', '', NULL, NULL, TRUE FROM batched""",
 )
 
+NOT_HELD = "the job is no longer held as it was: nothing of its task may be committed"
+"""What `END_LAST` fails with: in the server's log too."""
+
+# A lone job, with a transaction's COMMIT behind it in the same message, which must not come to pass where the job was
+# not ended. Text that is no number is an error, and says why; it is cast once it is known what was done.
+END_LAST = Statement(
+    "done_last",
+    ["timestamptz", "text", "text", "int", "text", "smallint"],
+    f"""
+WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+held AS MATERIALIZED (
+  SELECT id, wid, attempt, result_ttl FROM {JOB}
+  WHERE jid = $2 AND state = (SELECT 'working')
+    AND ($3 = '' OR wid = '' OR wid = $3) AND ($4 IS NULL OR attempt = $4)
+    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL AND passes IS NULL),
+gone AS (
+  DELETE FROM {JOB} AS j USING held
+  WHERE j.id = held.id AND held.result_ttl IS NULL
+    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+  RETURNING 1),
+kept AS (
+  UPDATE {JOB} AS j SET state = 'succeeded', result = $5, finished_at = now, reserved_until = NULL,
+    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, clock
+  WHERE j.id = held.id AND held.result_ttl IS NOT NULL
+    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+  RETURNING 1),
+counted AS (
+  INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
+  SELECT (now AT TIME ZONE 'UTC')::date, $6, 1, 0, 0 FROM clock
+  ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + 1)
+SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now
+FROM clock""",
+    ages=True,
+)
+
 KEEP = Statement(
     "keep",
     ["bigint[]", "text[]", "timestamptz"],
@@ -186,6 +222,11 @@ def push_call(jobs: Sequence[JobPayload], now: datetime | None) -> Call:
 def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Call:
     """How plain jobs are ended."""
     return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(connection), len(acks)]
+
+
+def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> Call:
+    """How a lone plain job is ended whose COMMIT comes along."""
+    return END_LAST, [now, ack.jid, ack.wid, ack.attempt, ack.result, counter_slot(connection)]
 
 
 def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:

@@ -20,7 +20,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...logs import get_logger
 from ...poolers import is_pooled
-from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_prepared
+from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_last, run_prepared
 
 logger = get_logger(__name__)
 
@@ -148,6 +148,22 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
         if cursor.db.in_atomic_block:
             raise  # the transaction is spoilt; the next one goes without
         return _send(cursor, [(*call, None) for call in calls])
+
+
+def execute_last(connection: BaseDatabaseWrapper, call: Call) -> Rows | None:
+    """`execute` for one statement, and COMMIT unless it failed, in one message; None where that cannot be, and nothing
+    was done. Django, asked to commit after it, finds nothing left to do."""
+    statement, values = call
+    if not Statement.works or not can_pipeline(connection) or not joins(connection):
+        return None
+    name = statement.at_hand(connection)
+    if not name:
+        with connection.cursor() as cursor:
+            use = statement.ready(cursor)
+        if use is None:
+            return None
+        name = use.name
+    return run_last(connection, name, values)
 
 
 def begin(

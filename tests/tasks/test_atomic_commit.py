@@ -1,0 +1,373 @@
+"""An atomic task on PostgreSQL: the end of its job and the COMMIT are one message, and mean no less than two."""
+
+import os
+import socket
+from contextlib import suppress
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_faktory import Batch, task
+from django_faktory.brokers import get_broker
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import NotUnique
+from django_faktory.measuring import Recorder
+from django_faktory.models import Counter, Job
+from django_faktory.payloads import Failure, Reservation
+from django_faktory.store.dialects import pipeline, prepared
+from django_faktory.store.dialects.postgresql_verbs import END_LAST
+from django_faktory.worker.execute import prepare
+from tests.bouncer import needs_session
+from tests.project.models import Mark
+from tests.tasks.work import fetched, work
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    needs_session("prepared statements are a session's"),
+]
+
+steps = []
+
+
+@task(atomic=True, max_attempts=2)
+def writes_and(text):
+    Mark.objects.create(text=text)
+    for step in steps:
+        step()
+    return text
+
+
+@task(atomic=True, max_attempts=2)
+def only_steps():
+    for step in steps:
+        step()
+
+
+@task(atomic=True, unique_for=600)
+def writes_once(text):
+    Mark.objects.create(text=text)
+
+
+@pytest.fixture(autouse=True)
+def on_postgresql():
+    if connection.vendor != "postgresql" or not pipeline.has_psycopg3():
+        pytest.skip("about PostgreSQL")
+    steps.clear()
+    make_ready()
+    yield
+    connection.close()
+
+
+def make_ready():
+    """As its third use would."""
+    with connection.cursor() as cursor:
+        for _ in range(prepared.USES_BEFORE + 1):
+            END_LAST.ready(cursor)
+
+
+@pytest.fixture(autouse=True)
+def sent(monkeypatch):
+    """What each message with a COMMIT in it led to."""
+    outcomes = []
+    real = prepared.run_last
+
+    def spy(on, name, values):
+        outcomes.append("nothing")
+        rows = real(on, name, values)
+        outcomes[-1] = "committed"
+        return rows
+
+    monkeypatch.setattr(prepared, "run_last", spy)
+    return outcomes
+
+
+def marks():
+    return list(Mark.objects.values_list("text", flat=True))
+
+
+def state():
+    return Job.objects.get().state
+
+
+def sql(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def assert_django_is_well():
+    """As it was before the job: outside of any block, committing by itself."""
+    assert not connection.in_atomic_block
+    assert not connection.needs_rollback
+    assert (connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit) == ([], [], [])
+    assert connection.get_autocommit()
+    assert connection.connection.pgconn.transaction_status == 0
+
+
+def test_the_end_and_the_commit_are_one_message(sent):
+    result = writes_and.enqueue("a")
+    assert work() is None
+    assert (sent, state(), marks()) == (["committed"], "succeeded", ["a"])
+    result.refresh()
+    assert result.return_value == "a"
+    assert_django_is_well()
+    assert Counter.objects.get().processed == 1
+
+
+def test_a_job_without_a_result_ttl_is_gone_with_it(sent):
+    Job.objects.filter(jid=writes_and.enqueue("a").id).update(result_ttl=None)
+    work()
+    assert (sent, Job.objects.count(), marks()) == (["committed"], 0, ["a"])
+
+
+def test_one_that_somebody_wanted_kept_while_it_ran_is_kept(sent):
+    job = Job.objects.filter(jid=writes_and.enqueue("a").id)
+    job.update(result_ttl=None)
+    execution = prepare(fetched())
+    job.update(result_ttl=60)
+    execution.run(get_broker())
+    assert (sent, state()) == (["committed"], "succeeded")
+
+
+def test_a_unique_job_leaves_its_key_to_the_next(sent):
+    writes_once.enqueue("a")
+    with pytest.raises(NotUnique):
+        writes_once.enqueue("a")
+    work()
+    assert sent == ["committed"]
+    writes_once.enqueue("a")
+
+
+def test_hooks_run_after_it_in_their_order_outside_of_the_transaction(sent):
+    heard = []
+
+    def hook(name):
+        return lambda: heard.append((name, sent[-1], connection.in_atomic_block, connection.get_autocommit()))
+
+    def registers():
+        transaction.on_commit(hook("first"))
+        with transaction.atomic():
+            transaction.on_commit(hook("second"))
+        transaction.on_commit(hook("third"), robust=True)
+
+    steps.append(registers)
+    writes_and.enqueue("a")
+    work()
+    assert heard == [(name, "committed", False, True) for name in ("first", "second", "third")]
+    assert_django_is_well()
+
+
+def test_blocks_inside_of_it_and_other_databases_are_as_ever(sent):
+    def works_elsewhere():
+        with transaction.atomic(using="other", durable=True):
+            Mark.objects.using("other").create(text="there")
+        with transaction.atomic(), transaction.atomic(savepoint=False):
+            Mark.objects.create(text="b")
+        sid = transaction.savepoint()
+        Mark.objects.create(text="never")
+        transaction.savepoint_rollback(sid)
+
+    steps.append(works_elsewhere)
+    writes_and.enqueue("a")
+    work()
+    assert (sent, marks()) == (["committed"], ["a", "b"])
+    assert Mark.objects.using("other").count() == 1
+    assert not connections["other"].in_atomic_block
+
+
+def test_who_lost_the_job_meanwhile_commits_nothing(sent, caplog):
+    writes_and.enqueue("a")
+    execution = prepare(fetched("w1"))
+    heard = []
+    steps.append(lambda: transaction.on_commit(lambda: heard.append("never")))
+    get_broker().lost(["w1"])
+    again = prepare(fetched("w2"))
+    assert execution.run(get_broker()) is None
+    assert (sent, state(), marks(), heard) == (["nothing"], "working", [], [])
+    assert "no longer this worker's" in caplog.text
+    assert_django_is_well()
+    steps.clear()
+    assert again.run(get_broker()) is None
+    assert (sent, state(), marks()) == (["nothing", "committed"], "succeeded", ["a"])
+
+
+def test_an_earlier_attempt_by_the_same_worker_commits_nothing(sent):
+    writes_and.enqueue("a")
+    execution = prepare(fetched("w1"))
+    get_broker().lost(["w1"])
+    fetched("w1")
+    assert execution.run(get_broker()) is None
+    assert (sent, state(), marks()) == (["nothing"], "working", [])
+
+
+def test_a_constraint_that_waits_for_the_commit_fails_the_attempt(sent):
+    sql("CREATE TABLE IF NOT EXISTS told (id int PRIMARY KEY, of int REFERENCES told DEFERRABLE INITIALLY DEFERRED)")
+    steps.append(lambda: sql("INSERT INTO told VALUES (1, 2)"))
+    writes_and.enqueue("a")
+    report = work()
+    sql("DROP TABLE told")
+    assert isinstance(report, Failure)
+    assert report.errtype == "django.db.utils.IntegrityError"
+    assert (sent, state(), marks()) == (["nothing"], "retries", [])
+    assert_django_is_well()
+
+
+def test_a_serialization_failure_of_the_end_fails_the_attempt(sent):
+    only_steps.enqueue()
+    execution = prepare(fetched())
+
+    def works_isolated():
+        sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        Mark.objects.create(text="a")
+        with another_connection() as beside:
+            beside.execute("UPDATE django_faktory_job SET cancel_requested_at = now()")
+
+    steps.append(works_isolated)
+    report = execution.run(get_broker())
+    assert isinstance(report, Failure)
+    assert "could not serialize" in report.message
+    assert (sent, state(), marks()) == (["nothing"], "working", [])
+    assert get_broker().fail([report]) == [True]
+    assert_django_is_well()
+
+
+def test_a_connection_lost_before_the_commit_fails_the_attempt(sent):
+    steps.append(lambda: cut(connection.connection.pgconn))
+    writes_and.enqueue("a")
+    report = work()
+    assert isinstance(report, Failure)
+    assert report.errtype == "django.db.utils.OperationalError"
+    assert (sent, state(), marks()) == (["nothing"], "retries", [])
+    assert_django_is_well()
+
+
+def test_a_commit_whose_answer_is_lost_stands_and_the_failure_told_of_it_changes_nothing(monkeypatch):
+    writes_and.enqueue("a")
+    execution = prepare(fetched())
+    real = pipeline._received
+
+    def cut_off(pgconn):
+        with another_connection() as beside:
+            ask = "SELECT state FROM django_faktory_job"
+            wait_until(lambda: beside.execute(ask).fetchone() == ("succeeded",))
+        cut(pgconn)
+        return real(pgconn)
+
+    with monkeypatch.context() as harmed:
+        harmed.setattr(pipeline, "_received", cut_off)
+        report = execution.run(get_broker())
+    assert isinstance(report, Failure)
+    assert report.errtype == "django.db.utils.OperationalError"
+    assert get_broker().fail([report]) == [False]
+    assert (state(), marks()) == ("succeeded", ["a"])
+    assert_django_is_well()
+
+
+def cut(pgconn):
+    """Its wire; what has come and was not read yet is lost."""
+    with socket.socket(fileno=os.dup(pgconn.socket)) as wire:
+        with suppress(BlockingIOError):
+            wire.recv(1 << 20, socket.MSG_DONTWAIT)
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+def another_connection():
+    """The driver's own, in no transaction."""
+    import psycopg  # a driver that others do not have
+
+    given = connection.get_connection_params()
+    address = {key: given[key] for key in ("dbname", "host", "port", "user", "password") if key in given}
+    return psycopg.connect(autocommit=True, **address)
+
+
+def test_a_transaction_its_task_gave_up_does_not_pass_for_success(sent):
+    steps.append(lambda: transaction.set_rollback(True))
+    writes_and.enqueue("a")
+    assert isinstance(work(), Failure)
+    assert (sent, state(), marks()) == ([], "retries", [])
+    assert_django_is_well()
+
+
+def test_a_block_left_open_is_not_committed(sent):
+    steps.append(lambda: transaction.atomic().__enter__())
+    writes_and.enqueue("a")
+    assert isinstance(work(), Failure)
+    assert (sent, state(), marks()) == ([], "retries", [])
+
+
+def test_members_and_callbacks_of_batches_end_with_their_batches(sent):
+    with Batch(success=writes_and.callback("callback")) as batch:
+        writes_and.enqueue("member")
+    assert work() is None
+    assert work() is None
+    assert (sent, marks()) == ([], ["member", "callback"])
+    assert batch.status().success_st == "2"
+
+
+@pytest.mark.parametrize("held", [{"lock_token": 1}, {"passes": ""}, {"passes": ",1,"}, {"is_batchless": False}])
+def test_whose_end_concerns_others_does_not_end_alone(held):
+    fields = {"jid": "a" * 8, "queue": "q", "text": "{}", "wid": "w", "attempt": 1, "is_batchless": True}
+    assert Reservation(**fields).ends_alone
+    assert not Reservation(**(fields | held)).ends_alone
+
+
+@pytest.mark.parametrize("of", [{"bid": "b-1"}, {"callback_of": "b-1"}, {"lock_token": 7}, {"passes": ",1,"}])
+def test_one_whose_end_turns_out_to_concern_others_commits_nothing(sent, of):
+    jid = writes_and.enqueue("a").id
+    execution = prepare(fetched())
+    Job.objects.filter(jid=jid).update(**of)
+    assert execution.run(get_broker()) is None
+    assert (sent, state(), marks()) == (["nothing"], "working", [])
+
+
+def test_where_somebody_listens_in_every_statement_is_seen(sent):
+    writes_and.enqueue("a")
+    execution = prepare(fetched())
+    with CaptureQueriesContext(connection) as asked:
+        assert execution.run(get_broker()) is None
+    first, *_, last = [query["sql"] for query in asked]
+    assert (sent, first, last) == ([], "BEGIN", "COMMIT")
+    assert (state(), marks()) == ("succeeded", ["a"])
+
+
+def test_inside_a_transaction_of_the_callers_nothing_is_committed(sent):
+    writes_and.enqueue("a")
+    execution = prepare(fetched())
+    with transaction.atomic():
+        assert execution.run(get_broker()) is None
+        transaction.set_rollback(True)
+    assert (sent, state(), marks()) == ([], "working", [])
+
+
+def test_a_broker_with_an_ack_of_its_own_is_asked(sent):
+    heard = []
+
+    class Own(OrmBroker):
+        def ack(self, acks):
+            heard.append(len(acks))
+            return super().ack(acks)
+
+    writes_and.enqueue("a")
+    assert prepare(fetched()).run(Own()) is None
+    assert (sent, heard, state()) == ([], [1], "succeeded")
+
+
+def test_the_recorder_hears_of_the_end_once_it_is_committed():
+    recorder = Recorder()
+    writes_and.enqueue("a")
+    execution = prepare(fetched())
+    steps.append(lambda: transaction.on_commit(lambda: heard.append(recorder.take())))
+    heard = []
+    execution.run(OrmBroker(recorder=recorder))
+    [(place, told)] = recorder.take().items()
+    assert (place, told.succeeded) == (("default", writes_and.jobtype), 1)
+    assert heard == [{}]
+
+
+def test_hooks_without_a_statement_go_along_too(sent):
+    heard = []
+    steps.append(lambda: transaction.on_commit(lambda: heard.append(sent[-1])))
+    only_steps.enqueue()
+    assert work() is None
+    assert (sent, heard, state()) == (["committed"], ["committed"], "succeeded")
