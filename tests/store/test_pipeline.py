@@ -144,6 +144,30 @@ def test_inside_of_a_transaction_they_are_part_of_it(sent):
     assert len(sent) == 5
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "shown"),
+    [
+        ("isolation_level", 3, {"transaction_isolation": "repeatable read"}),
+        ("isolation_level", 4, {"transaction_isolation": "serializable"}),
+        ("read_only", True, {"transaction_read_only": "on"}),
+        ("deferrable", True, {"transaction_deferrable": "on"}),
+    ],
+)
+def test_a_transaction_that_a_statement_of_ours_begins_is_of_the_kind_that_was_asked_for(option, value, shown):
+    """Django's option `isolation_level` is the driver's attribute, too."""
+    echo = Statement("echo", ["text"], "SELECT $1")
+    make_ready(echo)
+    setattr(connection.connection, option, value)
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            assert rows_of(echo, "first") == [("first",)]
+            for name, expected in shown.items():
+                cursor.execute(f"SHOW {name}")
+                assert cursor.fetchone() == (expected,)
+    finally:
+        setattr(connection.connection, option, None)  # a pool gives it to others as it is
+
+
 def test_an_error_spoils_the_transaction_and_a_savepoint_saves_it(sent):
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE noted (what int UNIQUE)")

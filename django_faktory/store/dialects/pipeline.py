@@ -21,6 +21,8 @@ Told = TypeVar("Told")
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _BINARY = 1
+_PLAIN = (None, None, None)
+"""What the driver begins with a bare BEGIN."""
 
 
 def _integer(data: bytes) -> int:
@@ -58,11 +60,18 @@ def _driver() -> Any:
 
 
 def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
-    """Whether statements may go this way: not where somebody listens in on them, nor in another encoding."""
+    """Whether statements may go this way: not where somebody listens in on them, nor in another encoding, nor where a
+    transaction begins with them that is to be of another kind than the server's own."""
     if connection.execute_wrappers or connection.queries_logged:
         return False
     psycopg, raw = _driver(), connection.connection
-    return psycopg is not None and isinstance(raw, psycopg.Connection) and raw.info.encoding == "utf-8"
+    if psycopg is None or not isinstance(raw, psycopg.Connection) or raw.info.encoding != "utf-8":
+        return False
+    return bool(raw.autocommit or not _is_idle(raw) or (raw.isolation_level, raw.read_only, raw.deferrable) == _PLAIN)
+
+
+def _is_idle(raw: Any) -> bool:
+    return bool(raw.pgconn.transaction_status == _driver().pq.TransactionStatus.IDLE)
 
 
 def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
@@ -181,9 +190,9 @@ def _exchanged(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, t
 
 def _send(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, then: bytes = b"") -> None:
     """Have all of this sent up to the sync; BEGIN before it, where the connection is to be in a transaction."""
-    pgconn, pq = raw.pgconn, _driver().pq
+    pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
-    if not raw.autocommit and pgconn.transaction_status == pq.TransactionStatus.IDLE:
+    if not raw.autocommit and _is_idle(raw):
         pgconn.send_query_params(b"BEGIN", None)
     for name, values in calls:
         pgconn.send_query_prepared(name, values, result_format=_BINARY)
