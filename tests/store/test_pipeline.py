@@ -211,6 +211,60 @@ def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch)
     assert_next_connection_echoes(echo)
 
 
+class TestWithoutACursor:
+    """`execute_on`, which makes one only where it is needed."""
+
+    @pytest.fixture
+    def echo(self):
+        found = Statement("echo", ["text"], "SELECT $1 AS value")
+        make_ready(found)
+        return found
+
+    @pytest.fixture
+    def cursors(self, monkeypatch):
+        """How many were made."""
+        made = []
+        real = connection.cursor
+        monkeypatch.setattr(connection, "cursor", lambda: made.append(1) or real())
+        return made
+
+    def test_what_is_prepared_needs_none(self, echo, cursors, sent):
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+        assert (cursors, sent) == ([], [["echo"]])
+
+    def test_what_is_not_gets_one(self, cursors, sent):
+        echo = Statement("echo", ["text"], "SELECT $1 AS value")
+        for _ in range(prepared.USES_BEFORE):
+            assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+        assert sent == []
+        assert len(cursors) == prepared.USES_BEFORE
+
+    def test_a_connection_that_was_closed_by_somebody_is_told_as_django_does(self, echo):
+        connection.connection.close()
+        with pytest.raises((OperationalError, InterfaceError)):
+            prepared.execute_on(connection, [(echo, ["a"])])
+        connection.close()
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+
+    def test_a_connection_is_looked_at_first_where_the_project_wants_that(self, echo):
+        if connection.pool:
+            pytest.skip("a pool looks by itself")
+        other = connection.copy()
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+        other.close()
+        connection.health_check_enabled, connection.health_check_done = True, False  # as CONN_HEALTH_CHECKS does
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+
+    def test_where_somebody_takes_prepared_statements_away_it_goes_on_without(self, echo, sent):
+        with connection.cursor() as cursor:
+            cursor.execute("DEALLOCATE ALL")
+        assert prepared.execute_on(connection, [(echo, ["a"])]) == [[("a",)]]
+        assert not Statement.works
+        assert prepared.execute_on(connection, [(echo, ["b"])]) == [[("b",)]]
+        assert len(sent) == 1
+
+
 def test_who_listens_in_sees_every_statement(sent):
     echo = Statement("echo", ["text"], "SELECT $1 AS value")
     make_ready(echo)

@@ -33,7 +33,7 @@ from .postgresql_verbs import (
     end_last_call,
     push_call,
 )
-from .prepared import Call, begin, execute, execute_last, joins
+from .prepared import Call, begin, execute, execute_last, execute_on, joins
 
 _json = msgspec.json.Encoder()
 
@@ -58,14 +58,12 @@ class PostgresqlDialect(Dialect):
 
     def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
         """See Dialect."""
-        with connection.cursor() as cursor:
-            execute(cursor, [push_call(jobs, now)])
+        execute_on(connection, [push_call(jobs, now)])
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect. One statement for each wid of the plan."""
         claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
-        with connection.cursor() as cursor:
-            return reservations(execute(cursor, claim_calls(claim, plan, now)))
+        return reservations(execute_on(connection, claim_calls(claim, plan, now)))
 
     def exchange(
         self,
@@ -77,8 +75,7 @@ class PostgresqlDialect(Dialect):
     ) -> tuple[Ending, list[Reservation]]:
         """See Dialect. A lock that is freed goes to who is claimed for next, with no commit between them."""
         calls, read = self._turn(connection, jobs, acks, plan, now)
-        with connection.cursor() as cursor:
-            return read(execute(cursor, calls))
+        return read(execute_on(connection, calls))
 
     def begin(
         self,
@@ -148,8 +145,7 @@ class PostgresqlDialect(Dialect):
 
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
         """See Dialect."""
-        with connection.cursor() as cursor:
-            return self._ending(execute(cursor, self._ends(connection, acks, now)))
+        return self._ending(execute_on(connection, self._ends(connection, acks, now)))
 
     def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> datetime | None:
         """See Dialect."""

@@ -19,7 +19,7 @@ from ...payloads import Ack, Reservation
 from .base import COUNTER, JOB, LOCK, WORKER, Ended, Held, Plan, counter_slot
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED, reservations
-from .prepared import Statement, execute
+from .prepared import Statement, execute_on
 
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 
@@ -114,8 +114,7 @@ class Relay:
             now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim,
             counter_slot(connection),
         ]  # fmt: skip
-        with connection.cursor() as cursor:
-            [rows] = execute(cursor, [(RELAY, values)])
+        [rows] = execute_on(connection, [(RELAY, values)])
         if not rows:
             return None
         [(token, by, attempt, queue, jobtype, ended_at, started_at, *taken)] = rows

@@ -133,6 +133,21 @@ def joins(connection: BaseDatabaseWrapper) -> bool:
     return has_psycopg3() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
 
 
+def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[Rows]:
+    """`execute` with a cursor only where one is needed: to make one takes as long as to send a statement."""
+    connection.close_if_health_check_failed()  # these two as for a cursor
+    connection.ensure_connection()
+    named = [] if connection.connection.closed else _at_hand(connection, calls)
+    if named:
+        try:
+            return run_prepared(connection, named)
+        except Error as error:
+            if not _are_lost(error) or connection.in_atomic_block:
+                raise
+    with connection.cursor() as cursor:
+        return execute(cursor, calls)
+
+
 def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
     """Run statements with their values and return the rows of each.
 
@@ -141,12 +156,8 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
     try:
         return _send(cursor, [(*call, call[0].ready(cursor)) for call in calls])
     except Error as error:
-        if getattr(error.__cause__, "sqlstate", None) not in (_NO_SUCH_STATEMENT, _STATEMENT_EXISTS):
-            raise
-        Statement.works = False
-        logger.warning("prepared statements are lost between transactions (a pooler?): going on without them")
-        if cursor.db.in_atomic_block:
-            raise  # the transaction is spoilt; the next one goes without
+        if not _are_lost(error) or cursor.db.in_atomic_block:
+            raise  # a transaction is spoilt; the next one goes without
         return _send(cursor, [(*call, None) for call in calls])
 
 
@@ -170,10 +181,25 @@ def begin(
     connection: BaseDatabaseWrapper, calls: Sequence[Call], then: Callable[[list[Rows]], Told]
 ) -> Flight[Told] | None:
     """`execute` for who must not wait, where all is prepared for it; else None, and nothing was done."""
+    named = _at_hand(connection, calls)
+    return Flight(connection, named, then) if named else None
+
+
+def _at_hand(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tuple[str, Sequence[Any]]]:
+    """Their names and values, where all are prepared and may go straight; else nothing."""
     if not Statement.works or not can_pipeline(connection):
-        return None
+        return []
     named = [(statement.at_hand(connection), values) for statement, values in calls]
-    return Flight(connection, named, then) if all(name for name, _ in named) else None
+    return named if all(name for name, _ in named) else []
+
+
+def _are_lost(error: Error) -> bool:
+    """Whether this says that somebody takes prepared statements away; from then on none are used."""
+    if getattr(error.__cause__, "sqlstate", None) not in (_NO_SUCH_STATEMENT, _STATEMENT_EXISTS):
+        return False
+    Statement.works = False
+    logger.warning("prepared statements are lost between transactions (a pooler?): going on without them")
+    return True
 
 
 def _send(cursor: CursorWrapper, calls: Sequence[tuple[Statement, Sequence[Any], _Use | None]]) -> list[Rows]:
