@@ -358,6 +358,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "TLS_KEY": (lambda value: isinstance(value, str | os.PathLike), "the path of a PEM file"),
     "MAX_COMMAND_BYTES": _whole(4096),
     "MAX_CONNECTIONS": _whole(1),
+    "READ_AHEAD": _whole(0, 500),
     "HELLO_TIMEOUT": _seconds(0.1),
     "COMMAND_TIMEOUT": _seconds(0.1),
     "ALLOW_FLUSH": _or_none((lambda value: isinstance(value, bool), "True or False")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -89,6 +89,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The gates it holds passes of; empty: it has yet to pass; None: no limit counts it (ADR 0016)."""
     is_batchless: bool = False
     """Whether it is known to be of no batch, and no batch's callback."""
+    is_ahead: bool = False
+    """Whether it was read ahead, and is nobody's until it is handed out (ADR 0022)."""
 
     def __repr__(self) -> str:
         """Without its arguments: reprs end in logs, and in reports of errors."""
@@ -209,11 +211,24 @@ class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection)."""
+    """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection).
+
+    `ahead` more of the first queue may come with them, for whoever asks next; `count` may be 0 then (ADR 0022).
+    """
 
     queues: tuple[str, ...]
     wid: str = ""
     count: int = 1
+    ahead: int = 0
+    crowd: tuple[str, ...] = ()
+    """The workers that may ask next: where one of them is to get no jobs, nothing is read ahead."""
+
+
+class HandedOut(NamedTuple):
+    """A job that was read ahead, with the wid of who got it so many seconds ago."""
+
+    job: Reservation
+    ago_s: float
 
 
 def new_job(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from ..errors import FaktoryError
 from ..mutations import Mutation
 from ..payloads import (
@@ -20,6 +22,7 @@ from ..payloads import (
     Beat,
     Failure,
     FetchRequest,
+    HandedOut,
     JobPayload,
     NewBatch,
     Reservation,
@@ -165,6 +168,20 @@ class Broker(ABC):
         """A way for an event loop to exchange on this thread's connection, as long as the thread does nothing with it
         and after it has done something; None where there is none (ADR 0021)."""
         return None
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `exchange` may answer with jobs read ahead, which are to be handed out or released (ADR 0022)."""
+        return False
+
+    def hand_out(self, job: Reservation, wid: str) -> Reservation:
+        """Somebody gets a job that was read ahead: as his. Costs nothing, and is to be confirmed within a minute of the
+        exchange, if the job is not ended by then."""
+        return msgspec.structs.replace(job, wid=wid)
+
+    def confirm(self, handed: Sequence[HandedOut]) -> None:  # noqa: ARG002  (there is none)
+        """Let the reservations of jobs that were read ahead begin when these were handed out; ended ones stay so."""
+        return
 
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> list[bool]:

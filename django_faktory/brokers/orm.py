@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
@@ -16,7 +16,7 @@ from .. import wakeups
 from ..errors import BrokerUnavailable, FaktoryError, InvalidPayload
 from ..locket import Locket
 from ..logs import get_logger
-from ..measuring import Passed, Recorder
+from ..measuring import Recorder
 from ..mutations import Mutation
 from ..payloads import (
     Ack,
@@ -24,6 +24,7 @@ from ..payloads import (
     Beat,
     Failure,
     FetchRequest,
+    HandedOut,
     JobPayload,
     NewBatch,
     Reservation,
@@ -32,6 +33,7 @@ from ..payloads import (
     WorkerIdentity,
 )
 from ..store import (
+    ahead,
     batches,
     cancelling,
     claiming,
@@ -47,12 +49,12 @@ from ..store import (
     workers,
 )
 from ..store.dialects import dialect_of
-from ..store.dialects.base import Held
 from ..store.transactions import first_line
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
 from .atomic import atomic
 from .base import Broker, Exchanged, InFlight, Lent, Told, Transaction
+from .noting import Notes
 
 logger = get_logger(__name__)
 
@@ -93,7 +95,7 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_apart = announces_apart  # in a thread of its own, so that nobody waits for it
-        self._recorder = recorder
+        self._notes = Notes(recorder, alias)
         self._known_queues: dict[str, float] = {}
         self._unanswered = Unanswered()
 
@@ -110,7 +112,7 @@ class OrmBroker(Broker):
         """See Broker."""
         if type(self).ack is not OrmBroker.ack:  # a kind of its own, whose verb is not to be gone round
             return super().ack_last(ack, job)
-        return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._note_ended)
+        return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
@@ -144,9 +146,9 @@ class OrmBroker(Broker):
             self._give_back_unanswered()
             self.locket.refuse_wrong()
         stored, refused = self._keyed(jobs_)
-        pushed, acked, fetched = jobs.carry_out(self._turn(stored, acks, requests, self._note_ended))
+        pushed, acked, fetched = jobs.carry_out(self._turn(stored, acks, requests, self._notes.ended))
         self._tell(stored)
-        self._note_started(fetched)
+        self._notes.started(_handed_out(fetched))
         return Exchanged(_merged(refused, pushed), acked, fetched)
 
     def _turn(
@@ -186,10 +188,10 @@ class OrmBroker(Broker):
         def told(found: jobs.Exchanged) -> Told:
             if queues_:
                 self._after_push(queues_)
-            self._note_started(found.fetched)
+            self._notes.started(_handed_out(found.fetched))
             return then(Exchanged([*found.pushed], found.acked, found.fetched))
 
-        turn = self._turn(jobs_, acks, requests, self._record_ended)
+        turn = self._turn(jobs_, acks, requests, self._notes.ended_now)
         return lent.begin(connection, turn, told, then_waits=lambda: bool(queues_) and not self._tells_at_once(queues_))
 
     def _tells_at_once(self, queues_: Collection[str]) -> bool:
@@ -224,7 +226,7 @@ class OrmBroker(Broker):
             lease_s=self.locket.lease_s,
             unanswered=self._unanswered,
         )
-        self._note_started(found)
+        self._notes.started(_handed_out(found))
         return found
 
     def _give_back_unanswered(self) -> None:
@@ -250,31 +252,31 @@ class OrmBroker(Broker):
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
         """See Broker."""
-        return jobs.ack(acks, using=self.alias, now=self.clock(), on_ended=self._note_ended)
+        return jobs.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
         """See Broker."""
         return failures.fail(
-            failures_, using=self.alias, now=self.clock(), dead_for_s=self.dead_for_s, on_failed=self._note_failed
+            failures_,
+            using=self.alias,
+            now=self.clock(),
+            dead_for_s=self.dead_for_s,
+            on_failed=partial(self._notes.ended, well=False),
         )
 
-    def _note_started(self, found: Sequence[Sequence[Reservation]]) -> None:
-        if self._recorder and any(found):
-            self._recorder.started(
-                Passed(job.queue, job.jobtype, job.waited_s) for reservations in found for job in reservations
-            )
+    @property
+    def reads_ahead(self) -> bool:
+        """See Broker."""
+        return ahead.supports(connections[self.alias]) and not self._has_verbs_of_its_own()
 
-    def _note_ended(self, jobs_: Collection[Held], *, well: bool = True) -> None:
-        if self._recorder and jobs_:
-            transaction.on_commit(partial(self._recorder.ended, _passed(jobs_), well=well), using=self.alias)
+    def hand_out(self, job: Reservation, wid: str) -> Reservation:
+        """See Broker."""
+        self._notes.started([job])
+        return super().hand_out(job, wid)
 
-    def _record_ended(self, jobs_: Collection[Held]) -> None:
-        """`_note_ended` where there is no transaction."""
-        if self._recorder and jobs_:
-            self._recorder.ended(_passed(jobs_), well=True)
-
-    def _note_failed(self, jobs_: Collection[Held]) -> None:
-        self._note_ended(jobs_, well=False)
+    def confirm(self, handed: Sequence[HandedOut]) -> None:
+        """See Broker."""
+        ahead.confirm(handed, using=self.alias, now=self.clock())
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """See Broker."""
@@ -377,8 +379,8 @@ class OrmBroker(Broker):
         connections[self.alias].close()
 
 
-def _passed(ended: Collection[Held]) -> list[Passed]:
-    return [Passed(job.queue, job.jobtype, job.ran_s) for job in ended]
+def _handed_out(fetched: Sequence[Sequence[Reservation]]) -> Iterator[Reservation]:
+    return (job for jobs_ in fetched for job in jobs_ if not job.is_ahead)
 
 
 def _database_time() -> None:

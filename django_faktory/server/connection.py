@@ -166,11 +166,14 @@ class Connection(asyncio.Protocol):
 
     def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
         """Answer with something of value: `on_unsent` is called where the client was gone before it was sent (W14)."""
-        self._on_unsent.append(on_unsent)
-        if self.finish(reply):
-            self.server.loop.call_soon(self._look_whether_sent)  # the event loop writes in between
-        else:
+        self.expects_to_send(on_unsent)
+        if not self.finish(reply):
             self._unsent()
+
+    def expects_to_send(self, on_unsent: Callable[[], None]) -> None:
+        """What is answered at once is of value, as in `hand_over`."""
+        self._on_unsent.append(on_unsent)
+        self.server.loop.call_soon(self._look_whether_sent)  # the event loop writes in between
 
     def dismiss(self, reply: bytes) -> None:
         """Answer the command at hand, and close: what came after it is not read."""

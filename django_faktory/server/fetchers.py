@@ -8,12 +8,13 @@ the next (ADR 0015). Rules: W13 to W15.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ..errors import FaktoryError
 from ..payloads import FetchRequest, Reservation
 from .committer import MAX_BATCH, Lane
+from .shelf import Shelf
 from .turns import Item
 
 WAIT_S = 2.0
@@ -55,6 +56,7 @@ class Fetchers:
     def __init__(
         self,
         lane: FetchLane,
+        shelf: Shelf,
         *,
         width: int,
         release: Callable[[list[Reservation]], None],
@@ -62,7 +64,7 @@ class Fetchers:
         loop: asyncio.AbstractEventLoop,
         hands_over: bool = False,
     ) -> None:
-        self._lane, self._loop, self._release, self._poll_s = lane, loop, release, poll_s
+        self._lane, self._shelf, self._loop, self._release, self._poll_s = lane, shelf, loop, release, poll_s
         self._hands_over = hands_over
         self._waiting: dict[Fetcher, None] = {}
         self._claims_free = width
@@ -70,6 +72,7 @@ class Fetchers:
         self._hinted: set[str] | None = set()  # None: all queues
         self._is_called = False
         self._is_stopping = False
+        self._held: dict[str, list[Fetcher]] = {}  # until what is on its way from or to this queue has come
         self._holders: dict[str, str] = {}  # jobs handed out with a lock, and their queues
 
     def add(self, fetcher: Fetcher) -> None:
@@ -94,6 +97,25 @@ class Fetchers:
         if not self._is_called:
             self._is_called = True
             self._loop.call_soon(self._take_hints)  # one look for all the jobs of a transaction
+
+    def before_turn(self) -> None:
+        """A turn will be taken in any case: what the shelf is short of goes along."""
+        for sent in self._shelf.refills():
+            self._lane.submit(sent, partial(self._refilled, sent))
+
+    def _refilled(self, sent: FetchRequest, told: list[Reservation] | FaktoryError) -> None:
+        self._shelve(sent, told)
+        self._claim()
+
+    def _shelve(self, sent: FetchRequest, told: list[Reservation] | FaktoryError) -> list[Reservation]:
+        """Put on the shelf what came for it; return what else came."""
+        found = [] if isinstance(told, FaktoryError) else told
+        ahead = [job for job in found if job.is_ahead]
+        self._shelf.answered(sent, ahead)
+        self._let_go(sent.queues)
+        if ahead:
+            self.wake({job.queue for job in ahead})
+        return found[: -len(ahead)] if ahead else found
 
     def before_ack(self, jid: str) -> None:
         """This job's ACK is about to be carried out: if it held a lock, who waits longest for its queue goes along."""
@@ -120,11 +142,42 @@ class Fetchers:
         batch = self._next_batch()
         if not batch:
             return
-        self._claims_free -= 1
-        claim = _Claim(left=len(batch))
+        served: list[tuple[Fetcher, Reservation]] = []
+        asked: list[tuple[Fetcher, FetchRequest]] = []
         for fetcher in batch:
-            fetcher.untried, fetcher.in_claim = False, True
-            self._lane.submit(fetcher.request, partial(self._claimed, claim, fetcher))
+            fetcher.untried = False
+            if job := self._shelf.take(fetcher.request):
+                fetcher.in_claim = True
+                served.append((fetcher, job))
+            elif sent := self._shelf.asking(fetcher.request):
+                fetcher.in_claim = True
+                asked.append((fetcher, sent))
+            else:
+                self._hold(fetcher)
+        if asked:
+            self._claims_free -= 1
+            claim = _Claim(left=len(asked))
+            for fetcher, sent in asked:
+                self._lane.submit(sent, partial(self._claimed, claim, fetcher, sent))
+        for fetcher, job in served:  # at the end: who is answered may fetch again at once
+            self._answer(fetcher, job)
+
+    def _hold(self, fetcher: Fetcher) -> None:
+        """It waits for what is on its way from or to its first queue."""
+        self._held.setdefault(fetcher.request.queues[0], []).append(fetcher)
+        self._park(fetcher)
+
+    def _let_go(self, queues: Iterable[str]) -> None:
+        if self._held:
+            for queue in queues:
+                for fetcher in self._held.pop(queue, ()):
+                    fetcher.untried = True
+
+    def returned(self, queues: Collection[str]) -> None:
+        """What was read ahead of these queues is back in the database, or lost to it."""
+        self._shelf.returned(queues)
+        self._let_go(queues)
+        self._claim()
 
     def _next_batch(self) -> list[Fetcher]:
         """Who is to be tried, in the order they came; before newcomers one more, who waits longest for their queues.
@@ -139,10 +192,16 @@ class Fetchers:
         elder = next(fetcher for fetcher in idle if not wanted.isdisjoint(fetcher.request.queues))
         return batch if elder is batch[0] else [elder, *batch]
 
-    def _claimed(self, claim: _Claim, fetcher: Fetcher, found: list[Reservation] | FaktoryError) -> None:
+    def _claimed(
+        self, claim: _Claim, fetcher: Fetcher, sent: FetchRequest, told: list[Reservation] | FaktoryError
+    ) -> None:
         fetcher.in_claim = False
         try:
-            self._settle(claim, fetcher, found)
+            found = self._shelve(sent, told)
+            if isinstance(told, FaktoryError):
+                self._answer(fetcher, told)
+            else:
+                self._settle(claim, fetcher, sent, found)
         finally:
             claim.left -= 1
             if not claim.left:
@@ -151,16 +210,18 @@ class Fetchers:
                     self._release(claim.unwanted)
                 self._claim()
 
-    def _settle(self, claim: _Claim, fetcher: Fetcher, found: list[Reservation] | FaktoryError) -> None:
-        if isinstance(found, FaktoryError):
-            self._answer(fetcher, found)
-        elif fetcher.is_gone:
+    def _settle(self, claim: _Claim, fetcher: Fetcher, sent: FetchRequest, found: list[Reservation]) -> None:
+        if fetcher.is_gone:
             claim.unwanted += found
         elif found:
             self._answer(fetcher, found[0])
         elif fetcher.is_over or self._is_stopping:
             self._answer(fetcher, None)
+        elif job := self._shelf.take_any(fetcher.request):
+            self._answer(fetcher, job)
         else:
+            is_all = sent.count > 0 and sent.queues == fetcher.request.queues
+            fetcher.untried = fetcher.untried or not is_all  # the others were here, or on their way
             self._park(fetcher)
 
     def _take_hints(self) -> None:

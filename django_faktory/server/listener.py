@@ -22,7 +22,7 @@ from .. import conf
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
 from ..logs import get_logger
-from ..payloads import Failure, JobPayload, Reservation
+from ..payloads import Failure, HandedOut, JobPayload, Reservation
 from ..protocol import resp
 from ..protocol.commands import Command
 from .committer import MAX_BATCH, Begin, Lane
@@ -32,6 +32,8 @@ from .door import Door
 from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
+from .handed_out import HandOuts
+from .shelf import Shelf
 from .turns import Item, begin_turn, take_turn, weight
 from .unfinished import LONGEST_AT_ONCE, Unfinished
 from .verbs import carry_out
@@ -168,6 +170,7 @@ class Server:
         self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
     ) -> None:
         """Store jobs with the next turn; a large set on a way of its own, so that nobody waits for it."""
+        self.fetchers.before_turn()
         lane = self.turns if weight(jobs) <= MAX_PUSH_IN_TURN else self._bulk
         lane.submit(jobs, answer)
 
@@ -223,8 +226,16 @@ class Server:
             "long", _call_each, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
         self._lanes: tuple[Lane[Any, Any], ...] = (self.turns, self._bulk, self.failures, self.control, self.long_work)
+        self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
+        self.shelf = Shelf(
+            most=conf.get("READ_AHEAD") if self.broker.reads_ahead else 0,
+            hand_out=self._hand_out,
+            release=lambda jobs: self.release(jobs, self.fetchers.returned),
+            loop=self.loop,
+        )
         self.fetchers = Fetchers(
             self.turns,
+            self.shelf,
             width=WIDTH,
             release=self.release,
             poll_s=conf.get("POLL_INTERVAL"),
@@ -238,6 +249,8 @@ class Server:
 
     async def _wind_down(self) -> None:
         self.fetchers.stop()
+        self.shelf.close()
+        self.handed_out.confirm_all()
         await asyncio.sleep(LINGER_S if self._connections else 0)
         await self._drain()
         await self._part()
@@ -291,16 +304,31 @@ class Server:
         lent = self.broker.lend()
         return partial(begin_turn, lent) if lent else None
 
-    def release(self, jobs: Sequence[Reservation]) -> None:
-        """Give back what was claimed for clients that went away, and let others have it (W14)."""
+    def _hand_out(self, job: Reservation, wid: str) -> Reservation:
+        handed = self.broker.hand_out(job, wid)
+        self.handed_out.add(handed)
+        return handed
+
+    def _confirm(self, handed: Sequence[HandedOut], told: Callable[[bool], None]) -> None:
+        self.control.submit(
+            lambda: self.broker.confirm(handed), lambda answer: told(not isinstance(answer, FaktoryError))
+        )
+
+    def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
+        """Give back what was claimed for clients that went away, or for nobody, and let others have it (W14)."""
+        for job in jobs:
+            self.handed_out.forget(job.jid)
 
         def answer(told: int | FaktoryError) -> None:
             if isinstance(told, BrokerUnavailable) and not self._is_stopping:
-                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs)
-            elif isinstance(told, FaktoryError):
+                self.loop.call_later(RELEASE_AGAIN_S, self.release, jobs, then)
+                return
+            queues = {job.queue for job in jobs}
+            then(queues)
+            if isinstance(told, FaktoryError):
                 logger.error("jobs not given back, their reservations must end jids=%s", [job.jid for job in jobs])
             else:
-                self.fetchers.wake({job.queue for job in jobs})
+                self.fetchers.wake(queues)
 
         self.control.submit(lambda: self.broker.release(jobs), answer)
 

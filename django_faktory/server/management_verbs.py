@@ -88,6 +88,7 @@ def _answer(
     """Say OK or what went wrong; then let the fetchers of these queues try."""
 
     def answer(told: Any) -> None:
+        server.shelf.clear()  # whatever was done: what was read before it is not to be handed out after it
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
         if wakes or wakes_all:
             server.fetchers.wake(None if wakes_all else wakes)

@@ -53,7 +53,8 @@ class Turn:
 def take_turn(broker: Broker, items: Sequence[Item]) -> list[Any]:
     """Carry out the items: to each what `push`, `ack` or `fetch` answers. One verb alone is carried out as itself."""
     turn = Turn(items)
-    if bool(turn.jobs) + bool(turn.acks) + bool(turn.requests) > 1:
+    is_mixed = bool(turn.jobs) + bool(turn.acks) + bool(turn.requests) > 1
+    if is_mixed or any(request.ahead for request in turn.requests):
         return turn.answers(broker.exchange(turn.jobs, turn.acks, turn.requests))
     pushed: Sequence[Any] = broker.push(turn.jobs) if turn.jobs else []
     acked: Sequence[Any] = broker.ack(turn.acks) if turn.acks else []

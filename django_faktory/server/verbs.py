@@ -73,6 +73,8 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
 
     def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
         refusal = told if isinstance(told, FaktoryError) else told[0]
+        if command.job.priority > 0:
+            server.shelf.makes_way([command.job.queue])
         connection.finish(_ok(refusal))
         if refusal is None:
             server.stored([command.job])
@@ -90,9 +92,12 @@ def push_bulk(server: Server, connection: Connection, command: PushBulk) -> byte
 def _push_bulk(server: Server, connection: Connection, command: PushBulk) -> Steps[None]:
     good: list[JobPayload] = []
     refused: dict[str, str] = {}
+    first: set[str] = set()
     for place, job in enumerate(command.jobs, 1):
         if isinstance(job, JobPayload):
             good.append(_sent_by(connection, job))
+            if job.priority > 0:
+                first.add(job.queue)
         else:
             refused[job.jid] = str(job)
         if not place % JOBS_A_STEP:
@@ -102,6 +107,8 @@ def _push_bulk(server: Server, connection: Connection, command: PushBulk) -> Ste
         return
 
     def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
+        if first:
+            server.shelf.makes_way(first)
         if isinstance(told, FaktoryError):
             connection.finish(_error(told))
         else:
@@ -150,20 +157,24 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
     """Wait for a job; who has gone, or sends no more, gets none (W14)."""
     if connection.is_ending:
         return resp.NULL
+    wid = connection.identity.wid
 
     def answer(told: Reservation | FaktoryError | None) -> None:
         if not isinstance(told, Reservation):
             connection.finish(resp.NULL if told is None else _error(told))
-            return
-        try:
-            reply = resp.bulk(told.wire())
-        except InvalidPayload as error:
-            _kill(server, told, error)
+        elif (reply := _job(server, told)) is None:
             connection.finish(resp.NULL)
         else:
             connection.hand_over(reply, on_unsent=lambda: server.release([told]))
 
-    fetcher = Fetcher(FetchRequest(queues=command.queues, wid=connection.identity.wid), answer)
+    request = FetchRequest(queues=command.queues, wid=wid)
+    server.shelf.saw(request, id(connection))
+    if job := server.shelf.take(request):
+        reply = _job(server, job)
+        if reply is not None:
+            connection.expects_to_send(lambda: server.release([job]))
+        return reply or resp.NULL
+    fetcher = Fetcher(request, answer)
     connection.on_gone = lambda: server.fetchers.leave(fetcher)
     server.fetchers.add(fetcher)
     return None
@@ -171,29 +182,36 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
 
 def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None:
     """A job is done; who may say so is for the broker to judge (W16)."""
+    jid, wid = command.jid, connection.identity.wid
+    server.fetchers.before_ack(jid)
+    server.fetchers.before_turn()
+    server.turns.submit(
+        Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid)
+    )
+    return None
 
+
+def _ended(server: Server, connection: Connection, jid: str) -> Callable[[FaktoryError | bool], None]:
     def answer(told: FaktoryError | bool) -> None:
+        if told is True:
+            server.handed_out.forget(jid)
         connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
 
-    server.fetchers.before_ack(command.jid)
-    server.turns.submit(Ack(jid=command.jid, wid=connection.identity.wid), answer)
-    return None
+    return answer
 
 
 def fail(server: Server, connection: Connection, command: FailJob) -> bytes | None:
     """A job failed (W17)."""
-
-    def answer(told: FaktoryError | bool) -> None:
-        connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
-
+    jid, wid = command.jid, connection.identity.wid
     report = failure(
-        jid=command.jid,
-        wid=connection.identity.wid,
+        jid=jid,
+        wid=wid,
+        attempt=server.handed_out.attempt_of(jid, wid),
         errtype=command.errtype,
         message=command.message,
         backtrace=command.backtrace,
     )
-    server.failures.submit(report, answer)
+    server.failures.submit(report, _ended(server, connection, jid))
     return None
 
 
@@ -205,6 +223,8 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
 
     def answer(told: list[FaktoryError | str] | FaktoryError) -> None:
         state = told if isinstance(told, FaktoryError) else told[0]
+        if state:
+            server.shelf.distrust(wid)
         if isinstance(state, FaktoryError):
             connection.finish(_error(state))
             if isinstance(state, UnknownWorker):
@@ -248,6 +268,15 @@ VERBS: dict[type[Any], Handler] = {
 def carry_out(server: Server, connection: Connection, command: Command) -> bytes | None:
     """Do what the command asks."""
     return VERBS[type(command)](server, connection, command)
+
+
+def _job(server: Server, job: Reservation) -> bytes | None:
+    """The reply with a job; None where nobody could read it."""
+    try:
+        return resp.bulk(job.wire())
+    except InvalidPayload as error:
+        _kill(server, job, error)
+        return None
 
 
 def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:

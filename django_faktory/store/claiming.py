@@ -48,8 +48,9 @@ def fetch_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list
 
 def first_plan(requests: Sequence[FetchRequest]) -> Plan:
     """What to claim at first sight."""
+    requests = [request for request in requests if request.count]
     total = sum(request.count for request in requests)
-    if len({(request.queues, request.wid) for request in requests}) == 1:
+    if are_alike(requests):
         return Plan([Slot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total)
     if len({request.wid for request in requests}) > 1:
         return Plan()  # which of them comes first in a queue takes a plan
@@ -58,6 +59,11 @@ def first_plan(requests: Sequence[FetchRequest]) -> Plan:
         for queue in request.queues[:1]:
             slots[queue] = slots.get(queue, 0) + request.count
     return Plan([Slot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
+
+
+def are_alike(requests: Sequence[FetchRequest]) -> bool:
+    """Whether it does not matter which of those that ask for jobs gets which."""
+    return len({(request.queues, request.wid) for request in requests if request.count}) == 1
 
 
 def shared_out(
@@ -72,7 +78,9 @@ def shared_out(
     Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
     """
     found: list[list[Reservation]] = [[] for _ in requests]
-    if len({(request.queues, request.wid) for request in requests}) <= 1:
+    if not claimed and not any(request.count for request in requests):
+        return found
+    if are_alike(requests):
         _deal(found, requests, claimed)
         return found
     # Each of different requests tried its first queue. What came is dealt together with what they get of their others:

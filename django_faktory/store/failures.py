@@ -19,10 +19,10 @@ from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..models import Job, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
-from . import gates, locks, members
+from . import ahead, gates, locks, members
 from .dialects import dialect_of
 from .dialects.base import JOB, Held, Tally, holds
-from .jobs import OnEnded, is_storable, nobody_asks
+from .jobs import OnEnded, is_storable, nobody_asks, put_back
 from .transactions import run
 
 CHUNK = 200
@@ -65,15 +65,20 @@ def fail(
 def reap(
     *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance
 ) -> int:
-    """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19)."""
+    """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19). What was
+    read ahead by a server that is gone goes back instead."""
     overdue = overdue_jobs(using=using, now=now)
     if not run(using, lambda _: overdue.exists(), atomic=False):  # nearly always: one statement, no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
-        rows = failing.locked(overdue.order_by("reserved_until"), skip=True)[:limit]
-        return failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows])
+        rows = list(failing.locked(overdue.order_by("reserved_until"), skip=True)[:limit])
+        nobodys = {job.pk for job in rows if ahead.is_nobodys(job)}
+        if nobodys:
+            put_back(connection, Job.objects.using(using).filter(pk__in=nobodys))
+        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job.pk not in nobodys])
+        return len(rows)
 
     return run(using, verb)
 

@@ -17,8 +17,8 @@ from ..logs import get_logger
 from ..models import Job, JobQuerySet
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
-from . import gates, locks, members, optioned
-from .claiming import Claiming, answerable, fetch_for, first_plan, has_all_it_needs, more_for, shared_out
+from . import ahead, gates, locks, members, optioned
+from .claiming import Claiming, answerable, are_alike, fetch_for, first_plan, has_all_it_needs, more_for, shared_out
 from .claiming import fetch as fetch  # noqa: PLC0414  (a part of the straight way)
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Ending, Held, Plan, holds
@@ -107,13 +107,19 @@ class Turn:
         is_pair = not self.jobs and len(self.acks) == 1 and bool(self.requests)
         return is_pair and dialect.expects_relay(self.acks[0].jid)
 
+    def asks(self) -> bool:
+        """Whether somebody waits for a job."""
+        return any(request.count for request in self.requests)
+
     def distinct(self) -> list[JobPayload]:
         """What is stored: the first of those with one jid."""
         return _distinct(self.jobs)
 
     def plan(self, number: int) -> Plan:
         """What to claim, under this number."""
-        return msgspec.structs.replace(first_plan(self.requests), lease_s=self.claiming.lease_s, claim=number)
+        plan = first_plan(self.requests)
+        plan = msgspec.structs.replace(plan, lease_s=self.claiming.lease_s, claim=number)
+        return ahead.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
 
     def ends_here(self, ending: Ending, claimed: Sequence[Reservation]) -> bool:
         """Whether `concluded` has nothing more to ask the database."""
@@ -121,8 +127,9 @@ class Turn:
             return False
         if not all(has_all_it_needs(job) for job in claimed):
             return False
-        wanted = sum(request.count for request in self.requests)
-        return len(claimed) >= wanted or len({(request.queues, request.wid) for request in self.requests}) == 1
+        if are_alike(self.requests):
+            return True
+        return sum(not job.is_ahead for job in claimed) >= sum(request.count for request in self.requests)
 
     def concluded(self, plan: Plan, ending: Ending, claimed: list[Reservation]) -> Exchanged:
         """What everybody is answered, when those are ended too that the exchange left alone, and the claimed have
@@ -131,7 +138,10 @@ class Turn:
         if ending.readied:
             locks.tell(connections[claiming.using], set(ending.readied))
         acked = _all_acked(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
-        fetched = shared_out(self.requests, claiming.locked(plan, claimed), claiming, is_under_way=True)
+        theirs = [job for job in claimed if not job.is_ahead]
+        fetched = shared_out(self.requests, claiming.locked(plan, theirs), claiming, is_under_way=True)
+        if len(theirs) < len(claimed):
+            fetched = ahead.go_along(fetched, self.requests, [job for job in claimed if job.is_ahead])
         return Exchanged([None] * len(self.jobs), acked, fetched)
 
 
@@ -272,7 +282,8 @@ def release(reservations: Sequence[Reservation], *, using: str) -> int:
 def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     held = Q()
     for job in reservations:
-        held |= Q(jid=job.jid, wid=job.wid, attempt=job.attempt)
+        wids = {job.wid, ""} if job.is_ahead else {job.wid}  # which of them the row has is a matter of time
+        held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
 
     hold_some = any(job.lock_token is not None or job.passes is not None for job in reservations)
 
@@ -287,7 +298,8 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
 
 def give_back(claims: Collection[int], *, using: str) -> int:
     """`release` what claims of these numbers took; returns how many jobs there were."""
-    taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=claims)
+    numbers = [sign * claim for claim in claims for sign in (1, -1)]  # the negative ones: what it read ahead
+    taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)
     if not run(using, lambda _: taken.exists(), atomic=False):
         return 0
     return run(using, lambda connection: put_back(connection, taken))

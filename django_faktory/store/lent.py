@@ -30,7 +30,7 @@ def begin(
     if not transactions.is_at_hand(connection) or not turn.is_one() or turn.may_be_relay(dialect):
         return None
     plan = turn.plan(turn.claiming.unanswered.number())
-    if turn.requests and not plan.slots:
+    if turn.asks() and not plan.slots:
         return None  # who gets what takes a look at what waits
     with ExitStack() as limit:
         limit.enter_context(transactions.around(connection))

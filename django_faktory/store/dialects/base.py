@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...lifecycle import FINISHED, State
-from ...payloads import Ack, JobPayload, Reservation
+from ...payloads import Ack, HandedOut, JobPayload, Reservation
 from .keys import JOB as JOB  # noqa: PLC0414
 from .keys import next_ready
 
@@ -69,6 +69,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """How long a lock is held that comes with a job at once, see `Dialect.exchange`."""
     claim: int | None = None
     """What the rows are marked with, see `store.unanswered`."""
+    ahead: Sequence[Slot] = ()
+    """What may be claimed beyond that, for whoever asks next; of these slots the wid does not count (ADR 0022)."""
+    crowd: Collection[str] = ()
+    """The wids that may: none of them must be quiet or terminating."""
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
@@ -133,6 +137,9 @@ class Dialect(ABC):
     lends = False
     """Whether there is a `begin`."""
 
+    reads_ahead = False
+    """Whether `exchange` heeds a plan's `ahead`, so that there may be something to `confirm` (ADR 0022)."""
+
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""
 
@@ -182,7 +189,8 @@ class Dialect(ABC):
     ) -> tuple[Ending, list[Reservation]]:
         """`end`, `insert` and `claim`, those of them that there is something for.
 
-        What is claimed may have its lock already, for the plan's `lease_s`: then it has the token.
+        What is claimed may have its lock already, for the plan's `lease_s`: then it has the token. What was read ahead
+        is in the list too, and says so.
         """
         ended = self.end(connection, acks, now) if acks else Ending({}, set())
         if jobs:
@@ -213,6 +221,15 @@ class Dialect(ABC):
         """`exchange` as a transaction by itself for who must not wait, where it can go so just now; else None, and
         nothing was done (ADR 0021)."""
         return None
+
+    def confirm(
+        self,
+        connection: BaseDatabaseWrapper,  # noqa: ARG002
+        handed: Sequence[HandedOut],  # noqa: ARG002
+        now: datetime | None,  # noqa: ARG002
+    ) -> None:
+        """Let the reservations of jobs that were read ahead begin when these were handed out, unless they ended."""
+        return
 
     def relay(
         self,

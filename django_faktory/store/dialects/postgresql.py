@@ -14,13 +14,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...errors import ReservationLost
-from ...payloads import Ack, JobPayload, Reservation
+from ...payloads import Ack, HandedOut, JobPayload, Reservation
 from .base import LOCK, Dialect, Ended, Ending, Held, Plan, Tally, Underway, counter_slot
 from .pipeline import Rows
+from .postgresql_ahead import ahead_call, confirm
 from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .postgresql_relay import Relay
-from .postgresql_rows import reservations, with_tokens
+from .postgresql_rows import read_ahead, reservations, with_tokens
 from .postgresql_verbs import (
     CLAIM,
     CLAIM_ALONE,
@@ -46,6 +47,7 @@ class PostgresqlDialect(Dialect):
 
     hands_over = True
     lends = True
+    reads_ahead = True
     one_statement = True
     plain_lock = " FOR UPDATE"
     skip_lock = " FOR UPDATE SKIP LOCKED"
@@ -106,14 +108,21 @@ class PostgresqlDialect(Dialect):
         if is_handed_over:
             calls[ends - 1] = (NEXT_OF_MARKED, [True])
             calls.append((HAND_OVER, [True, plan.lease_s, now]))
+        if plan.ahead:
+            calls.append(ahead_call(plan, now))
 
         def read(found: list[Rows]) -> tuple[Ending, list[Reservation]]:
+            ahead = read_ahead(found.pop()) if plan.ahead else []
             heirs = found.pop() if is_handed_over else []
             self._relay.remember(jid for jid, _, _ in heirs)
             ending = self._ending(found[:ends] if acks else [[]], heirs)
-            return ending, with_tokens(reservations(found[claims_from:]), heirs)
+            return ending, with_tokens(reservations(found[claims_from:]), heirs) + ahead
 
         return calls, read
+
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> None:
+        """See Dialect."""
+        confirm(connection, handed, now)
 
     def relay(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None

@@ -22,6 +22,11 @@ def reservations(found: Sequence[Rows]) -> list[Reservation]:
     return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
 
 
+def read_ahead(rows: Rows) -> list[Reservation]:
+    """Those that were read ahead."""
+    return [msgspec.structs.replace(job, is_ahead=True) for job in reservations([rows])]
+
+
 def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
     """The jobs that were claimed, with the locks that some of them have already."""
     tokens = {jid: token for jid, token, _ in heirs}

@@ -113,7 +113,8 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 
 # Rows are found by jid alone, inside the LATERAL, and judged outside of it: told the state there, the planner takes
 # the partial index of working jobs, whose dead entries it does not count, and walks over every job of the last minute.
-# For the same reason it is told below of the reservation, which working jobs have and no others.
+# For the same reason it is told below of the reservation, which working jobs have and no others. A job that was read
+# ahead may get its wid in between (ADR 0022).
 END = Statement(
     "done",
     ["timestamptz", "json", "smallint", "int"],
@@ -133,14 +134,14 @@ held AS MATERIALIZED (
 gone AS (
   DELETE FROM {JOB} AS j USING held
   WHERE j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_apart
-    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+    AND j.reserved_until IS NOT NULL AND held.wid IN ('', j.wid) AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock
   WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart
-    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+    AND j.reserved_until IS NOT NULL AND held.wid IN ('', j.wid) AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
 ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
 batched AS (SELECT jid, wid, attempt FROM held WHERE is_apart),

@@ -1,0 +1,69 @@
+"""Jobs that were handed out from the shelf, and of which the database does not know yet who has them (ADR 0022)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ..payloads import HandedOut, Reservation
+
+CONFIRM_S = 0.25
+"""A job that runs as long as this, and at most one and a half times as long, is confirmed."""
+
+NOBODYS_ATTEMPT = -1
+"""With it a report changes nothing, and is counted as one that did."""
+
+
+class HandOuts:
+    """Those of the node. `confirm` carries out the confirmation and calls back whether that went well."""
+
+    def __init__(
+        self,
+        *,
+        confirm: Callable[[Sequence[HandedOut], Callable[[bool], None]], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._confirm, self._loop = confirm, loop
+        self._handed: dict[str, tuple[float, Reservation]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, job: Reservation) -> None:
+        """Somebody got it."""
+        self._handed[job.jid] = (self._loop.time(), job)
+        if self._timer is None:
+            self._timer = self._loop.call_later(CONFIRM_S, self._look)
+
+    def attempt_of(self, jid: str, wid: str) -> int | None:
+        """The attempt that a report of this worker is about: None, any, unless it is known that another has the job."""
+        handed = self._handed.get(jid)
+        if handed is None or not wid or not handed[1].wid or handed[1].wid == wid:
+            return None
+        return NOBODYS_ATTEMPT
+
+    def forget(self, jid: str) -> None:
+        """It has ended, or went back."""
+        self._handed.pop(jid, None)
+
+    def confirm_all(self) -> None:
+        """Confirm what is left, however young it is."""
+        self._send(list(self._handed.values()))
+
+    def _look(self) -> None:
+        self._timer = None
+        until = self._loop.time() - CONFIRM_S / 2
+        self._send([handed for handed in self._handed.values() if handed[0] <= until])
+        if self._handed:
+            self._timer = self._loop.call_later(CONFIRM_S, self._look)
+
+    def _send(self, due: Sequence[tuple[float, Reservation]]) -> None:
+        if not due:
+            return
+        now = self._loop.time()
+
+        def told(is_done: bool) -> None:
+            if is_done:
+                for handed in due:
+                    if self._handed.get(handed[1].jid) is handed:
+                        del self._handed[handed[1].jid]
+
+        self._confirm([HandedOut(job, now - at) for at, job in due], told)

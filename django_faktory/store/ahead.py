@@ -1,0 +1,54 @@
+"""Jobs that a server read ahead: reserved, and nobody's until they are handed out (ADR 0022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..models import Job
+from ..payloads import FetchRequest, HandedOut, Reservation
+from .dialects import dialect_of
+from .dialects.base import Plan, Slot
+from .transactions import run
+
+
+def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:
+    """The plan, and how much of which queue may be read ahead: of one the most that a request asks."""
+    wanted: dict[str, int] = {}
+    crowd: set[str] = set()
+    for request in requests:
+        if request.ahead and request.queues:
+            queue = request.queues[0]
+            wanted[queue] = max(request.ahead, wanted.get(queue, 0))
+            crowd.update(request.crowd)
+    if not wanted:
+        return plan
+    return msgspec.structs.replace(plan, ahead=[Slot(queue, "", count) for queue, count in wanted.items()], crowd=crowd)
+
+
+def go_along(
+    found: list[list[Reservation]], requests: Sequence[FetchRequest], ahead: Sequence[Reservation]
+) -> list[list[Reservation]]:
+    """What was found, and behind it what was read ahead: with a request that asked for it."""
+    asked = {request.queues[0]: place for place, request in enumerate(requests) if request.ahead and request.queues}
+    for job in ahead:
+        found[asked[job.queue]].append(job)
+    return found
+
+
+def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> None:
+    """Let the reservations of jobs that were read ahead begin when these were handed out; ended ones stay ended."""
+    run(using, lambda connection: dialect_of(connection).confirm(connection, handed, now), atomic=False)
+
+
+def is_nobodys(job: Job) -> bool:
+    """Whether a working job was read ahead, and no more is known of it."""
+    return job.claim is not None and job.claim < 0
+
+
+def supports(connection: BaseDatabaseWrapper) -> bool:
+    """Whether jobs can be read ahead there."""
+    return dialect_of(connection).reads_ahead

@@ -1,0 +1,79 @@
+"""Jobs that a server reads ahead, on PostgreSQL (ADR 0022).
+
+They are working, and known by a claim whose number is negative: nobody has them yet, as far as the database knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...payloads import HandedOut
+from .base import JOB, WORKER, Plan
+from .postgresql_gates import IS_GATED, withheld
+from .postgresql_rows import RETURNED
+from .prepared import Call, Statement, execute_on
+
+# As in a claim, and no further in a queue than to the first job that must not wait on a shelf: one that is to hold
+# something while it runs, that may expire, or whose priority says that others come before or after it.
+AHEAD = Statement(
+    "ahead",
+    ["text[]", "int[]", "timestamptz", "bigint", "int", "text[]"],
+    f"""
+UPDATE {JOB} AS j SET state = 'working', wid = '', attempt = attempt + 1, started_at = now, run_at = NULL,
+  reserved_until = now + make_interval(secs => $5), gate = NULL, claim = -$4
+FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = ANY (ARRAY(
+  SELECT line.id FROM (
+    SELECT ready.id, bool_and(ready.is_plain) OVER (
+        PARTITION BY q.name ORDER BY ready.weight, ready.enqueued_at, ready.id) AS goes
+    FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
+    CROSS JOIN LATERAL (
+      SELECT j.id, j.weight, j.enqueued_at, j.weight = 0 AND j.lock_key IS NULL AND j.expires_at IS NULL
+          AND NOT j.unique_until_start AND NOT {IS_GATED} AS is_plain
+      FROM {JOB} AS j WHERE j.state = 'enqueued' AND j.queue = q.name
+        AND (j.expires_at IS NULL OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()))
+      ORDER BY j.weight, j.enqueued_at, j.id LIMIT q.room FOR UPDATE SKIP LOCKED) AS ready
+    WHERE q.name <> ALL ({withheld(3)})
+      AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = ANY ($6) AND state <> 'running')) AS line
+  WHERE line.goes))
+RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
+)
+
+# Looked up by jid alone, see `postgresql_verbs`; locked in the order in which ends lock theirs.
+_CONFIRM = Statement(
+    "confirm",
+    ["text[]", "int[]", "text[]", "double precision[]", "timestamptz"],
+    f"""
+WITH mine AS MATERIALIZED (
+  SELECT j.id, r.attempt, r.wid, COALESCE($5, STATEMENT_TIMESTAMP()) - make_interval(secs => r.ago_s) AS at
+  FROM unnest($1, $2, $3, $4) AS r (jid, attempt, wid, ago_s) JOIN {JOB} AS j ON j.jid = r.jid
+  ORDER BY j.id FOR UPDATE OF j)
+UPDATE {JOB} AS j SET claim = -j.claim, wid = mine.wid, started_at = mine.at,
+  reserved_until = GREATEST(j.reserved_until, mine.at + make_interval(secs => j.reserve_for))
+FROM mine WHERE j.id = mine.id AND j.attempt = mine.attempt AND j.claim < 0 AND j.reserved_until IS NOT NULL""",
+    gives_rows=False,
+)
+
+
+LEASE_S = 60
+"""How long what was read ahead stays away where its server crashed: the shortest reservation there is (W9), so that
+none is shortened by it."""
+
+
+def ahead_call(plan: Plan, now: datetime | None) -> Call:
+    """How jobs are read ahead."""
+    return AHEAD, [
+        [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim, LEASE_S,
+        list(plan.crowd),
+    ]  # fmt: skip
+
+
+def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> None:
+    """Let the reservations of these begin."""
+    values = [
+        [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
+        [one.ago_s for one in handed], now,
+    ]  # fmt: skip
+    execute_on(connection, [(_CONFIRM, values)])
