@@ -80,10 +80,7 @@ class Job(models.Model):
         default=False, db_default=False, help_text="Whether its batch counts it as failed."
     )
 
-    claim = models.BigIntegerField(
-        null=True,
-        help_text="The number of the claim that took it last; negative: read ahead, nobody has it yet (ADR 0022).",
-    )
+    claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: read ahead (ADR 0022).")
 
     about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
 

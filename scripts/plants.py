@@ -89,8 +89,10 @@ gone AS (""",
     Plant(
         "ACK is answered before the commit",
         "django_faktory/server/verbs.py",
-        "    server.turns.submit(Ack(jid=command.jid, wid=connection.identity.wid), answer)\n    return None",
-        "    server.turns.submit(Ack(jid=command.jid, wid=connection.identity.wid), lambda _: None)\n    return resp.OK",
+        "        Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid)\n"
+        "    )\n    return None",
+        "        Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), lambda _: None\n"
+        "    )\n    return resp.OK",
         ("tests/server/test_life.py", "-k", "database_is_away"),
     ),
     Plant(
