@@ -149,7 +149,7 @@ class Fetchers:
             if job := self._shelf.take(fetcher.request):
                 fetcher.in_claim = True
                 served.append((fetcher, job))
-            elif sent := self._shelf.asking(fetcher.request):
+            elif sent := self._shelf.asking(fetcher.request, [sent for _, sent in asked]):
                 fetcher.in_claim = True
                 asked.append((fetcher, sent))
             else:

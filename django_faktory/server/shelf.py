@@ -118,15 +118,17 @@ class Shelf:
 
     # --- who asks the database ---
 
-    def asking(self, request: FetchRequest) -> FetchRequest | None:
+    def asking(self, request: FetchRequest, beside: Collection[FetchRequest] = ()) -> FetchRequest | None:
         """What to ask of it for this request; `answered` is to be told what came. None: nothing yet, as jobs of its
-        first queue are on their way here, or back, and those in the database come after them."""
+        first queue are on their way here, or back, and those in the database come after them. They do not where they
+        are claimed in the same turn: `beside` is what is asked there before."""
         if not self._most or not request.queues:
             return request
         now, queue = self._loop.time(), request.queues[0]
-        if self._is_moving(queue):
+        goes_along = any(sent.ahead and sent.count and sent.queues[0] == queue for sent in beside)
+        if self._is_moving(queue) and not goes_along:
             return None
-        more = self._more(now, queue)
+        more = 0 if goes_along else self._more(now, queue)
         if queue in self._jobs:  # not for this one: is it a worker that may have jobs?
             return self._sent(FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1)))
         if more and queue in self._out:

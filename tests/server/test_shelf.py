@@ -8,7 +8,9 @@ from django.db import connection
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Limit, WorkerProcess
+from django_faktory.payloads import FetchRequest
 from django_faktory.server import handed_out, shelf
+from django_faktory.server.committer import Lane
 from django_faktory.server.shelf import Crowd
 from tests.factories import payload
 from tests.server.raw import RawClient, push, worker
@@ -219,6 +221,29 @@ class TestOrder:
         assert fetch(client, "second") == "a"
         assert [fetch(client, "first", "second") for _ in range(5)] == ["b", "c", "d", "e", "f"]
 
+    def test_all_that_wait_are_tried_at_once_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
+        """One after the other, a job pushed meanwhile would go to whose turn it happened to be."""
+        sets, real = [], Lane._take
+
+        def spy(lane):
+            batch = real(lane)
+            sets.append([item.count for item, _ in batch if isinstance(item, FetchRequest)])
+            return batch
+
+        server = serve()
+        clients = [RawClient.identified(server.address, **worker(f"w{n}")) for n in range(5)]
+        for number, client in enumerate(clients):
+            client.send("FETCH default")
+            wait_until(lambda number=number: idle(server) == number + 1)
+        monkeypatch.setattr(Lane, "_take", spy)
+        store("a")
+        server.wake()
+        assert json.loads(clients[0].reply())["jid"] == jid("a")
+        wait_until(lambda: idle(server) == 4)
+        assert [found for found in sets if found] == [[1, 1, 1, 1, 1]]
+        for client in clients:
+            client.close()
+
 
 class TestGoingBack:
     def test_what_nobody_takes_goes_back_to_its_place(self, client, monkeypatch):
@@ -303,6 +328,12 @@ class TestHandedOut:
         assert [fetch(client), fetch(client)] == ["a", "b"]
         assert client.ask(f'FAIL {{"jid":"{jid("b")}","errtype":"E","message":"m"}}') == b"+OK"
         assert job("b").state == "retries"
+
+
+def idle(server):
+    """How many wait in FETCH, and are not being tried."""
+    waiting = list(server.fetchers._waiting)
+    return sum(not (fetcher.in_claim or fetcher.untried) and fetcher.timer is not None for fetcher in waiting)
 
 
 def client_connections(client):
