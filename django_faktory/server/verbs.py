@@ -162,7 +162,10 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
     def answer(told: Reservation | FaktoryError | None) -> None:
         if not isinstance(told, Reservation):
             connection.finish(resp.NULL if told is None else _error(told))
-        elif (reply := _job(server, told)) is None:
+            return
+        if not told.is_ahead:
+            server.handed_out.forget(told.jid)  # whoever had it before
+        if (reply := _job(server, told)) is None:
             connection.finish(resp.NULL)
         else:
             connection.hand_over(reply, on_unsent=lambda: server.release([told]))

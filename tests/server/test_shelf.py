@@ -22,7 +22,13 @@ AHEAD = 4
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def reading(settings):
+    """It is allowed."""
+    settings.FAKTORY = {"READ_AHEAD": 16}
+
+
+@pytest.fixture
+def slow(monkeypatch, reading):
     """Anybody is a crowd that takes four more soon; and all has its time."""
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
@@ -111,7 +117,7 @@ class TestTaking:
                 cursor.execute("ROLLBACK")
         assert fetch(client) == "f"
 
-    def test_few_clients_get_their_jobs_from_the_database_only(self, connect):
+    def test_few_clients_get_their_jobs_from_the_database_only(self, reading, connect):
         store(*map(str, range(60)))
         clients = [connect(**worker(f"w{n}")) for n in range(3)]
         for turn in range(45):
@@ -141,8 +147,8 @@ class TestTaking:
         wait_until(lambda: on_the_shelf() == "b c d e f g")
         assert [fetch(client) for _ in range(5)] == ["d", "e", "f", "g", "h"]
 
-    def test_where_the_setting_is_0_nothing_is_read_ahead(self, slow, settings, serve):
-        settings.FAKTORY = {"READ_AHEAD": 0}
+    def test_by_default_nothing_is_read_ahead(self, slow, settings, serve):
+        settings.FAKTORY = {}
         server = serve()
         client = RawClient.identified(server.address, **worker())
         store("a", "b")
@@ -295,6 +301,15 @@ class TestGoingBack:
 
 
 class TestHandedOut:
+    def test_one_that_went_back_and_was_fetched_by_another_is_the_other_s(self, client, server, connect):
+        store("a", "b")
+        assert [fetch(client), fetch(client)] == ["a", "b"]
+        Job.objects.filter(jid=jid("b")).update(state="enqueued", reserved_until=None)  # as when its lease ran out
+        other = connect(**worker("wid-2"))
+        assert fetch(other) == "b"
+        assert ack(other, "b") == b"+OK"
+        assert not Job.objects.filter(jid=jid("b")).exists()
+
     def test_one_that_runs_a_while_is_confirmed(self, client, monkeypatch):
         monkeypatch.setattr(handed_out, "CONFIRM_S", 0.01)
         store("a", "b", reserve_for=600)
