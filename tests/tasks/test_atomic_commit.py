@@ -164,9 +164,9 @@ def test_blocks_inside_of_it_and_other_databases_are_as_ever(sent):
             Mark.objects.using("other").create(text="there")
         with transaction.atomic(), transaction.atomic(savepoint=False):
             Mark.objects.create(text="b")
-        sid = transaction.savepoint()
+        sid = connection.savepoint()
         Mark.objects.create(text="never")
-        transaction.savepoint_rollback(sid)
+        connection.savepoint_rollback(sid)
 
     steps.append(works_elsewhere)
     writes_and.enqueue("a")
