@@ -26,6 +26,7 @@ class HandOuts:
         self._confirm, self._loop = confirm, loop
         self._handed: dict[str, tuple[float, Reservation]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_asking = False
 
     def add(self, job: Reservation) -> None:
         """Somebody got it."""
@@ -50,8 +51,9 @@ class HandOuts:
 
     def _look(self) -> None:
         self._timer = None
-        until = self._loop.time() - CONFIRM_S / 2
-        self._send([handed for handed in self._handed.values() if handed[0] <= until])
+        if not self._is_asking:  # a database that is slow is not asked the same again and again
+            until = self._loop.time() - CONFIRM_S / 2
+            self._send([handed for handed in self._handed.values() if handed[0] <= until])
         if self._handed:
             self._timer = self._loop.call_later(CONFIRM_S, self._look)
 
@@ -59,8 +61,10 @@ class HandOuts:
         if not due:
             return
         now = self._loop.time()
+        self._is_asking = True
 
         def told(is_done: bool) -> None:
+            self._is_asking = False
             if is_done:
                 for handed in due:
                     if self._handed.get(handed[1].jid) is handed:

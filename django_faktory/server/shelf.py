@@ -202,11 +202,12 @@ class Shelf:
         self._shy_until.update(dict.fromkeys(queues, until))
         self.clear()
 
-    def clear(self, queues: Collection[str] | None = None) -> None:
-        """Give all back, and what is still on its way; None: of all queues."""
+    def clear(self) -> None:
+        """Give all back, and what is still on its way."""
         self._epoch += 1
-        gone = [queue for queue in self._jobs if queues is None or queue in queues]
-        self._give_back([job for queue in gone for _, job in self._jobs.pop(queue)])
+        gone = [job for jobs in self._jobs.values() for _, job in jobs]
+        self._jobs.clear()
+        self._give_back(gone)
 
     def close(self) -> None:
         """Give all back, and take no more."""

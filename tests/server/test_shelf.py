@@ -1,5 +1,6 @@
 """What the server reads ahead: PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
 
+import asyncio
 import json
 from datetime import timedelta
 
@@ -8,9 +9,10 @@ from django.db import connection
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Limit, WorkerProcess
-from django_faktory.payloads import FetchRequest
+from django_faktory.payloads import FetchRequest, Reservation
 from django_faktory.server import handed_out, shelf
 from django_faktory.server.committer import Lane
+from django_faktory.server.handed_out import HandOuts
 from django_faktory.server.shelf import Crowd
 from tests.factories import payload
 from tests.server.raw import RawClient, push, worker
@@ -126,14 +128,16 @@ class TestTaking:
 
     def test_a_crowd_gets_each_job_once_and_in_order(self, slow, monkeypatch, connect):
         monkeypatch.undo()
+        from_shelf, add = [], HandOuts.add
+        monkeypatch.setattr(HandOuts, "add", lambda self, one: from_shelf.append(one.jid) or add(self, one))
         store(*map(str, range(400)))
         clients = [connect(**worker()) for _ in range(8)]
-        taken, ahead = [], 0
+        taken = []
         while len(taken) < 400:
             for client in clients:
                 client.send("FETCH default")
             taken += [json.loads(told)["jid"] for client in clients if (told := client.reply())]
-            ahead = max(ahead, len(on_the_shelf().split()))
+        assert from_shelf, "nothing was read ahead"
         assert sorted(taken) == sorted(jid(n) for n in range(400))
         places = [int(one.removeprefix("job-").rstrip(".")) for one in taken]
         assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 asked at a time"
@@ -337,6 +341,21 @@ class TestHandedOut:
         assert job("b").state == "working"
         assert ack(client, "b") == b"+OK"
         assert not Job.objects.filter(jid=jid("b")).exists()
+
+    def test_a_slow_database_is_not_asked_again_while_it_confirms(self):
+        asked, loop = [], asyncio.new_event_loop()
+        handed = HandOuts(confirm=lambda jobs, told: asked.append((len(jobs), told)), loop=loop)
+        handed.add(Reservation(jid="job-a...", queue="default", text="{}", wid="w1", attempt=1))
+        handed.confirm_all()
+        handed._look()
+        assert [jobs for jobs, _ in asked] == [1]
+        asked[0][1](False)
+        handed.confirm_all()
+        assert [jobs for jobs, _ in asked] == [1, 1], "it is still to be done"
+        asked[1][1](True)
+        handed.confirm_all()
+        assert len(asked) == 2
+        loop.close()
 
     def test_it_may_fail_before_it_is_confirmed(self, client):
         store("a", "b")
