@@ -71,6 +71,11 @@ class InFlight(Protocol[Told_co]):
         """What is made of the answer, or what is left to do for it in the thread of the connection: that may wait, and
         raises what `exchange` raises. None while more is to come. Never raises."""
 
+    @property
+    def is_last(self) -> bool:
+        """When it was read: whether something came behind the answer, such as the connection's end. It is to be left to
+        its thread then."""
+
 
 class Lent(Protocol):
     """A connection that a thread has lent."""

@@ -150,6 +150,8 @@ class Lane(Generic[Item, Answer]):
         if told is None:
             return
         hand.flying = None
+        if flight.is_last:
+            self._take_back(hand)  # libuv, which told of the end with the answer, would not tell the next one
         if callable(told):
             self._give(hand, batch, told)
         else:

@@ -68,6 +68,11 @@ class InFlight(Generic[Told]):
         """Whether the socket took all of it."""
         return self._underway.is_sent
 
+    @property
+    def is_last(self) -> bool:
+        """Whether its connection may have ended behind the answer."""
+        return self._underway.is_last
+
     def send(self) -> None:
         """Send more. What goes wrong is told by `read`, which is due then."""
         with suppress(Error):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import socket
 import struct
 from datetime import UTC, datetime
@@ -327,6 +328,30 @@ def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_
     assert connection.connection.closed
     connection.close()
     near.close()
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_a_flight_tells_of_an_end_behind_its_whole_answer(is_reset):
+    """libuv tells of it once, with the answer: whoever asks again on this connection would wait for ever."""
+    echo = Statement("echo", ["text"], "SELECT $1")
+    connection.close()
+    make_ready(echo)
+    real = os.dup(connection.connection.pgconn.socket)
+    flight = prepared.begin(connection, [(echo, ["?"])], lambda found: found)
+    with socket.socket(fileno=real) as postgresql:
+        assert select.select([postgresql], [], [], 10)[0]
+        answer = postgresql.recv(65_536)
+    near, far = connected()
+    os.dup2(near.fileno(), connection.connection.pgconn.socket)
+    far.send(answer)
+    if is_reset:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+    assert flight.read() == [[("?",)]]
+    assert flight.is_last is is_reset
+    connection.close()
+    near.close()
+    far.close()
 
 
 def connected():

@@ -122,6 +122,9 @@ class Underway(Protocol):
     def read(self) -> tuple[Ending, list[Reservation]] | None:
         """What `exchange` answers; None while more is to come."""
 
+    is_last: bool
+    """When it was read: whether something came behind the answer."""
+
 
 class Dialect(ABC):
     """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""

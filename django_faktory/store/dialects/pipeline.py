@@ -115,6 +115,8 @@ class Flight(Generic[Told]):
     ) -> None:
         self._connection, self._calls, self._then = connection, len(calls), then
         self._found: list[Any] = []
+        self.is_last = False
+        """Whether something came behind the answer that was read, such as the connection's end."""
         with connection.wrap_database_errors:
             packed = _packed_all(calls)
             self._pgconn = connection.connection.pgconn
@@ -139,6 +141,7 @@ class Flight(Generic[Told]):
                 self._pgconn.consume_input()
                 while not (is_whole := self._take()) and _is_more_here(self._pgconn):
                     self._pgconn.consume_input()  # to the end: of a reset behind it libuv would not tell again
+                self.is_last = is_whole and _is_more_here(self._pgconn)
             return self._then(_answers(self._found, self._calls)) if is_whole else None
 
     def _take(self) -> bool:
