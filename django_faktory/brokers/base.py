@@ -184,9 +184,12 @@ class Broker(ABC):
         exchange, if the job is not ended by then."""
         return msgspec.structs.replace(job, wid=wid)
 
-    def confirm(self, handed: Sequence[HandedOut]) -> None:  # noqa: ARG002  (there is none)
-        """Let the reservations of jobs that were read ahead begin when these were handed out; ended ones stay so."""
-        return
+    def confirm(self, handed: Sequence[HandedOut]) -> set[str]:  # noqa: ARG002  (there is none)
+        """Let the reservations of jobs that were read ahead begin when these were handed out; ended ones stay so.
+
+        Waits for nobody: the jids it returns are in a transaction that runs, and to be confirmed again.
+        """
+        return set()
 
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> list[bool]:

@@ -274,9 +274,9 @@ class OrmBroker(Broker):
         self._notes.started([job])
         return super().hand_out(job, wid)
 
-    def confirm(self, handed: Sequence[HandedOut]) -> None:
+    def confirm(self, handed: Sequence[HandedOut]) -> set[str]:
         """See Broker."""
-        ahead.confirm(handed, using=self.alias, now=self.clock())
+        return ahead.confirm(handed, using=self.alias, now=self.clock())
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """See Broker."""

@@ -8,8 +8,9 @@ the next (ADR 0015). Rules: W13 to W15.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
+from math import inf
 
 from ..errors import FaktoryError
 from ..payloads import FetchRequest, Reservation
@@ -18,6 +19,10 @@ from .shelf import Shelf
 from .turns import Item
 
 WAIT_S = 2.0
+PATIENCE_S = 1.0
+"""So long, or half as long again, a FETCH waits for what is on its way to or from the shelf; then it asks for other
+jobs of its queues."""
+
 MOST_HOLDERS = 10_000
 """So many jobs with locks are known as handed out; an older one's end is an end like any other."""
 
@@ -69,10 +74,11 @@ class Fetchers:
         self._waiting: dict[Fetcher, None] = {}
         self._claims_free = width
         self._poll: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._hinted: set[str] | None = set()  # None: all queues
         self._is_called = False
         self._is_stopping = False
-        self._held: dict[str, list[Fetcher]] = {}  # until what is on its way from or to this queue has come
+        self._held: dict[Fetcher, float] = {}  # who waits for what is on its way from or to a queue, and until when
         self._holders: dict[str, str] = {}  # jobs handed out with a lock, and their queues
 
     def add(self, fetcher: Fetcher) -> None:
@@ -149,7 +155,8 @@ class Fetchers:
             if job := self._shelf.take(fetcher.request):
                 fetcher.in_claim = True
                 served.append((fetcher, job))
-            elif sent := self._shelf.asking(fetcher.request, [sent for _, sent in asked]):
+            elif sent := self._ask_for(fetcher, [sent for _, sent in asked]):
+                self._held.pop(fetcher, None)
                 fetcher.in_claim = True
                 asked.append((fetcher, sent))
             else:
@@ -162,16 +169,31 @@ class Fetchers:
         for fetcher, job in served:  # at the end: who is answered may fetch again at once
             self._answer(fetcher, job)
 
+    def _ask_for(self, fetcher: Fetcher, beside: list[FetchRequest]) -> FetchRequest | None:
+        if self._loop.time() >= self._held.get(fetcher, inf):
+            return self._shelf.asking_plainly(fetcher.request)
+        return self._shelf.asking(fetcher.request, beside)
+
     def _hold(self, fetcher: Fetcher) -> None:
         """It waits for what is on its way from or to its first queue."""
-        self._held.setdefault(fetcher.request.queues[0], []).append(fetcher)
+        self._held.setdefault(fetcher, self._loop.time() + PATIENCE_S)
+        if self._patience is None:
+            self._patience = self._loop.call_later(PATIENCE_S / 2, self._lose_patience)
         self._park(fetcher)
 
-    def _let_go(self, queues: Iterable[str]) -> None:
+    def _lose_patience(self) -> None:
+        self._patience = None
+        now = self._loop.time()
+        for fetcher, until in self._held.items():
+            fetcher.untried = fetcher.untried or now >= until
         if self._held:
-            for queue in queues:
-                for fetcher in self._held.pop(queue, ()):
-                    fetcher.untried = True
+            self._patience = self._loop.call_later(PATIENCE_S / 2, self._lose_patience)
+            self._claim()
+
+    def _let_go(self, queues: Collection[str]) -> None:
+        for fetcher in self._held:
+            if fetcher.request.queues[0] in queues:
+                fetcher.untried = True
 
     def returned(self, queues: Collection[str]) -> None:
         """What was read ahead of these queues is back in the database, or lost to it."""
@@ -260,5 +282,6 @@ class Fetchers:
 
     def _forget(self, fetcher: Fetcher) -> None:
         self._waiting.pop(fetcher, None)
+        self._held.pop(fetcher, None)
         if fetcher.timer is not None:
             fetcher.timer.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from ..errors import FaktoryError
 from ..payloads import HandedOut, Reservation
 
 CONFIRM_S = 0.25
@@ -15,12 +16,12 @@ NOBODYS_ATTEMPT = -1
 
 
 class HandOuts:
-    """Those of the node. `confirm` carries out the confirmation and calls back whether that went well."""
+    """Those of the node. `confirm` carries `Broker.confirm` out and calls back with its answer."""
 
     def __init__(
         self,
         *,
-        confirm: Callable[[Sequence[HandedOut], Callable[[bool], None]], None],
+        confirm: Callable[[Sequence[HandedOut], Callable[[set[str] | FaktoryError], None]], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._confirm, self._loop = confirm, loop
@@ -63,11 +64,13 @@ class HandOuts:
         now = self._loop.time()
         self._is_asking = True
 
-        def told(is_done: bool) -> None:
+        def told(left: set[str] | FaktoryError) -> None:
             self._is_asking = False
-            if is_done:
-                for handed in due:
-                    if self._handed.get(handed[1].jid) is handed:
-                        del self._handed[handed[1].jid]
+            if isinstance(left, FaktoryError):
+                return
+            for handed in due:
+                jid = handed[1].jid
+                if jid not in left and self._handed.get(jid) is handed:
+                    del self._handed[jid]
 
         self._confirm([HandedOut(job, now - at) for at, job in due], told)

@@ -309,10 +309,8 @@ class Server:
         self.handed_out.add(handed)
         return handed
 
-    def _confirm(self, handed: Sequence[HandedOut], told: Callable[[bool], None]) -> None:
-        self.control.submit(
-            lambda: self.broker.confirm(handed), lambda answer: told(not isinstance(answer, FaktoryError))
-        )
+    def _confirm(self, handed: Sequence[HandedOut], told: Callable[[set[str] | FaktoryError], None]) -> None:
+        self.control.submit(lambda: self.broker.confirm(handed), told)
 
     def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
         """Give back what was claimed for clients that went away, or for nobody, and let others have it (W14)."""

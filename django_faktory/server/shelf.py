@@ -140,6 +140,10 @@ class Shelf:
         )
         return self._sent(msgspec.structs.replace(request, queues=request.queues[: next(behind, None)], ahead=more))
 
+    def asking_plainly(self, request: FetchRequest) -> FetchRequest:
+        """What to ask for one that waited too long for jobs that are on their way."""
+        return self._sent(request)
+
     def refills(self) -> list[FetchRequest]:
         """What to ask of it beside something else, because little is left."""
         if not self._low:

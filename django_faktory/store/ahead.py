@@ -39,9 +39,9 @@ def go_along(
     return found
 
 
-def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> None:
-    """Let the reservations of jobs that were read ahead begin when these were handed out; ended ones stay ended."""
-    run(using, lambda connection: dialect_of(connection).confirm(connection, handed, now), atomic=False)
+def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> set[str]:
+    """See `Broker.confirm`."""
+    return run(using, lambda connection: dialect_of(connection).confirm(connection, handed, now), atomic=False)
 
 
 def is_nobodys(job: Job) -> bool:

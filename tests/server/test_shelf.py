@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import time
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Limit, WorkerProcess
 from django_faktory.payloads import FetchRequest, Reservation
-from django_faktory.server import handed_out, shelf
+from django_faktory.server import fetchers, handed_out, shelf
 from django_faktory.server.committer import Lane
 from django_faktory.server.handed_out import HandOuts
 from django_faktory.server.shelf import Crowd
@@ -255,6 +258,28 @@ class TestOrder:
             client.close()
 
 
+class TestWaiting:
+    def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
+        """They come with an ACK that waits for another transaction."""
+        settings.FAKTORY = {"READ_AHEAD": 16, "POLL_INTERVAL": 60}
+        monkeypatch.setattr(shelf, "LOW", 2)
+        server = serve()
+        client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))
+        with closing(client), closing(other):
+            store(*"abcdefgh")
+            assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
+            with transaction.atomic():
+                Job.objects.select_for_update().get(jid=jid("a"))
+                other.send(f'ACK {{"jid":"{jid("a")}"}}')
+                wait_until(lambda: server.shelf._asked)
+                assert [fetch(client), fetch(client)] == ["d", "e"]
+                asked_at = time.monotonic()
+                assert fetch(client) == "f"
+                assert time.monotonic() - asked_at >= fetchers.PATIENCE_S / 2
+            assert other.reply() == b"+OK"
+            assert [fetch(client), fetch(client)] == ["g", "h"]
+
+
 class TestGoingBack:
     def test_what_nobody_takes_goes_back_to_its_place(self, client, monkeypatch):
         monkeypatch.setattr(shelf, "HOLD_S", 0.01)
@@ -349,12 +374,13 @@ class TestHandedOut:
         handed.confirm_all()
         handed._look()
         assert [jobs for jobs, _ in asked] == [1]
-        asked[0][1](False)
+        for left in (BrokerUnavailable("database unavailable"), {"job-a..."}):
+            asked.pop()[1](left)
+            handed.confirm_all()
+            assert [jobs for jobs, _ in asked] == [1], "it is still to be done"
+        asked.pop()[1](set())
         handed.confirm_all()
-        assert [jobs for jobs, _ in asked] == [1, 1], "it is still to be done"
-        asked[1][1](True)
-        handed.confirm_all()
-        assert len(asked) == 2
+        assert not asked
         loop.close()
 
     def test_it_may_fail_before_it_is_confirmed(self, client):

@@ -157,6 +157,41 @@ def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
     assert not Job.objects.exists()
 
 
+def test_a_job_that_another_transaction_holds_is_left_for_later_and_nobody_waits_for_it(broker, postgresql):
+    stored("a", "b", "c")
+    [found] = broker.exchange([], [], [asking(3, count=0)]).fetched
+    handed = [HandedOut(broker.hand_out(job, "w1"), 0.0) for job in found]
+    other = connection.copy()
+    try:
+        with transaction.atomic():
+            Job.objects.select_for_update().get(jid="a")
+            with other.cursor() as cursor:  # c ends meanwhile
+                cursor.execute("DELETE FROM django_faktory_job WHERE jid = 'c'")
+            assert confirmed_elsewhere(handed) == {"a"}
+            assert dict(Job.objects.values_list("jid", "wid")) == {"a": "", "b": "w1"}
+    finally:
+        other.close()
+    assert broker.confirm(handed) == set()
+    assert dict(Job.objects.values_list("jid", "wid")) == {"a": "w1", "b": "w1"}
+
+
+def confirmed_elsewhere(handed):
+    """What is left when another session confirms."""
+    told = []
+
+    def confirm():
+        try:
+            told.append(OrmBroker("default").confirm(handed))
+        finally:
+            connection.close()
+
+    other = threading.Thread(target=confirm)
+    other.start()
+    other.join(10)
+    assert told, "it waits"
+    return told[0]
+
+
 def somebody_waits():
     """Whether a session waits for the end of this one's transaction."""
     with connection.cursor() as cursor:

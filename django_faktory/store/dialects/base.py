@@ -230,9 +230,9 @@ class Dialect(ABC):
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         handed: Sequence[HandedOut],  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> None:
-        """Let the reservations of jobs that were read ahead begin when these were handed out, unless they ended."""
-        return
+    ) -> set[str]:
+        """See `Broker.confirm`."""
+        return set()
 
     def relay(
         self,

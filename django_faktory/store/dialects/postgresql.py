@@ -120,9 +120,9 @@ class PostgresqlDialect(Dialect):
 
         return calls, read
 
-    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> None:
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
         """See Dialect."""
-        confirm(connection, handed, now)
+        return confirm(connection, handed, now)
 
     def relay(
         self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None

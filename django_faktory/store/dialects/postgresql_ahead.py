@@ -41,19 +41,23 @@ FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = A
 RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
 )
 
-# Looked up by jid alone, see `postgresql_verbs`; locked in the order in which ends lock theirs.
+# Looked up by jid alone, see `postgresql_verbs`. Who has locked a row may be ending its job: it is left for later.
 _CONFIRM = Statement(
     "confirm",
     ["text[]", "int[]", "text[]", "double precision[]", "timestamptz"],
     f"""
-WITH mine AS MATERIALIZED (
-  SELECT j.id, r.attempt, r.wid, COALESCE($5, STATEMENT_TIMESTAMP()) - make_interval(secs => r.ago_s) AS at
-  FROM unnest($1, $2, $3, $4) AS r (jid, attempt, wid, ago_s) JOIN {JOB} AS j ON j.jid = r.jid
-  ORDER BY j.id FOR UPDATE OF j)
-UPDATE {JOB} AS j SET claim = -j.claim, wid = mine.wid, started_at = mine.at,
-  reserved_until = GREATEST(j.reserved_until, mine.at + make_interval(secs => j.reserve_for))
-FROM mine WHERE j.id = mine.id AND j.attempt = mine.attempt AND j.claim < 0 AND j.reserved_until IS NOT NULL""",
-    gives_rows=False,
+WITH handed AS (
+  SELECT r.jid, r.attempt, r.wid, COALESCE($5, STATEMENT_TIMESTAMP()) - make_interval(secs => r.ago_s) AS at
+  FROM unnest($1, $2, $3, $4) AS r (jid, attempt, wid, ago_s)),
+mine AS MATERIALIZED (
+  SELECT j.id, r.jid, r.attempt, r.wid, r.at FROM handed AS r JOIN {JOB} AS j ON j.jid = r.jid
+  FOR UPDATE OF j SKIP LOCKED),
+confirmed AS (
+  UPDATE {JOB} AS j SET claim = -j.claim, wid = mine.wid, started_at = mine.at,
+    reserved_until = GREATEST(j.reserved_until, mine.at + make_interval(secs => j.reserve_for))
+  FROM mine WHERE j.id = mine.id AND j.attempt = mine.attempt AND j.claim < 0 AND j.reserved_until IS NOT NULL)
+SELECT r.jid FROM handed AS r JOIN {JOB} AS j ON j.jid = r.jid AND j.attempt = r.attempt
+WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid FROM mine)""",
 )
 
 
@@ -70,10 +74,11 @@ def ahead_call(plan: Plan, now: datetime | None) -> Call:
     ]  # fmt: skip
 
 
-def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> None:
-    """Let the reservations of these begin."""
+def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
+    """Let the reservations of these begin; return those that somebody has locked."""
     values = [
         [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
         [one.ago_s for one in handed], now,
     ]  # fmt: skip
-    execute_on(connection, [(_CONFIRM, values)])
+    [rows] = execute_on(connection, [(_CONFIRM, values)])
+    return {jid for (jid,) in rows}
