@@ -181,23 +181,22 @@ class OrmBroker(Broker):
         requests: Sequence[FetchRequest],
         then: Callable[[Exchanged], Told],
     ) -> InFlight[Told] | None:
-        if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()):
-            return None
         queues_ = {job.queue for job in jobs_}
+        if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()) or not self._is_told(queues_):
+            return None
 
         def told(found: jobs.Exchanged) -> Told:
             if queues_:
-                self._after_push(queues_)
+                self._announce(self.alias, queues_)
             self._notes.started(_handed_out(found.fetched))
             return then(Exchanged([*found.pushed], found.acked, found.fetched))
 
-        turn = self._turn(jobs_, acks, requests, self._notes.ended_now)
-        return lent.begin(connection, turn, told, then_waits=lambda: bool(queues_) and not self._tells_at_once(queues_))
+        return lent.begin(connection, self._turn(jobs_, acks, requests, self._notes.ended_now), told)
 
-    def _tells_at_once(self, queues_: Collection[str]) -> bool:
-        """Whether `_after_push` waits for nothing."""
+    def _is_told(self, queues_: Collection[str]) -> bool:
+        """Whether a push to these has to be followed by a hint only, and nobody waits for that."""
         now = time.monotonic()
-        return self._announces_apart and all(self._known_queues.get(queue, 0.0) > now for queue in queues_)
+        return not queues_ or (self._announces_apart and all(self._known_queues.get(q, 0.0) > now for q in queues_))
 
     def _tell(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}

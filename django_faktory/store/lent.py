@@ -22,9 +22,7 @@ from .transactions import first_line
 Told = TypeVar("Told")
 
 
-def begin(
-    connection: BaseDatabaseWrapper, turn: Turn, then: Callable[[Exchanged], Told], *, then_waits: Callable[[], bool]
-) -> InFlight[Told] | None:
+def begin(connection: BaseDatabaseWrapper, turn: Turn, then: Callable[[Exchanged], Told]) -> InFlight[Told] | None:
     """Send a turn, whose answer `then` is told; None where it cannot go this way, and nothing was done."""
     dialect = dialect_of(connection)
     if not transactions.is_at_hand(connection) or not turn.is_one() or turn.may_be_relay(dialect):
@@ -40,7 +38,7 @@ def begin(
             return None
         if underway is None:
             return None
-        flight = InFlight(connection, turn, plan, then, then_waits)
+        flight = InFlight(connection, turn, plan, then)
         flight.sent(underway, limit.pop_all())
         return flight
 
@@ -54,10 +52,8 @@ class InFlight(Generic[Told]):
         turn: Turn,
         plan: Plan,
         then: Callable[[Exchanged], Told],
-        then_waits: Callable[[], bool],
     ) -> None:
-        self._connection, self._turn, self._plan = connection, turn, plan
-        self._then, self._then_waits = then, then_waits
+        self._connection, self._turn, self._plan, self._then = connection, turn, plan, then
 
     def sent(self, underway: Underway, limit: ExitStack) -> None:
         """It is on its way, for as long as the limit says."""
@@ -90,7 +86,7 @@ class InFlight(Generic[Told]):
         if found is None:
             return None
         self._limit.close()
-        if self._turn.ends_here(*found) and not self._then_waits():
+        if self._turn.ends_here(*found):
             return self._then(self._turn.concluded(self._plan, *found))
 
         def rest() -> Told:

@@ -291,6 +291,16 @@ def test_a_queue_that_is_new_is_listed_before_the_answer(client, given):
     assert len(given) == 1
 
 
+def test_a_queue_that_is_forgotten_meanwhile_is_listed_by_the_next_push(client, broker, given):
+    """W29: the loop must not go to the database for it, and have the push answered with an error."""
+    Queue.objects.all().delete()
+    broker._announce = lambda *_: broker._known_queues.clear()  # as when the time is over, or somebody clears them
+    assert client.ask(push(jid="the-job-one")) == b"+OK"
+    assert given == []
+    assert client.ask(push(jid="the-job-two")) == b"+OK"
+    assert Queue.objects.get().name == "default"
+
+
 def test_a_broker_with_verbs_of_its_own_is_not_gone_round(serve, given):
     class Counting(OrmBroker):
         pushed = 0
