@@ -27,13 +27,7 @@ AHEAD = 4
 
 
 @pytest.fixture
-def reading(settings):
-    """It is allowed."""
-    settings.FAKTORY = {"READ_AHEAD": 16}
-
-
-@pytest.fixture
-def slow(monkeypatch, reading):
+def slow(monkeypatch):
     """Anybody is a crowd that takes four more soon; and all has its time."""
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
@@ -122,7 +116,7 @@ class TestTaking:
                 cursor.execute("ROLLBACK")
         assert fetch(client) == "f"
 
-    def test_few_clients_get_their_jobs_from_the_database_only(self, reading, connect):
+    def test_few_clients_get_their_jobs_from_the_database_only(self, connect):
         store(*map(str, range(60)))
         clients = [connect(**worker(f"w{n}")) for n in range(3)]
         for turn in range(45):
@@ -154,8 +148,8 @@ class TestTaking:
         wait_until(lambda: on_the_shelf() == "b c d e f g")
         assert [fetch(client) for _ in range(5)] == ["d", "e", "f", "g", "h"]
 
-    def test_by_default_nothing_is_read_ahead(self, slow, settings, serve):
-        settings.FAKTORY = {}
+    def test_where_it_is_not_wanted_nothing_is_read_ahead(self, slow, settings, serve):
+        settings.FAKTORY = {"READ_AHEAD": 0}
         server = serve()
         client = RawClient.identified(server.address, **worker())
         store("a", "b")
@@ -261,7 +255,7 @@ class TestOrder:
 class TestWaiting:
     def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
         """They come with an ACK that waits for another transaction."""
-        settings.FAKTORY = {"READ_AHEAD": 16, "POLL_INTERVAL": 60}
+        settings.FAKTORY = {"POLL_INTERVAL": 60}
         monkeypatch.setattr(shelf, "LOW", 2)
         server = serve()
         client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))
