@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,8 +39,8 @@ def become_slim(
     told = {
         "command": [sys.executable, *sys.orig_argv[1:]],
         "common": common,
-        "children": [asdict(child) for child in children],
-        "cords": asdict(cords),
+        "children": [vars(child) for child in children],
+        "cords": cords._asdict(),
         "grace_s": grace_s,
         "parent": parent,
         "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),

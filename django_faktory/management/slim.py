@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 from ..worker import supervisor
@@ -52,7 +51,7 @@ class Fresh:
     def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
         """See `Ways`."""
         del lifeline_end  # not inherited
-        return self._execute({"role": name, "launch": asdict(launch)}, (launch.lifeline, launch.news))
+        return self._execute({"role": name, "launch": launch._asdict()}, (launch.lifeline, launch.news))
 
     def tell(self, level: int, message: str, *args: object) -> None:
         """See `Ways`. A child publishes it; who has none left says it on stderr (`patience_s`, `finish`)."""
@@ -131,7 +130,7 @@ def main(reader: int) -> NoReturn:
     for end in cords.ends():
         os.set_inheritable(end, False)
     ways = Fresh(command=told["command"], common=told["common"], news=cords.news, level=told["level"])
-    children = [Child(**child) for child in told["children"]]
+    children = [Child.again(child) for child in told["children"]]
     sys.exit(Supervisor(children, ways, grace_s=told["grace_s"], parent=told["parent"], cords=cords).run())
 
 

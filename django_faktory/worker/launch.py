@@ -16,9 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..logs import Lines, get_logger
 
@@ -36,8 +35,7 @@ NEWS_BYTES = 512
 """Of one piece of news, filled up with blanks. POSIX promises that as much goes through a pipe in one piece."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):  # no dataclass: in a supervisor without Django their module would be a megabyte (ADR 0012)
     """What a child is told: who it is, which wids before it died holding jobs, and when its turn begins.
 
     `lifeline` is a pipe that ends with the parent. From `news` it takes what its parent has to say: see `publish`.
@@ -82,8 +80,7 @@ class Launch:
                     acts[number]()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class Role(NamedTuple):
     """One child process. `main` returns its exit code; it calls `launch.obey` before it starts threads."""
 
     name: str

@@ -13,8 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .launch import CANNOT_START, CLEAN, SIGNALS, SPENT, Launch, make_bell, new_wid
 
@@ -58,23 +57,27 @@ class Ways(Protocol):
         """All children have ended; these wids were killed while stopping, and hold jobs."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Child:
     """One child, running or to be started. `ends`: a clean exit means that it is done."""
 
-    name: str
-    ends: bool = False
-    pid: int = 0
-    wid: str = ""
-    lost: list[str] = field(default_factory=list)
-    started_at: float = 0.0
-    start_at: float | None = 0.0
-    """When its turn begins; None: it runs, or is done."""
-    crashes: int = 0
+    def __init__(self, name: str, *, ends: bool = False) -> None:
+        self.name, self.ends = name, ends
+        self.pid, self.wid = 0, ""
+        self.lost: list[str] = []
+        self.started_at = 0.0
+        self.start_at: float | None = 0.0
+        """When its turn begins; None: it runs, or is done."""
+        self.crashes = 0
+
+    @classmethod
+    def again(cls, told: dict[str, Any]) -> Child:
+        """The child of which `vars` has told."""
+        child = cls(told["name"])
+        vars(child).update(told)
+        return child
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cords:
+class Cords(NamedTuple):
     """The pipes between a supervisor and its children, and from signals to it; each is (what is read, what is written).
 
     `lifeline` ends with the supervisor. `news` are records for a child to log.
