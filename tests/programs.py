@@ -42,10 +42,13 @@ class Program:
         """Wait for `times` lines that have all these words, and return them."""
 
         def found():
-            lines = [line for line in list(self.lines) if all(word in line for word in words)]
-            return lines if len(lines) >= times else None
+            return [line for line in list(self.lines) if all(word in line for word in words)]
 
-        return wait_until(found, timeout_s, what=f"{words} in:\n{self.text}")
+        with suppress(AssertionError):
+            wait_until(lambda: len(found()) >= times or not self._reader.is_alive(), timeout_s)
+        lines = found()
+        assert len(lines) >= times, f"expected {words} to be said, got:\n{self.text}"
+        return lines
 
     @property
     def text(self):
