@@ -379,4 +379,12 @@ gone AS (""",
         ("tests/server/test_shelf.py", "-k", "not_for_ever"),
         "postgresql",
     ),
+    Plant(
+        "an answer of which the event loop does not tell is never looked for",
+        "django_faktory/server/committer.py",
+        "            if hand.since <= before:\n",
+        "            if False:\n",
+        ("tests/server/test_committer.py", "-k", "does_not_tell"),
+        "sqlite",
+    ),
 )

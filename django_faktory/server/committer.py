@@ -29,6 +29,10 @@ stays short."""
 COMPLAIN_EVERY_S = 5.0
 """A database that is away is told of as often, however many commands it fails."""
 
+LOOK_S = 1.0
+"""An answer that takes as long, or twice that, is looked for: were there ever one of which the event loop does not
+tell, the lane would stand still, and with it all clients."""
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Batch = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
@@ -45,6 +49,7 @@ class _Hand(Generic[Item, Answer]):
     def __init__(self) -> None:
         self.begin: Begin[Item, Answer] | None = None
         self.flying: tuple[Batch[Item, Answer], InFlight[Answers[Answer]]] | None = None
+        self.since = 0.0  # by the loop's clock
         self.fd: int | None = None
         self.work: SimpleQueue[tuple[Batch[Item, Answer], Callable[[], Answers[Answer]]] | None] = SimpleQueue()
 
@@ -69,6 +74,7 @@ class Lane(Generic[Item, Answer]):
     ) -> None:
         self._carry_out, self._weigh, self._lend, self._reset, self._loop = carry_out, weigh, lend, reset, loop
         self._is_called = False
+        self._look: asyncio.TimerHandle | None = None
         self._failed = 0  # since it was last told
         self._complain_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
@@ -130,12 +136,24 @@ class Lane(Generic[Item, Answer]):
 
     def _wait(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], flight: InFlight[Answers[Answer]]) -> None:
         """Answer when the flight is read. Its connection is nobody else's until then."""
-        hand.flying = batch, flight
+        hand.flying, hand.since = (batch, flight), self._loop.time()
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_S, self._look_for_late_ones)
         if hand.fd is None:
             hand.fd = flight.fd
             self._loop.add_reader(hand.fd, self._read, hand)
         if not flight.is_sent:
             self._loop.add_writer(flight.fd, self._send, hand)
+
+    def _look_for_late_ones(self) -> None:
+        self._look = None
+        flying = [hand for hand in self._hands if hand.flying is not None]
+        if flying:
+            self._look = self._loop.call_later(LOOK_S, self._look_for_late_ones)
+        before = self._loop.time() - LOOK_S
+        for hand in flying:
+            if hand.since <= before:
+                self._read(hand)
 
     def _read(self, hand: _Hand[Item, Answer]) -> None:
         if hand.flying is None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
+from django_faktory.server import committer
 from django_faktory.server.committer import MAX_BATCH, Lane
 
 pytestmark = pytest.mark.core
@@ -174,6 +175,29 @@ class Lent:
     def close(self):
         self.near.close()
         self.far.close()
+
+
+def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(monkeypatch):
+    """A lane that waits for ever is a server that answers nobody."""
+    monkeypatch.setattr(committer, "LOOK_S", 0.02)
+    lent, counter = Lent(), Counter()
+
+    async def run():
+        answers = []
+        loop = asyncio.get_running_loop()
+        lane = Lane("test", counter, lend=lambda: lent.begin, reset=counter.reset, loop=loop)
+        lane.submit(1, answers.append)
+        await lane.drained()
+        monkeypatch.setattr(loop, "add_reader", lambda *_: None)
+        lane.submit(2, answers.append)
+        await asyncio.wait_for(lane.drained(), 10)
+        monkeypatch.setattr(loop, "remove_reader", lambda *_: None)
+        lane.take_back()
+        await asyncio.to_thread(lane.close)
+        return answers
+
+    assert asyncio.run(run()) == [2, 200]
+    lent.close()
 
 
 @pytest.mark.parametrize(("trouble", "told", "resets"), [
