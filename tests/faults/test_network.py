@@ -31,9 +31,9 @@ def proxies():
         proxy.close()
 
 
-def modes(least=2):
-    """Each at least so often."""
-    often = max(least, scaled(2))
+def modes(at_5000=2, least=2):
+    """Each so often, see `scaled`, and at least so often."""
+    often = max(least, scaled(at_5000))
     return random.sample(Proxy.MODES * often, len(Proxy.MODES) * often)
 
 
@@ -74,7 +74,7 @@ def test_a_bad_wire_to_the_database_costs_no_job(arena, cluster, proxies):
     run.start_makers(MAKERS, queue="a")
     run.start_makers(1, jobtype=STEP)
     run.goes_on("acked", 10)
-    for mode in modes(least=6):
+    for mode in modes(at_5000=40, least=6):
         wire.harm(mode)
         time.sleep(random.choice(HARM_S) * random.random())
         wire.harm("")
