@@ -239,10 +239,10 @@ class Worker:
     def _shut_down(self) -> bool:
         """Stop fetching, give back, wait, fail the rest, report, say goodbye: in this order."""
         deadline = time.monotonic() + self._shutdown_timeout_s
-        logger.info("worker stops wid=%s", self.wid)
         self._is_running = False
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
+        logger.info("worker stops wid=%s", self.wid)
         self._loops["fetch"].join(self._shutdown_timeout_s)
         self._held.wait_empty(deadline - time.monotonic())
         self._fail_the_rest()

@@ -193,11 +193,13 @@ class TestOrders:
 
     def test_a_worker_given_up_as_lost_finishes_and_ends(self, work, state, caplog):
         """W20: its jobs are with others, so it neither fetches nor takes the wid up again."""
+        caplog.set_level(logging.INFO, "django_faktory")
         passes.enqueue("lost")
-        running = work(poll_interval=60, listen=None)  # nor does it look for jobs before its next beat tells it
+        running = work(concurrency=1, read_ahead=0)  # it has no room before it has been told
         begun("lost")
         OrmBroker("default").lost([running.worker.wid])
-        wait_until(lambda: "given up as lost" in caplog.text)
+        wait_until(lambda: "worker stops" in caplog.text)
+        assert "given up as lost" in caplog.text
         gates["lost"].opened.set()
         assert running.ended()
         assert "came too late" in caplog.text
