@@ -19,7 +19,7 @@ from django.utils.dateparse import parse_duration
 from django.utils.duration import duration_iso_string
 
 from .errors import Discard, InvalidArgument, MissingObject
-from .jsonvalues import normalized, plain
+from .jsonvalues import UNCHANGED, normalized, plain
 from .options import SEALED
 from .redaction import HIDDEN, is_on, told
 
@@ -45,8 +45,14 @@ def encoded_call(
     Raises TypeError or ValueError, which begin with the argument's place: args[0], or kwargs['when'].
     """
     write = normalized if plain_json else _written
-    positional = [_at(f"args[{position}]", write, value) for position, value in enumerate(args)]
-    named = {normalized(name): _at(f"kwargs[{name!r}]", write, value) for name, value in kwargs.items()}
+    positional = [
+        value if type(value) in UNCHANGED else _at(f"args[{position}]", write, value)
+        for position, value in enumerate(args)
+    ]
+    named = {
+        normalized(name): value if type(value) in UNCHANGED else _at(f"kwargs[{name!r}]", write, value)
+        for name, value in kwargs.items()
+    }
     return positional, named
 
 
@@ -86,7 +92,7 @@ def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
 
 def _written(value: Any) -> Any:
     kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
+    if kind in UNCHANGED:
         return value
     if kind is list or kind is tuple:
         return [_written(item) for item in value]

@@ -12,13 +12,13 @@ from typing import Any
 
 from . import jsontext
 
-_unchanged = frozenset({str, int, bool, type(None)})
+UNCHANGED = frozenset({str, int, bool, type(None)})
 
 
 def normalized(value: Any) -> Any:
     """Return `value` in lists, dicts and plain scalars. Raises TypeError or ValueError for what JSON cannot hold."""
     kind = type(value)
-    if kind in _unchanged:
+    if kind in UNCHANGED:
         return value
     if kind is dict:
         return {normalized(key): normalized(item) for key, item in value.items()}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from . import batches, conf, jsontext, sealing
 from .compat import TaskResult
 from .middleware import Call
-from .payloads import JobPayload, new_job
+from .payloads import JobForm, JobPayload
 from .task_rules import TIMEOUT_MARGIN_S
 from .tasks import FaktoryTask
 
@@ -23,24 +23,24 @@ class Mould:
     def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
         self._task = task
         self._is_sealed = sealing.is_wanted(task.encrypt)
-        self._shared: dict[str, Any] = {
-            "jobtype": task.jobtype,
-            "queue": task.queue_name,
-            "priority": int(task.priority),
-            "retry": _setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
-            "reserve_for": _reserve_for(task),
-            "backtrace": task.backtrace,
-            "at": _aware(task.run_after),
-            "created_at": _aware(enqueued_at),
-            "result_ttl": _setting(task.result_ttl, "RESULT_TTL"),
-        }
+        self._form = JobForm(
+            jobtype=task.jobtype,
+            queue=task.queue_name,
+            priority=int(task.priority),
+            retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
+            reserve_for=_reserve_for(task),
+            backtrace=task.backtrace,
+            at=_aware(task.run_after),
+            created_at=_aware(enqueued_at),
+            result_ttl=_setting(task.result_ttl, "RESULT_TTL"),
+        )
         batch = batches.current()
         self._by = batch.by if batch is not None else ""
 
     def job(self, call: Call) -> JobPayload:
         """The job of one call. Raises InvalidPayload for what no worker could read, CannotEncrypt without a key."""
         args, kwargs = self._arguments(call.result)
-        job = new_job(jid=call.result.id, args=args, kwargs=kwargs, custom=call.custom, **self._shared)
+        job = self._form.job(call.result.id, args, kwargs, call.custom)
         jsontext.check_depth(job.text)  # FETCH would refuse to read it
         if self._by and job.options:
             return replace(job, options=replace(job.options, by=self._by))

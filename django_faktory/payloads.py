@@ -231,55 +231,89 @@ class HandedOut(NamedTuple):
     ago_s: float
 
 
+class JobForm:
+    """What jobs made together share; `job` adds the rest of each.
+
+    Of Python values of known good shape (tasks validate before); arguments and `custom` must be JSON types.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobtype: str,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 0,
+        retry: int = DEFAULT_RETRY,
+        reserve_for: int = DEFAULT_RESERVE_FOR,
+        backtrace: int = 0,
+        at: datetime | None = None,
+        created_at: datetime | None = None,
+        result_ttl: int | None = None,
+    ) -> None:
+        behind: dict[str, Any] = {"retry": retry}
+        if priority:
+            behind["priority"] = priority_to_wire(priority)
+        if reserve_for != DEFAULT_RESERVE_FOR:
+            behind["reserve_for"] = reserve_for
+        if backtrace:
+            behind["backtrace"] = backtrace
+        if at is not None:
+            behind["at"] = rfc3339(at)
+        if created_at is not None:
+            behind["created_at"] = rfc3339(created_at)
+        self._before_args = jsontext.encode({"jobtype": jobtype, "queue": queue})[1:-1]
+        self._behind_args = jsontext.encode(behind)[1:-1]
+        self._kept: dict[str, Any] = {} if result_ttl is None else {"result_ttl": result_ttl}
+        self._usual_custom = self._custom({})
+        self._jobtype, self._queue, self._result_ttl = jobtype, queue, result_ttl
+        self._columns: dict[str, Any] = {
+            "jobtype": jobtype,
+            "queue": queue,
+            "priority": priority,
+            "retry": retry,
+            "reserve_for": reserve_for,
+            "backtrace": backtrace,
+            "at": at,
+        }
+
+    def job(
+        self,
+        jid: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        custom: Mapping[str, Any] | None = None,
+    ) -> JobPayload:
+        """One of them: its text as `jsontext.encode` would write it, of which only its own part is encoded."""
+        told: dict[str, str] = {}
+        last, options, result_ttl, args_text = self._usual_custom, None, self._result_ttl, jsontext.encode(args)
+        if custom or kwargs:
+            extra = {**custom} if custom else {}
+            if kwargs:
+                extra["kwargs"] = kwargs
+            last = self._custom(extra)
+            if custom:
+                told = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
+                options = read_options(self._jobtype, self._queue, args_text, told)
+                result_ttl = kept_for(told, result_ttl)
+        text = f'{{"jid":{jsontext.encode(jid)},{self._before_args},"args":{args_text},{self._behind_args}{last}}}'
+        return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
+
+    def _custom(self, extra: dict[str, Any]) -> str:
+        """The member that says it, behind others; "" for nothing."""
+        extra = extra | self._kept
+        return f',"custom":{jsontext.encode(extra)}' if extra else ""
+
+
 def new_job(
     *,
     jid: str,
-    jobtype: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
-    queue: str = DEFAULT_QUEUE,
-    priority: int = 0,
-    retry: int = DEFAULT_RETRY,
-    reserve_for: int = DEFAULT_RESERVE_FOR,
-    backtrace: int = 0,
-    at: datetime | None = None,
-    created_at: datetime | None = None,
-    result_ttl: int | None = None,
     custom: Mapping[str, Any] | None = None,
+    **shared: Any,
 ) -> JobPayload:
-    """Build a job from Python values of known good shape (tasks validate before). Args must be JSON types."""
-    extra: dict[str, Any] = dict(custom or ())
-    if kwargs:
-        extra["kwargs"] = kwargs
-    if result_ttl is not None:
-        extra["result_ttl"] = result_ttl
-    job: dict[str, Any] = {"jid": jid, "jobtype": jobtype, "queue": queue, "args": args, "retry": retry}
-    if priority:
-        job["priority"] = priority_to_wire(priority)
-    if reserve_for != DEFAULT_RESERVE_FOR:
-        job["reserve_for"] = reserve_for
-    if backtrace:
-        job["backtrace"] = backtrace
-    if at is not None:
-        job["at"] = rfc3339(at)
-    if created_at is not None:
-        job["created_at"] = rfc3339(created_at)
-    if extra:
-        job["custom"] = extra
-    told = {key: jsontext.encode(value) for key, value in extra.items()} if custom else {}
-    return JobPayload(
-        jid=jid,
-        jobtype=jobtype,
-        queue=queue,
-        priority=priority,
-        retry=retry,
-        reserve_for=reserve_for,
-        backtrace=backtrace,
-        at=at,
-        result_ttl=kept_for(told, result_ttl),
-        options=read_options(jobtype, queue, jsontext.encode(args), told) if told else None,
-        text=jsontext.encode(job),
-    )
+    """A job that shares nothing; see JobForm."""
+    return JobForm(**shared).job(jid, args, kwargs, custom)
 
 
 def failure(
