@@ -5,8 +5,6 @@ Importable before Django's apps are ready; imports no model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .errors import (
     BatchClosed,
     Discard,
@@ -19,7 +17,10 @@ from .errors import (
     UnknownBatch,
 )
 
+TYPE_CHECKING = False  # as in `errors`
 if TYPE_CHECKING:
+    from typing import Any
+
     from .batches import Batch
     from .cron import Cron
     from .tasks import JobContext, task

@@ -6,7 +6,9 @@ and what to do. `code` is the RESP error code (`-CODE message`).
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False  # `typing` would be a megabyte in the supervisor, which needs no other module of its size
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class FaktoryError(Exception):

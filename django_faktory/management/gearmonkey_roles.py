@@ -17,9 +17,10 @@ from ..gearmonkey.hints import Hints
 from ..gearmonkey.station import BEATS_A_LEASE, Station
 from ..gearmonkey.upkeep import Upkeep
 from ..logs import get_logger
-from ..worker.launch import CANNOT_START, CLEAN, CRASHED, Launch, Role
+from ..worker.launch import Role, obey
 from ..worker.runner import Worker
 from ..worker.share import Share
+from ..worker.terms import CANNOT_START, CLEAN, CRASHED, Launch
 from .beside import Beside
 from .losses import report_lost
 from .plan import Plan
@@ -62,7 +63,7 @@ def _work(plan: Plan, station: Station, launch: Launch) -> int:
         share=Share(max_jobs=plan.max_jobs, max_rss=plan.max_rss, rng=Random()),
         hears_signals=True,
     )
-    launch.obey(stop=worker.stop, quiet=worker.quiet)
+    obey(launch, stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, launch)
     if not _run_beside_upkeep(station, worker.run, "worker"):
         return CANNOT_START
@@ -72,7 +73,7 @@ def _work(plan: Plan, station: Station, launch: Launch) -> int:
 def _bridge(station: Station, launch: Launch) -> int:
     """One bridge: jobs become rows, which the plan's workers, or others, run."""
     bridge = Bridge(station, brokers.get_broker(), conf.get("DATABASE"), served())
-    launch.obey(stop=bridge.stop)
+    obey(launch, stop=bridge.stop)
     return CLEAN if _run_beside_upkeep(station, bridge.run, "bridge") else CANNOT_START
 
 

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 from ..worker import supervisor
 from ..worker.forking import FAREWELL_S
-from ..worker.launch import CLEAN, SIGNALS, Launch, publish
+from ..worker.launch import publish
 from ..worker.supervisor import Child, Cords
+from ..worker.terms import CLEAN, SIGNALS, Launch
 from . import orders
 
 FOLDER = str(Path(__file__).parent.parent.parent)
@@ -40,7 +41,7 @@ def become_slim(
         "command": [sys.executable, *sys.orig_argv[1:]],
         "common": common,
         "children": [vars(child) for child in children],
-        "cords": cords._asdict(),
+        "cords": vars(cords),
         "grace_s": grace_s,
         "parent": parent,
         "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),
@@ -55,7 +56,7 @@ def become_slim(
         os.set_inheritable(end, True)
     reader = orders.write(told)
     with suppress(OSError):  # no memory, or no such file any more: it goes on as it is
-        os.execv(sys.executable, [sys.executable, "-P", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
+        os.execv(sys.executable, [sys.executable, "-P", "-S", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
     os.close(reader)
     for end in cords.ends():
         os.set_inheritable(end, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..brokers import Broker
 from ..errors import FaktoryError
 from ..logs import get_logger
-from ..worker.launch import Launch
+from ..worker.terms import Launch
 
 logger = get_logger(__name__)
 

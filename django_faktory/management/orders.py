@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 VARIABLE = "DJANGO_FAKTORY_ORDERS"
 """The file descriptor, for a process that begins with this project's own command line."""

@@ -22,10 +22,11 @@ from ..relay import relay
 from ..server.listener import Server
 from ..store import locks
 from ..worker.forking import Forking
-from ..worker.launch import CANNOT_START, CLEAN, Launch, Role, live
+from ..worker.launch import Role, live, obey, wait_for_turn
 from ..worker.runner import Worker
 from ..worker.share import Share
 from ..worker.supervisor import Child, Supervisor
+from ..worker.terms import CANNOT_START, CLEAN, Launch
 from . import handing_over, probes
 from .beside import Beside
 from .losses import report_lost
@@ -63,7 +64,7 @@ def play(told: dict[str, Any]) -> NoReturn:
     if told["role"] is None:
         handing_over.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
     launch = handing_over.launch_of(told["launch"])
-    launch.wait_for_turn()
+    wait_for_turn(launch)
     live(next(role for role in _roles(plan, None) if role.name == told["role"]), launch)
 
 
@@ -101,7 +102,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.expect
     locks.on_ready.append(lambda _, queues: server.wake(queues))
-    launch.obey(stop=server.stop)
+    obey(launch, stop=server.stop)
     checks = (
         probes.of_server(server),
         probes.of_maintenance(maintenance),
@@ -147,7 +148,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
     )
     if plan.alias:
         locks.on_ready.append(lambda _, __: worker.look_again())  # a hint to oneself may be 10 ms late
-    launch.obey(stop=worker.stop, quiet=worker.quiet)
+    obey(launch, stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, launch)
     maintenance = Maintenance(plan.alias) if plan.alias and keeps_house else None
     if maintenance and plan.drain:

@@ -1,26 +1,28 @@
 """The supervisor without Django: `runfaktory` becomes this, by exec, once its processes run (ADR 0012).
 
-Imports the standard library and the supervisor only. A child that dies is replaced by the project's own command, which
-finds its part in its orders. What is to be logged, children log: they have the project's logging.
+Imports the supervisor and little of the standard library only. A child that dies is replaced by the project's own
+command, which finds its part in its orders. What is to be logged, children log: they have the project's logging.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
 
 from ..worker import supervisor
-from ..worker.launch import NEWS_BYTES, SIGNALS, Launch
 from ..worker.supervisor import Child, Cords, Supervisor
+from ..worker.terms import LEVELS, NEWS_BYTES, SIGNALS, Launch
 from . import orders
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, NoReturn
 
 HEAD_START_S = 2.0
 """A project's imports take about that long; the pause before a child's turn is used for them."""
@@ -51,7 +53,7 @@ class Fresh:
     def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
         """See `Ways`."""
         del lifeline_end  # not inherited
-        return self._execute({"role": name, "launch": launch._asdict()}, (launch.lifeline, launch.news))
+        return self._execute({"role": name, "launch": vars(launch)}, (launch.lifeline, launch.news))
 
     def tell(self, level: int, message: str, *args: object) -> None:
         """See `Ways`. A child publishes it; who has none left says it on stderr (`patience_s`, `finish`)."""
@@ -140,7 +142,7 @@ def _say(told: bytes) -> None:
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))
     text = news["message"] % tuple(news["args"])
     with suppress(OSError):
-        level = logging.getLevelName(news["level"])
+        level = LEVELS[news["level"]]
         sys.stderr.write(f"{moment},{news['at'] % 1 * 1000:03.0f} {level:7} {news['pid']} {text}\n")
 
 

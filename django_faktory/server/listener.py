@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from .. import conf
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
+from ..event_loops import new_event_loop
 from ..logs import get_logger
 from ..payloads import Failure, HandedOut, JobPayload, Reservation
 from ..protocol import resp
@@ -37,13 +38,6 @@ from .shelf import Shelf
 from .turns import Item, begin_turn, take_turn, weight
 from .unfinished import LONGEST_AT_ONCE, Unfinished
 from .verbs import carry_out
-
-try:
-    import uvloop
-except ImportError:  # not for this platform: slower, nothing else
-    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-else:
-    new_event_loop = uvloop.new_event_loop
 
 logger = get_logger(__name__)
 

@@ -10,15 +10,9 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from ..event_loops import new_event_loop
 from ..logs import get_logger
 from ..payloads import Ack, Failure
-
-try:
-    import uvloop
-except ImportError:  # not for this platform: slower, nothing else
-    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-else:
-    new_event_loop = uvloop.new_event_loop
 
 logger = get_logger(__name__)
 

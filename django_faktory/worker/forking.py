@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..logs import get_logger
 from . import supervisor
-from .launch import CLEAN, Launch, Role, live
+from .launch import Role, live
+from .terms import CLEAN, Launch
 
 FAREWELL_S = 2
 

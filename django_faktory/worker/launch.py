@@ -1,6 +1,6 @@
 """A child process of the supervisor's, from its own side: who it is, what signals say to it, and how it ends.
 
-Knows no database and no broker. Standard library only, as the supervisor, which may run without Django (ADR 0012).
+Knows no database and no broker.
 """
 
 from __future__ import annotations
@@ -20,73 +20,37 @@ from functools import partial
 from typing import NamedTuple, NoReturn
 
 from ..logs import Lines, get_logger
+from .terms import CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell
 
 logger = get_logger(__name__)
-
-CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
-"""Exit codes of a child. SPENT is as good as CLEAN, and asks for another at once; the last is anything but these."""
 
 ONE_RING_S = 0.1
 """A signal rings twice, by its number and by its handler: closer together they are one."""
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
-
-NEWS_BYTES = 512
-"""Of one piece of news, filled up with blanks. POSIX promises that as much goes through a pipe in one piece."""
-
-
-class Launch(NamedTuple):  # no dataclass: in a supervisor without Django their module would be a megabyte (ADR 0012)
-    """What a child is told: who it is, which wids before it died holding jobs, and when its turn begins.
-
-    `lifeline` is a pipe that ends with the parent. From `news` it takes what its parent has to say: see `publish`.
-    `not_before` is a reading of the monotonic clock, which is the machine's.
-    """
-
-    wid: str
-    lost: tuple[str, ...]
-    lifeline: int
-    news: int
-    not_before: float = 0.0
-
-    def obey(self, *, stop: Callable[[], None], quiet: Callable[[], None] | None = None) -> None:
-        """Take signals from now on; call it before any thread is started. `stop` also comes when the parent dies."""
-        acts = {signal.SIGTERM: stop, signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
-        heard, bell = make_bell()
-        for number in acts:
-            signal.signal(number, partial(_ring, bell))  # an event loop may take the wakeup_fd away from us
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        threading.Thread(target=self._watch, args=(heard, acts), name="faktory-watch", daemon=True).start()
-
-    def wait_for_turn(self) -> None:
-        """Sleep until `not_before`, or until the parent is gone."""
-        select.select([self.lifeline], [], [], max(0.0, self.not_before - time.monotonic()))
-
-    def _watch(self, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
-        """Carry out what signals say: here, since Python's handlers wait until the main thread has woken up, and may
-        not log. A signal rings twice, or once where the main thread sleeps on."""
-        latest: dict[int, float] = {}
-        while True:
-            ready, _, _ = select.select([self.lifeline, self.news, heard], [], [])
-            if self.lifeline in ready:  # nobody ever writes there: the parent is gone, however it went
-                logger.error("the parent process is gone: ending pid=%d", os.getpid())
-                acts[signal.SIGTERM]()
-                return
-            if self.news in ready:
-                publish(self.news)
-            for number in os.read(heard, 100) if heard in ready else b"":
-                if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
-                    latest[number] = time.monotonic()
-                    acts[number]()
-
 
 class Role(NamedTuple):
-    """One child process. `main` returns its exit code; it calls `launch.obey` before it starts threads."""
+    """One child process. `main` returns its exit code; it calls `obey` before it starts threads."""
 
     name: str
     main: Callable[[Launch], int]
     ends: bool = False
     """Whether a clean exit means that it is done, and not to be started again."""
+
+
+def obey(launch: Launch, *, stop: Callable[[], None], quiet: Callable[[], None] | None = None) -> None:
+    """Take signals from now on; call it before any thread is started. `stop` also comes when the parent dies."""
+    acts = {signal.SIGTERM: stop, signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
+    heard, bell = make_bell()
+    for number in acts:
+        signal.signal(number, partial(_ring, bell))  # an event loop may take the wakeup_fd away from us
+    signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    threading.Thread(target=_watch, args=(launch, heard, acts), name="faktory-watch", daemon=True).start()
+
+
+def wait_for_turn(launch: Launch) -> None:
+    """Sleep until `not_before`, or until the parent is gone."""
+    select.select([launch.lifeline], [], [], max(0.0, launch.not_before - time.monotonic()))
 
 
 def live(role: Role, launch: Launch) -> NoReturn:
@@ -107,11 +71,6 @@ def live(role: Role, launch: Launch) -> NoReturn:
         os._exit(code)
 
 
-def new_wid() -> str:
-    """A name no other worker process has had."""
-    return os.urandom(8).hex()
-
-
 def publish(news: int) -> bool:
     """Log one record that the parent could not: here is the project's logging. False: there was none, or another
     process was quicker."""
@@ -129,13 +88,6 @@ def publish(news: int) -> bool:
     return False
 
 
-def make_bell() -> tuple[int, int]:
-    """The two ends of a pipe for signals."""
-    heard, bell = os.pipe()
-    os.set_blocking(bell, False)
-    return heard, bell
-
-
 def stacks() -> str:
     """Where every thread of this process is."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
@@ -145,6 +97,24 @@ def stacks() -> str:
         if thread.ident in frames
     )
     return "".join(told).rstrip()
+
+
+def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
+    """Carry out what signals say: here, since Python's handlers wait until the main thread has woken up, and may
+    not log. A signal rings twice, or once where the main thread sleeps on."""
+    latest: dict[int, float] = {}
+    while True:
+        ready, _, _ = select.select([launch.lifeline, launch.news, heard], [], [])
+        if launch.lifeline in ready:  # nobody ever writes there: the parent is gone, however it went
+            logger.error("the parent process is gone: ending pid=%d", os.getpid())
+            acts[signal.SIGTERM]()
+            return
+        if launch.news in ready:
+            publish(launch.news)
+        for number in os.read(heard, 100) if heard in ready else b"":
+            if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
+                latest[number] = time.monotonic()
+                acts[number]()
 
 
 def _ring(bell: int, number: int, _: object) -> None:

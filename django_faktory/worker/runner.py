@@ -26,11 +26,11 @@ from .fetching import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .held import HeldJobs
 from .keeping import LockKeeper
-from .launch import CLEAN, CRASHED, SPENT, new_wid
 from .patience import Patience
 from .queue_order import QueueOrder
 from .reports import Reporter
 from .share import Share
+from .terms import CLEAN, CRASHED, SPENT, new_wid
 from .watch import USUAL, Limits
 
 logger = get_logger(__name__)
@@ -61,7 +61,7 @@ class Worker:
     gone to others: the worker finishes what it runs and ends, and whoever started it starts another.
     `at_most`: how many jobs of a queue it holds at a time, for some queues.
     `share`: how much it does before it ends, and `is_spent`; None: there is no bound.
-    `hears_signals`: signals stop it from a thread, as `Launch.obey` sees to; its own need not look for them.
+    `hears_signals`: signals stop it from a thread, as `launch.obey` sees to; its own need not look for them.
     """
 
     def __init__(

@@ -1,21 +1,25 @@
 """Keeps child processes alive, and ends them. Knows no database, no broker and no thread: it starts, waits, signals.
 
-How a child is started is its `Ways`', what it does its role's. Standard library only: it may run without Django (ADR
-0012). Rules: interface "Commands" (signals, exit codes); W20 for who reports the lost.
+How a child is started is its `Ways`', what it does its role's. Little of the standard library only: it may run
+without Django (ADR 0012). Rules: interface "Commands" (signals, exit codes); W20 for who reports the lost.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
 
-from .launch import CANNOT_START, CLEAN, SIGNALS, SPENT, Launch, make_bell, new_wid
+from .terms import CANNOT_START, CLEAN, DEBUG, ERROR, INFO, SIGNALS, SPENT, WARNING, Launch, make_bell, new_wid
+
+TYPE_CHECKING = False  # `typing` itself would be a megabyte
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any, Protocol
+else:
+    Protocol = object
 
 LONGEST_PAUSE_S = 30
 STEADY_S = 30.0
@@ -77,15 +81,14 @@ class Child:
         return child
 
 
-class Cords(NamedTuple):
+class Cords:
     """The pipes between a supervisor and its children, and from signals to it; each is (what is read, what is written).
 
     `lifeline` ends with the supervisor. `news` are records for a child to log.
     """
 
-    lifeline: tuple[int, int]
-    signals: tuple[int, int]
-    news: tuple[int, int]
+    def __init__(self, *, lifeline: tuple[int, int], signals: tuple[int, int], news: tuple[int, int]) -> None:
+        self.lifeline, self.signals, self.news = lifeline, signals, news
 
     @classmethod
     def make(cls) -> Cords:
@@ -197,7 +200,7 @@ class Supervisor:
             if now >= self._stopping_since + SAME_ORDER_S:
                 self._kill()
             return
-        self._ways.tell(logging.INFO, "stopping")
+        self._ways.tell(INFO, "stopping")
         self._is_stopping, self._stopping_since = True, now
         self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
         self._send(signal.SIGTERM)
@@ -207,7 +210,7 @@ class Supervisor:
         self._kill_at = self._prepare_at = None
         self._send(signal.SIGKILL)
         # Only now: who is to log it must not be killed with it in hand.
-        self._ways.tell(logging.WARNING, "stopping at once: what runs is given back and runs again")
+        self._ways.tell(WARNING, "stopping at once: what runs is given back and runs again")
 
     def _send(self, number: int) -> None:
         for child in self._children:
@@ -232,7 +235,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child.pid = self._ways.start(child.name, launch, cords.lifeline[1])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._ways.tell(logging.DEBUG, "child started role=%s pid=%d", child.name, child.pid)
+        self._ways.tell(DEBUG, "child started role=%s pid=%d", child.name, child.pid)
 
     def _reap(self) -> None:
         for child in self._children:
@@ -256,7 +259,7 @@ class Supervisor:
             return
         if code == SPENT:  # its own line says why
             child.crashes, child.lost, child.start_at = 0, [], time.monotonic()
-            self._ways.tell(logging.DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
+            self._ways.tell(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
             return
         if time.monotonic() - child.started_at >= STEADY_S:
             child.crashes, child.lost = 0, []
@@ -266,7 +269,7 @@ class Supervisor:
         child.crashes += 1
         child.start_at = time.monotonic() + pause_s
         self._ways.tell(
-            logging.INFO if code == CLEAN else logging.ERROR,
+            INFO if code == CLEAN else ERROR,
             "child ended, starting another role=%s pid=%d wid=%s exit=%s pause=%d s",
             *(child.name, pid, child.wid, code if code >= 0 else signal.Signals(-code).name, pause_s),
         )

@@ -155,7 +155,7 @@ def lines_of_the_log():
             word = ast.unparse(call.func)
             texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
             is_told = word.startswith("logger.") and call.func.attr in levels
-            is_told = is_told or (word == "self._ways.tell" and "logging.ERROR" in ast.unparse(call.args[0]))
+            is_told = is_told or (word == "self._ways.tell" and "ERROR" in ast.unparse(call.args[0]))
             if is_told and texts:
                 event = re.split(r" \w+=%| pid=%", texts[0])[0]
                 yield path, re.sub(r"%[sdr]", "…", event)
@@ -267,7 +267,7 @@ def test_signals_are_those_of_their_page():
 
 
 def test_signals_of_processes_are_those_they_obey():
-    from django_faktory.worker.launch import SIGNALS
+    from django_faktory.worker.terms import SIGNALS
 
     told = first_cells(section(text_of("reference", "signals.md"), "## Of processes"))
     heard = {number.name.removeprefix("SIG") for number in SIGNALS} - {"CHLD"}

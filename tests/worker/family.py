@@ -11,8 +11,9 @@ import threading
 
 from django_faktory.worker import supervisor
 from django_faktory.worker.forking import Forking
-from django_faktory.worker.launch import CANNOT_START, Role
+from django_faktory.worker.launch import Role, obey
 from django_faktory.worker.supervisor import Child, Supervisor
+from django_faktory.worker.terms import CANNOT_START
 
 
 def tell(*words):
@@ -22,7 +23,7 @@ def tell(*words):
 def steady(launch):
     """Lives until told to stop."""
     stopped = threading.Event()
-    launch.obey(stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid()))
+    obey(launch, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid()))
     tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
     stopped.wait()
     tell("stopped", os.getpid())
@@ -31,7 +32,7 @@ def steady(launch):
 
 def deaf(launch):
     """Is told to stop, and does not."""
-    launch.obey(stop=lambda: tell("ignored", os.getpid()))
+    obey(launch, stop=lambda: tell("ignored", os.getpid()))
     tell("started", os.getpid(), launch.wid)
     threading.Event().wait()
 
@@ -39,7 +40,7 @@ def deaf(launch):
 def lingers(launch):
     """Takes a moment to stop."""
     stopped = threading.Event()
-    launch.obey(stop=lambda: threading.Thread(target=stopped.set).start())
+    obey(launch, stop=lambda: threading.Thread(target=stopped.set).start())
     tell("started", os.getpid(), launch.wid)
     stopped.wait()
     tell("lingering", os.getpid())

@@ -16,7 +16,7 @@ from django.db import DatabaseError, connections
 
 from ... import conf, tasks
 from ...task_checks import broken_modules, remedy_for
-from ...worker.launch import CANNOT_START
+from ...worker.terms import CANNOT_START
 from .. import orders
 from ..plan import doubts, make_plan, open_doors
 from ..processes import play, supervise
