@@ -22,6 +22,7 @@ from .limit_models import Limit as Limit  # noqa: PLC0414
 from .measuring import BUCKETS
 from .querysets import JobQuerySet as JobQuerySet  # noqa: PLC0414  (many look for it here)
 from .querysets import QueueQuerySet
+from .soundness import JOB_IS_SOUND
 
 _HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
 
@@ -122,31 +123,7 @@ class Job(models.Model):
         ]
         constraints: ClassVar = [
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
-            models.CheckConstraint(name="faktory_job_state", condition=Q(state__in=[str(state) for state in State])),
-            models.CheckConstraint(name="faktory_job_weight", condition=Q(weight__gte=-100, weight__lte=100)),
-            models.CheckConstraint(
-                name="faktory_job_waiting_has_time",
-                condition=~Q(state__in=["scheduled", "retries"]) | Q(run_at__isnull=False),
-            ),
-            models.CheckConstraint(
-                name="faktory_job_enqueued_has_place",
-                condition=~Q(state__in=["enqueued", "blocked"]) | Q(enqueued_at__isnull=False),
-            ),
-            models.CheckConstraint(
-                name="faktory_job_working_is_reserved",
-                condition=~Q(state="working") | Q(reserved_until__isnull=False, attempt__gte=1),
-            ),
-            models.CheckConstraint(
-                name="faktory_job_at_gate_waits", condition=Q(gate__isnull=True) | Q(state__in=["enqueued", "blocked"])
-            ),
-            models.CheckConstraint(
-                name="faktory_job_with_pass_runs", condition=Q(passes__isnull=True) | Q(state="working")
-            ),
-            models.CheckConstraint(
-                name="faktory_job_finished_has_end",
-                condition=~Q(state__in=["dead", "succeeded", "discarded", "expired"])
-                | Q(finished_at__isnull=False, purge_at__isnull=False),
-            ),
+            models.CheckConstraint(name="faktory_job_sound", condition=JOB_IS_SOUND),
         ]
 
     def __str__(self) -> str:
