@@ -100,6 +100,16 @@ def test_lists_go_as_arrays(sent):
     make_ready(texts)
     assert rows_of(texts, ODD, list(range(10))) == list(zip(ODD, range(10), strict=True))
     assert rows_of(texts, [], []) == []
+    assert rows_of(texts, ["x" * 3_000_000], [1]) == [("x" * 3_000_000, 1)]
+    assert len(sent) == 3
+
+
+def test_a_list_with_nul_in_it_is_refused_and_the_connection_goes_on(sent):
+    texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
+    make_ready(texts)
+    with pytest.raises(DataError):
+        rows_of(texts, ["a", "a\x00b"])
+    assert rows_of(texts, ["again"]) == [("again",)]
     assert len(sent) == 2
 
 

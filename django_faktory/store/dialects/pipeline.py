@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import select
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,10 +18,14 @@ from typing import Any, Generic, TypeVar
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 Rows = list[tuple[Any, ...]]
+Packed = tuple[bytes, list[bytes | None], list[int]]
+"""A prepared statement's name, its values as they are sent, and the format of each."""
+
 Told = TypeVar("Told")
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_BINARY = 1
+_TEXT, _BINARY = 0, 1
+_TEXT_TYPE = 25
 _PLAIN = (None, None, None)
 """What the driver begins with a bare BEGIN."""
 
@@ -176,11 +181,18 @@ def _is_more_here(pgconn: Any) -> bool:
     return bool(readable.poll(0))
 
 
-def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[bytes, list[bytes | None]]]:
-    return [(name.encode(), [_packed(value) for value in values]) for name, values in calls]
+def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:
+    return [
+        (
+            name.encode(),
+            [_packed(value) for value in values],
+            [_BINARY if _are_texts(value) else _TEXT for value in values],
+        )
+        for name, values in calls
+    ]
 
 
-def _exchanged(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, then: bytes = b"") -> list[Any]:
+def _exchanged(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> list[Any]:
     """The results of all of this."""
     try:
         _send(raw, calls, then=then)
@@ -191,14 +203,14 @@ def _exchanged(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, t
         raise
 
 
-def _send(raw: Any, calls: Sequence[tuple[bytes, list[bytes | None]]], *, then: bytes = b"") -> None:
+def _send(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> None:
     """Have all of this sent up to the sync; BEGIN before it, where the connection is to be in a transaction."""
     pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
     if not raw.autocommit and _is_idle(raw):
         pgconn.send_query_params(b"BEGIN", None)
-    for name, values in calls:
-        pgconn.send_query_prepared(name, values, result_format=_BINARY)
+    for name, values, formats in calls:
+        pgconn.send_query_prepared(name, values, formats, result_format=_BINARY)
     if then:
         pgconn.send_query_params(then, None)
     pgconn.pipeline_sync()
@@ -242,22 +254,31 @@ def _flush(pgconn: Any) -> None:
 
 
 def _packed(value: Any) -> bytes | None:
-    """A value as PostgreSQL reads it from text."""
+    """A value as PostgreSQL reads it from text; texts in a list as it reads them in binary."""
     if value is None:
         return None
+    if _are_texts(value):
+        return _texts(value)
     if isinstance(value, list):
-        return b"{" + b",".join(map(_element, value)) + b"}"
+        return b"{" + b",".join(_packed(item) or b"NULL" for item in value) + b"}"
     data = (value if isinstance(value, str) else str(value)).encode()
     if b"\x00" in data:  # libpq would take it for the end
         raise _driver().DataError("expected text without NUL (0x00), got some")
     return data
 
 
-def _element(value: Any) -> bytes:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return b'"' + (_packed(escaped) or b"") + b'"'
-    return _packed(value) or b"NULL"
+def _are_texts(value: Any) -> bool:
+    """Whether it is a list of texts; none of them may be None."""
+    return type(value) is list and bool(value) and type(value[0]) is str
+
+
+def _texts(values: Sequence[str]) -> bytes:
+    """An array of them in binary: as text each quote has a backslash before it, and jobs are full of quotes."""
+    parts = [struct.pack("!5i", 1, 0, _TEXT_TYPE, len(values), 1)]
+    for value in values:
+        data = value.encode()
+        parts += (len(data).to_bytes(4, "big"), data)
+    return b"".join(parts)
 
 
 def _rows(result: Any) -> Rows:

@@ -1,6 +1,6 @@
 """The hot verbs as PostgreSQL's statements, and what is sent with each: a call.
 
-A set travels as one JSON parameter, so that the statement's text does not grow with it.
+A set travels as one JSON parameter or as arrays, so that the statement's text does not grow with it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,22 @@ ORDER BY j.place{_UPSERT}""",
     gives_rows=False,
     ages=False,
 )
+
+# Where they are alike in what is a number or a time, as those of one task or of one client mostly are, only their
+# texts go as a set: a record of JSON with ten members takes PostgreSQL 3 of the 14 µs that it stores a job in.
+PUSH_ALIKE = Statement(
+    "push_alike",
+    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
+    f"""{_INTO}
+FROM (SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
+  FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS texts (jid, jobtype, queue, text, place)) AS j, {_clock(11)}
+ORDER BY j.place{_UPSERT}""",
+    gives_rows=False,
+    ages=False,
+)
+
+FEW = 8
+"""So few jobs are stored no sooner by telling what they have in common."""
 
 _READY = f"""
   SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
@@ -211,13 +227,26 @@ _json = msgspec.json.Encoder()
 
 def push_call(jobs: Sequence[JobPayload], now: datetime | None) -> Call:
     """How jobs are stored that have different jids."""
+    job = jobs[0]
+    if len(jobs) > FEW and _are_alike(jobs):
+        texts = [[one.jid for one in jobs], [one.jobtype for one in jobs], [one.queue for one in jobs]]
+        return PUSH_ALIKE, [*texts, [one.text for one in jobs], *_numbers(job), now]
     if len(jobs) > 1:
         return PUSH_MANY, [str(_json.encode(jobs), "utf-8"), now]
-    job = jobs[0]
     return PUSH_ONE, [
         job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace,
         job.result_ttl, job.at, now,
     ]  # fmt: skip
+
+
+def _numbers(job: JobPayload) -> tuple[int, int, int, int, int | None, datetime | None]:
+    return job.priority, job.retry, job.reserve_for, job.backtrace, job.result_ttl, job.at
+
+
+def _are_alike(jobs: Sequence[JobPayload]) -> bool:
+    """Whether their texts are all that they differ in."""
+    first = _numbers(jobs[0])
+    return all(_numbers(job) == first for job in jobs)
 
 
 def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Call:
