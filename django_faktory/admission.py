@@ -29,6 +29,7 @@ MAX_MEMBERS = 10_000
 """Of a long job, and of its `custom`: what they cost is bounded, and nobody has so many."""
 
 _LARGEST = 2**31 - 1
+_UNSAID = (ABSENT, '""')
 _ours = frozenset({"enqueued_at", "failure"})
 
 
@@ -151,6 +152,8 @@ def _clamp(number: int) -> int:
 
 
 def _is_storable(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -160,16 +163,18 @@ def _is_storable(text: str) -> bool:
 
 def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
     """The client's text with queue and retry filled in; rewritten only where a member must go or change."""
+    is_wrong = not _ours.isdisjoint(found) or found.get("created_at") == '""'
+    if not is_wrong and found.get("queue", ABSENT) not in _UNSAID and found.get("retry", ABSENT) not in _UNSAID:
+        return text.strip(" \t\r\n")
     missing = [
         (key, value)
         for key, value in (("queue", f'"{queue}"'), ("retry", str(DEFAULT_RETRY)))
-        if found.get(key, ABSENT) in (ABSENT, '""')
+        if found.get(key, ABSENT) in _UNSAID
     ]
-    is_wrong = not _ours.isdisjoint(found) or found.get("created_at") == '""'
     if is_wrong or any(key in found for key, _ in missing):
         gone = {*_ours, *(key for key, _ in missing)} | ({"created_at"} if found.get("created_at") == '""' else set())
         return jsontext.join([*((key, value) for key, value in found.items() if key not in gone), *missing])
-    return jsontext.append(text, missing) if missing else text.strip(" \t\r\n")
+    return jsontext.append(text, missing)
 
 
 def _seen(found: dict[str, str], field: str) -> str:

@@ -26,7 +26,7 @@ TRACKED_FOR_S = 1800
 
 _WITHIN = "custom."
 MAX_BID = 255
-_KEYS = ("unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about")
+_KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
 MAX_LOCK_KEY = 255
 
 
@@ -70,7 +70,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
 
     `args` is JSON. Raises InvalidPayload naming the field.
     """
-    if not any(key in custom for key in _KEYS):
+    if _KEYS.isdisjoint(custom):
         return None
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
