@@ -6,6 +6,7 @@ enqueued calls `arrived`; who takes waiting ones away calls `settle` after the c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -29,6 +30,9 @@ logger = get_logger(__name__)
 
 CHUNK = 500
 LEASE_S = 35.0
+SETTLED_AFTER_S = 0.25
+"""Who ended a job and lives has given its key to the next one by then."""
+
 _UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
 on_ready: list[Callable[[str, set[str]], None]] = []
 """Called with alias and queues when jobs that waited for a lock became ready, after the commit."""
@@ -273,8 +277,11 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
     return lapsed
 
 
-def sweep(*, using: str) -> int:
-    """Mend what a crash just after a commit left: keys nobody holds and nobody is ready for. Returns how many."""
+def sweep(*, using: str, pause: Callable[[float], object] = time.sleep) -> int:
+    """Mend what a crash just after a commit left: keys nobody holds and nobody is ready for. Returns how many.
+
+    A key is so for a moment after each end that is not one with the next one's start: only what is twice is left.
+    """
 
     def look(connection: BaseDatabaseWrapper) -> list[str]:
         with connection.cursor() as cursor:
@@ -282,7 +289,10 @@ def sweep(*, using: str) -> int:
             return [key for (key,) in cursor.fetchall()]
 
     keys = run(using, look, atomic=False)
-    settle(keys, using=using)
+    if keys:
+        pause(SETTLED_AFTER_S)
+        keys = sorted({*keys}.intersection(run(using, look, atomic=False)))
+        settle(keys, using=using)
     return len(keys)
 
 

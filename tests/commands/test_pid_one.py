@@ -4,7 +4,9 @@ import json
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 from django.db import connection
 
@@ -91,5 +93,9 @@ def test_process_1_buries_what_a_task_left_behind(container):
 
 
 def names(process):
-    """Of its children, those that are dead and not buried too."""
-    return [child.name() for child in process.children()]
+    """Of its children, those that are dead and not buried too; but not who is buried just now."""
+    found = []
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):
+            found.append(child.name())
+    return found

@@ -137,6 +137,16 @@ def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
     assert locks.sweep(using="default") == 0
 
 
+def test_a_sweep_leaves_alone_what_is_being_settled(node):
+    """Between the end of a job and the next one's turn there may be a commit."""
+    one = node()
+    one.push("A", "A1")
+    key = Job.objects.get(jid=jid("A1")).lock_key
+    Job.objects.filter(jid=jid("A")).delete()
+    assert locks.sweep(using="default", pause=lambda _: locks.settle([key], using="default")) == 0
+    assert one.fetch(count=9) == [jid("A1")]
+
+
 # --- keys
 
 
