@@ -400,5 +400,5 @@ def client_connections(client):
     return [
         one
         for one in gc.get_objects()
-        if isinstance(one, Connection) and one._transport and one._transport.get_extra_info("peername") == mine
+        if type(one) is Connection and one._transport and one._transport.get_extra_info("peername") == mine
     ]
