@@ -6,7 +6,7 @@ and what to do. `code` is the RESP error code (`-CODE message`).
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # `typing` would be a megabyte in the supervisor, which needs no other module of its size
+TYPE_CHECKING = False  # the supervisor, which imports this, does without `typing` (ADR 0012)
 if TYPE_CHECKING:
     from typing import Any
 

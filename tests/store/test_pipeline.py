@@ -371,3 +371,12 @@ def connected():
         far, _ = listening.accept()
     near.setblocking(False)
     return near, far
+
+
+@pytest.mark.parametrize("some", [[None, 'quo"te, }'], ['quo"te, }', None], [None, None], ["", None, "a"]], ids=repr)
+def test_texts_in_a_list_may_be_missing(sent, some):
+    """The results of jobs that have none, and of others."""
+    texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
+    make_ready(texts)
+    assert rows_of(texts, some) == [(text,) for text in some]
+    assert len(sent) == 1

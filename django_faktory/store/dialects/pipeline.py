@@ -19,13 +19,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]
-"""A prepared statement's name, its values as they are sent, and the format of each."""
+"""A prepared statement's name, its values as they are sent, and whether each is binary: 1 or 0."""
 
 Told = TypeVar("Told")
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_TEXT, _BINARY = 0, 1
+_BINARY = 1
 _TEXT_TYPE = 25
+_MISSING = struct.pack("!i", -1)
 _PLAIN = (None, None, None)
 """What the driver begins with a bare BEGIN."""
 
@@ -182,14 +183,12 @@ def _is_more_here(pgconn: Any) -> bool:
 
 
 def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:
-    return [
-        (
-            name.encode(),
-            [_packed(value) for value in values],
-            [_BINARY if _are_texts(value) else _TEXT for value in values],
-        )
-        for name, values in calls
-    ]
+    packed = []
+    for name, values in calls:
+        binary = [_are_texts(value) for value in values]
+        data = [_texts(value) if is_binary else _packed(value) for value, is_binary in zip(values, binary, strict=True)]
+        packed.append((name.encode(), data, list(map(int, binary))))
+    return packed
 
 
 def _exchanged(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> list[Any]:
@@ -254,11 +253,9 @@ def _flush(pgconn: Any) -> None:
 
 
 def _packed(value: Any) -> bytes | None:
-    """A value as PostgreSQL reads it from text; texts in a list as it reads them in binary."""
+    """A value as PostgreSQL reads it from text; a list of numbers, or of nothing."""
     if value is None:
         return None
-    if _are_texts(value):
-        return _texts(value)
     if isinstance(value, list):
         return b"{" + b",".join(_packed(item) or b"NULL" for item in value) + b"}"
     data = (value if isinstance(value, str) else str(value)).encode()
@@ -268,16 +265,19 @@ def _packed(value: Any) -> bytes | None:
 
 
 def _are_texts(value: Any) -> bool:
-    """Whether it is a list of texts; none of them may be None."""
-    return type(value) is list and bool(value) and type(value[0]) is str
+    """Whether it is a list of texts, some of which may be missing."""
+    return type(value) is list and type(next((item for item in value if item is not None), None)) is str
 
 
-def _texts(values: Sequence[str]) -> bytes:
+def _texts(values: Sequence[str | None]) -> bytes:
     """An array of them in binary: as text each quote has a backslash before it, and jobs are full of quotes."""
-    parts = [struct.pack("!5i", 1, 0, _TEXT_TYPE, len(values), 1)]
+    parts = [struct.pack("!5i", 1, None in values, _TEXT_TYPE, len(values), 1)]
     for value in values:
-        data = value.encode()
-        parts += (len(data).to_bytes(4, "big"), data)
+        if value is None:
+            parts.append(_MISSING)
+        else:
+            data = value.encode()
+            parts += (len(data).to_bytes(4, "big"), data)
     return b"".join(parts)
 
 
