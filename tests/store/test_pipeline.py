@@ -7,6 +7,8 @@ import socket
 import struct
 from datetime import UTC, datetime
 
+import psycopg
+import psycopg.types.string
 import pytest
 import uvloop
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection, transaction
@@ -380,3 +382,34 @@ def test_texts_in_a_list_may_be_missing(sent, some):
     make_ready(texts)
     assert rows_of(texts, some) == [(text,) for text in some]
     assert len(sent) == 1
+
+
+def test_what_a_project_has_the_driver_make_of_values_is_not_what_we_read(sent):
+    class Shouting(psycopg.adapt.Loader):
+        format = psycopg.pq.Format.BINARY
+
+        def load(self, data):
+            return bytes(data).decode().upper()
+
+    psycopg.adapters.register_loader("text", Shouting)
+    pipeline._reader.cache_clear()
+    try:
+        echo = Statement("echo", ["text"], "SELECT $1")
+        make_ready(echo)
+        assert rows_of(echo, "quiet") == [("quiet",)]
+    finally:
+        psycopg.adapters.register_loader("text", psycopg.types.string.TextBinaryLoader)
+    assert sent == [["echo"]]
+
+
+def test_times_come_in_utc_whatever_the_sessions_zone(sent):
+    tell = Statement("tell", ["timestamptz"], "SELECT $1")
+    make_ready(tell)
+    with connection.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
+    try:
+        [[told]] = rows_of(tell, datetime(2026, 11, 23, 8, tzinfo=UTC))
+    finally:
+        connection.close()
+    assert told.isoformat() == "2026-11-23T08:00:00+00:00"
+    assert sent == [["tell"]]

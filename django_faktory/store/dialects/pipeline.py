@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import select
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,28 +23,11 @@ Packed = tuple[bytes, list[bytes | None], list[int]]
 
 Told = TypeVar("Told")
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _BINARY = 1
 _TEXT_TYPE = 25
 _MISSING = struct.pack("!i", -1)
 _PLAIN = (None, None, None)
 """What the driver begins with a bare BEGIN."""
-
-
-def _integer(data: bytes) -> int:
-    return int.from_bytes(data, "big", signed=True)
-
-
-_READ: dict[int, Callable[[bytes], Any]] = {
-    16: b"\x01".__eq__,  # bool
-    20: _integer,  # int8
-    21: _integer,  # int2
-    23: _integer,  # int4
-    25: bytes.decode,  # text
-    114: bytes.decode,  # json
-    1043: bytes.decode,  # varchar
-    1184: lambda data: _EPOCH + timedelta(microseconds=_integer(data)),  # timestamptz
-}
 
 
 @functools.cache
@@ -281,14 +264,35 @@ def _texts(values: Sequence[str | None]) -> bytes:
     return b"".join(parts)
 
 
+class _Reader(threading.local):
+    """Makes Python values of a result's, by the driver's own code in C where it has some: a tenth of the time that a
+    function for each of them takes. What the project has registered for its own types counts for nothing here."""
+
+    def __init__(self) -> None:
+        from psycopg.adapt import AdaptersMap, Transformer  # psycopg 3 is here where there is a result
+        from psycopg.types import bool as booleans
+        from psycopg.types import datetime, numeric, string
+
+        adapters = AdaptersMap(types=_driver().adapters.types)
+        adapters.register_loader("bool", booleans.BoolBinaryLoader)
+        adapters.register_loader("int2", numeric.Int2BinaryLoader)
+        adapters.register_loader("int4", numeric.Int4BinaryLoader)
+        adapters.register_loader("int8", numeric.Int8BinaryLoader)
+        adapters.register_loader("timestamptz", datetime.TimestamptzBinaryLoader)  # in UTC: it knows of no connection
+        for kind in ("text", "varchar", "json"):
+            adapters.register_loader(kind, string.TextBinaryLoader)
+        self._transformer = Transformer(adapters)
+
+    def rows(self, result: Any) -> Rows:
+        """All of them."""
+        self._transformer.set_pgresult(result)
+        rows: Rows = self._transformer.load_rows(0, result.ntuples, tuple)
+        self._transformer.set_pgresult(None)  # or it would be kept until the next
+        return rows
+
+
+_reader = functools.cache(_Reader)
+
+
 def _rows(result: Any) -> Rows:
-    read = [_READ[result.ftype(column)] for column in range(result.nfields)]
-    columns = list(enumerate(read))
-    rows = []
-    for row in range(result.ntuples):
-        values = []
-        for column, reader in columns:
-            data = result.get_value(row, column)
-            values.append(None if data is None else reader(data))
-        rows.append(tuple(values))
-    return rows
+    return _reader().rows(result) if result.ntuples else []
