@@ -4,7 +4,7 @@ which they are given back once the database can be asked again. Source: reliabil
 
 from __future__ import annotations
 
-import random
+import os
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -16,7 +16,15 @@ LOOK_AFTER_S = (0.0, 5.0, 30.0)
 AGAIN_S = 5.0
 """After a look that failed."""
 
-_numbers = random.SystemRandom()
+DRAWN = 64
+"""Numbers that are drawn at once: to ask the system for chance lets other threads have the interpreter."""
+
+_BYTES = 8
+_POSITIVE = 2**63 - 1
+
+_drawn: list[int] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drawn.clear)  # no number may be two processes'
 
 
 class Unanswered:
@@ -38,7 +46,15 @@ class Unanswered:
 
     def number(self) -> int:
         """For claims whose maker says by `expect` that they got no answer."""
-        return _numbers.getrandbits(63)
+        try:
+            return _drawn.pop()
+        except IndexError:
+            chance = os.urandom(DRAWN * _BYTES)
+            first, *others = (
+                int.from_bytes(chance[at : at + _BYTES]) & _POSITIVE for at in range(0, len(chance), _BYTES)
+            )
+            _drawn.extend(others)
+            return first
 
     def is_any_due(self) -> bool:
         """Whether there may be something to look for: numbers that nobody looked for often enough yet."""

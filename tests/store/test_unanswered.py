@@ -1,5 +1,6 @@
 """A claim that was carried out and whose answer was lost takes nothing: its number gives it back (ADR 0017)."""
 
+import os
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from django_faktory.models import Job, JobLock
 from django_faktory.payloads import Ack, Beat, FetchRequest
 from django_faktory.store import claiming, jobs, locks, unanswered
 from django_faktory.store.jobs import give_back
-from django_faktory.store.unanswered import AGAIN_S, LOOK_AFTER_S, Unanswered
+from django_faktory.store.unanswered import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,6 +55,27 @@ def cut(monkeypatch):
         monkeypatch.setattr(module, name, lossy)
 
     return cut_one
+
+
+def test_no_number_is_drawn_twice():
+    numbers = [Unanswered().number() for _ in range(10 * DRAWN)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 2**63 for number in numbers)
+
+
+def test_who_was_forked_draws_other_numbers():
+    Unanswered().number()  # the next ones are drawn already
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(theirs, b" ".join(b"%d" % Unanswered().number() for _ in range(DRAWN)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    drawn = set(map(int, os.read(ours, 64 * 1024).split()))
+    os.close(ours)
+    os.close(theirs)
+    assert len(drawn) == DRAWN
+    assert drawn.isdisjoint(Unanswered().number() for _ in range(DRAWN))
 
 
 def states():
