@@ -80,7 +80,7 @@ def string(raw: str) -> str | None:
 
 def rfc3339(moment: datetime) -> str:
     """UTC with microseconds and a Z, trailing zeros trimmed as the original server does."""
-    text = moment.astimezone(UTC).isoformat()[: -len("+00:00")]
+    text = (moment if moment.tzinfo is UTC else moment.astimezone(UTC)).isoformat()[: -len("+00:00")]
     return f"{text.rstrip('0') if moment.microsecond else text}Z"
 
 

@@ -34,6 +34,7 @@ FUNCTION = r"[A-Za-z0-9_.{}-]{1,100}"
 """What a GearMonkey function may be called: no colon, which ends names in keys, and nothing that cannot be seen."""
 
 _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_nests = re.compile(r"[{\[\]]")
 
 
 class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -387,5 +388,12 @@ def queue_name(value: str) -> str:
 
 
 def _has_member(text: str, key: str) -> bool:
-    """Whether the stored object has this member; the cheap look answers nearly always."""
-    return f'"{key}"' in text and key in jsontext.members(text)
+    """Whether the stored object has this member; the cheap looks answer nearly always."""
+    at = text.find(f'"{key}"')
+    if at < 0:
+        return False
+    rest = text[at + len(key) + 2 :]
+    # Compact, and between here and the end of the object nothing begins or ends: it is a member of the object itself.
+    if text[at - 1] in ",{" and rest[:1] == ":" and rest.count("}") == 1 and not _nests.search(rest):
+        return True
+    return key in jsontext.members(text)

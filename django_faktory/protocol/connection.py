@@ -111,7 +111,10 @@ class ServerConnection:
         line = bytes(self._buffer[self._start : end])
         self._start = self._searched = newline + 1
         self.line_bytes = len(line)
-        if len(line) > LONG_LINE_BYTES:
+        if self._start == len(self._buffer):
+            self._buffer.clear()
+            self._start = self._searched = 0
+        elif len(line) > LONG_LINE_BYTES:
             self._compact()
             self._searched = 0
         return line

@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._is_paused = False  # the client does not read
         self._reads_no_more = False
         self._on_unsent: list[Callable[[], None]] = []
+        self._will_look = False  # whether it was sent
         self._timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
@@ -160,8 +161,9 @@ class Connection(asyncio.Protocol):
         self._is_answered()
         if not self._write(reply):
             return False
-        self._read_on()
-        self._regulate()
+        if self._protocol.buffered_bytes or self.is_ending or self._reads_no_more:  # seldom: most wait for replies
+            self._read_on()
+            self._regulate()
         return True
 
     def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
@@ -171,9 +173,8 @@ class Connection(asyncio.Protocol):
             self._unsent()
 
     def expects_to_send(self, on_unsent: Callable[[], None]) -> None:
-        """What is answered at once is of value, as in `hand_over`."""
+        """What is answered next is of value, as in `hand_over`."""
         self._on_unsent.append(on_unsent)
-        self.server.loop.call_soon(self._look_whether_sent)  # the event loop writes in between
 
     def dismiss(self, reply: bytes) -> None:
         """Answer the command at hand, and close: what came after it is not read."""
@@ -329,12 +330,16 @@ class Connection(asyncio.Protocol):
         if self._is_closed or self._transport is None or self._transport.is_closing():
             return False
         self._transport.write(reply)
+        if self._on_unsent and not self._will_look:
+            self._look_whether_sent()
         return True
 
     def _look_whether_sent(self) -> None:
+        self._will_look = False
         if not self._on_unsent or self._transport is None or self._transport.is_closing():
             return  # where it is being closed, `connection_lost` tells how that went
         if self._unsent_bytes:
+            self._will_look = True
             self.server.loop.call_later(SENT_LOOK_S, self._look_whether_sent)
         else:
             self._on_unsent.clear()

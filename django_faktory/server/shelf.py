@@ -41,12 +41,16 @@ class Crowd:
 
     def soon(self, now: float, queue: str) -> int:
         """How many more will ask for this queue's in half the time a job may lie; 0 where it is no crowd."""
-        recent = [(at, wanted, client) for at, wanted, client, _ in self._seen if now - at <= HOLD_S]
-        if len({client for _, _, client in recent}) < CROWD:
+        clients, asked, first = set(), 0, now
+        for at, wanted, client, _ in reversed(self._seen):
+            if now - at > HOLD_S:
+                break
+            clients.add(client)
+            asked += wanted == queue
+            first = at
+        if len(clients) < CROWD:
             return 0
-        asked = sum(wanted == queue for _, wanted, _ in recent)
-        lasted_s = max(now - recent[0][0], 0.001)
-        return round(asked * HOLD_S / 2 / lasted_s)
+        return round(asked * HOLD_S / 2 / max(now - first, 0.001))
 
     def wids(self) -> set[str]:
         """The workers among them."""

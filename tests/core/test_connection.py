@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from hashlib import sha256
 
@@ -207,6 +208,17 @@ def test_commands_come_out_in_order_at_every_split():
             found += drain(connection)
         assert found == MEANT
         assert connection.buffered_bytes == 0
+
+
+def test_what_was_read_is_let_go_of_by_who_asks_for_no_more_than_came():
+    """A client that waits for each reply is asked for one command each time, and never for the one behind it."""
+    connection = identified()
+    for size in (10, 20_000, 10):
+        for _ in range(200):
+            connection.receive(b"FETCH " + b"q" * size + b"\r\n")
+            assert connection.next_command() == Fetch(("q" * size,))
+    assert connection.buffered_bytes == 0
+    assert sys.getsizeof(connection._buffer) < 100_000
 
 
 def test_commands_may_be_taken_one_at_a_time_while_more_come():

@@ -255,6 +255,14 @@ def test_a_fetched_job_is_the_stored_text_with_the_servers_part_at_the_end():
         ('{"created_at":"2020-01-01T00:00:00Z","args":[]}', False),
         ('{"args":["\\"created_at\\"","created_at"]}', True),
         ('{"args":[{"created_at":1}]}', True),
+        ('{"args":[{"created_at":1}],"created_at":"2020-01-01T00:00:00Z"}', False),
+        ('{"args":[{"a":1,"created_at":1}]}', True),
+        ('{"args":[{"created_at":1,"b":2}],"custom":{}}', True),
+        ('{"args":[1],"created_at":"2020-01-01T00:00:00Z","custom":{"a":[1]}}', False),
+        ('{ "args" : [] , "created_at" : "2020-01-01T00:00:00Z" }', False),
+        ('{"args":[","],"custom":",\\"created_at\\":1"}', True),
+        ('{"custom":"created_at","args":[]}', True),
+        ('{"custom":{"created_at":1}}', True),
     ],
 )
 def test_a_clients_own_created_at_is_kept(text, is_added):
