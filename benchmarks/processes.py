@@ -1,9 +1,11 @@
-"""`runfaktory` in processes of its own: a node that listens, workers alone."""
+"""Servers in processes of their own: `runfaktory` as a node that listens or as workers alone; the original server."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 
@@ -15,6 +17,21 @@ def node(*options):
     with _running(f"127.0.0.1:{port}", *options) as process:
         _wait_for(port)
         yield process, port
+
+
+@contextmanager
+def original(binary):
+    """The original server on a free port, with nothing stored: its process, and the port. It starts a Redis itself."""
+    port, pages = _free_port(), _free_port()
+    with tempfile.TemporaryDirectory(prefix="faktory-bench-") as home:
+        command = [binary, "-b", f"127.0.0.1:{port}", "-w", f"127.0.0.1:{pages}", "-l", "warn"]
+        process = subprocess.Popen(command, env=os.environ | {"HOME": home}, stdout=subprocess.DEVNULL)
+        try:
+            _wait_for(port)
+            yield process, port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(40)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The server under load and without any: jobs a second in four ways, in turns; connections and a node that do nothing.
 
-    python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000]
+    python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000] [--beside FAKTORY]
 
+With --beside, the loads go to the original server too, whose binary that is: after ours in each round.
 PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Prints medians; every round: results/server_load.json.
 """
 
@@ -16,7 +17,7 @@ from benchmarks.client import Client
 from benchmarks.database import HERE, empty, machine, prepare
 from benchmarks.peers import readings
 from benchmarks.peers.arithmetic import median
-from benchmarks.processes import node
+from benchmarks.processes import node, original
 
 LOADS = {
     "10 connections, 5 push and 5 fetch": ("both", 10),
@@ -32,12 +33,23 @@ def load(kind, connections, jobs):
 
     empty()
     with node("--server-only") as (_, port):
-        command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", str(jobs), str(connections), kind]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=400)
+        found = _jobs_per_s(port, kind, connections, jobs)
         waiting = Job.objects.filter(state="enqueued").count()
     expected = 0 if kind == "both" else jobs
     if waiting != expected:
         raise RuntimeError(f"{kind}: expected {expected} jobs to wait after {jobs} were pushed, got {waiting}")
+    return found
+
+
+def load_beside(binary, kind, connections, jobs):
+    """The same of the original server, which keeps jobs in a Redis that writes a snapshot each 30 seconds."""
+    with original(binary) as (_, port):
+        return _jobs_per_s(port, kind, connections, jobs)
+
+
+def _jobs_per_s(port, kind, connections, jobs):
+    command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", str(jobs), str(connections), kind]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=400)
     return json.loads(done.stdout)["jobs_per_s"]
 
 
@@ -93,7 +105,11 @@ def measured(options):
     """Every round's figures: each is measured once a round, in turns."""
     found = {}
     for turn in range(options.rounds):
-        figures = {name: load(kind, count, options.jobs) for name, (kind, count) in LOADS.items()}
+        figures = {}
+        for name, (kind, count) in LOADS.items():
+            figures[name] = load(kind, count, options.jobs)
+            if options.beside:
+                figures[f"{name}: the original"] = load_beside(options.beside, kind, count, options.jobs)
         figures["kB an idle connection"] = idle_connections(options.connections)
         figures |= {f"idle node, {name}": value for name, value in idle_node(options.idle_s).items()}
         for name, value in figures.items():
@@ -108,6 +124,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=10_000, help="a load")
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of watching an idle node")
     parser.add_argument("--connections", type=int, default=2000, help="idle ones")
+    parser.add_argument("--beside", metavar="FAKTORY", help="the original server's binary, to be measured in turns")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
