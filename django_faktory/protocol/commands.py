@@ -155,6 +155,8 @@ def parse(line: str) -> Command:
 
 def parse_long(line: bytes) -> Steps[Command] | None:
     """The same for a line that takes long to read, in steps; None for all others. What the line is decides at once."""
+    if len(line) <= MANY_JOBS_BYTES:
+        return None
     verb, _, rest = line[:8].partition(b" ")
     reader = _LONG.get(verb) if rest else None
     if reader is None or not _takes_long(verb, line):

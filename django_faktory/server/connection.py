@@ -116,8 +116,7 @@ class Connection(asyncio.Protocol):
         if not (self._protocol.is_identified or self._is_resting) and self.server.password:
             self._is_resting = True
             self.server.doorman.ask(self._try_password)
-        self._read_on()
-        self._regulate()
+        self._go_on()
 
     def eof_received(self) -> bool:
         """The client sends no more. What it sent is answered; a FETCH that waits gets no job (W14)."""
@@ -151,8 +150,7 @@ class Connection(asyncio.Protocol):
             return
         if self._timer:
             self._timer.cancel()
-        self._read_on()
-        self._regulate()
+        self._go_on()
 
     # --- what the server tells ---
 
@@ -162,8 +160,7 @@ class Connection(asyncio.Protocol):
         if not self._write(reply):
             return False
         if self._protocol.buffered_bytes or self.is_ending or self._reads_no_more:  # seldom: most wait for replies
-            self._read_on()
-            self._regulate()
+            self._go_on()
         return True
 
     def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
@@ -195,6 +192,10 @@ class Connection(asyncio.Protocol):
         self._unsent()
 
     # --- reading ---
+
+    def _go_on(self) -> None:
+        self._read_on()
+        self._regulate()
 
     def _read_on(self) -> None:
         answered = 0
@@ -244,8 +245,7 @@ class Connection(asyncio.Protocol):
             self.finish(resp.error(str(command), code=command.code))
         else:
             self._carry_out(command)
-            self._read_on()
-            self._regulate()
+            self._go_on()
 
     def _is_answered(self) -> None:
         self._is_busy = False
@@ -265,16 +265,14 @@ class Connection(asyncio.Protocol):
 
     def _rested(self) -> None:
         self._is_resting = False
-        self._read_on()
-        self._regulate()
+        self._go_on()
 
     def _regulate(self) -> None:
         """Stop reading while enough waits that cannot be carried out now, so that memory stays bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
         is_enough = must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES
-        if is_enough is self._reads_no_more or self.is_ending or self._is_closed:
-            return
-        if self._transport is None or self._transport.is_closing():
+        is_settled = is_enough is self._reads_no_more or self.is_ending or self._is_closed
+        if is_settled or self._transport is None or self._transport.is_closing():
             return
         self._reads_no_more = is_enough
         if is_enough:
