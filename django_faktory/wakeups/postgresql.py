@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -46,8 +46,7 @@ UNLISTEN_TRIES = 50
 _NOTIFY = """
 SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
 WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
-_NOTIFY_ONE = b"""
-SELECT pg_notify($1, $2) WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
+_NOTIFY_STRAIGHT = "SELECT %s WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
 
 
 def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: set[int] | None = None) -> None:
@@ -61,8 +60,8 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
             return
         if senders is not None:
             senders.add(connection.connection.info.backend_pid)
-        if len(payloads) == 1 and can_listen() and not (connection.execute_wrappers or connection.queries_logged):
-            _notify_straight(connection, payloads[0])
+        if can_listen() and not (connection.execute_wrappers or connection.queries_logged):
+            _notify_straight(connection, payloads)
             return
         with connection.cursor() as cursor:
             cursor.execute(_NOTIFY, [CHANNEL, payloads])
@@ -72,12 +71,14 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
             connection.close()  # broken or not: the next statement finds a good one
 
 
-def _notify_straight(connection: BaseDatabaseWrapper, payload: str) -> None:
+def _notify_straight(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
     """By libpq: who enqueues waits for it, and a cursor takes as long as PostgreSQL does."""
     import psycopg  # psycopg 3 is here where somebody can listen
 
+    calls = ", ".join(f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads)))
+    values = [CHANNEL.encode(), *(payload.encode() for payload in payloads)]
     with connection.wrap_database_errors:
-        told = connection.connection.pgconn.exec_params(_NOTIFY_ONE, [CHANNEL.encode(), payload.encode()])
+        told = connection.connection.pgconn.exec_params((_NOTIFY_STRAIGHT % calls).encode(), values)
         if told.status != psycopg.pq.ExecStatus.TUPLES_OK:
             raise psycopg.errors.error_from_result(told)
 
