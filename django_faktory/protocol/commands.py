@@ -155,7 +155,7 @@ def parse(line: str) -> Command:
 
 def parse_long(line: bytes) -> Steps[Command] | None:
     """The same for a line that takes long to read, in steps; None for all others. What the line is decides at once."""
-    if len(line) <= MANY_JOBS_BYTES:
+    if len(line) <= MANY_JOBS_BYTES:  # no line of any verb takes long from less on
         return None
     verb, _, rest = line[:8].partition(b" ")
     reader = _LONG.get(verb) if rest else None
@@ -166,7 +166,7 @@ def parse_long(line: bytes) -> Steps[Command] | None:
 
 def _takes_long(verb: bytes, line: bytes) -> bool:
     if verb == b"PUSHB":
-        return len(line) > MANY_JOBS_BYTES
+        return True
     if len(line) <= SHORT:
         return False
     return verb != b"PUSH" or len(line) > LONG_JOB_BYTES or line.count(b"{") + line.count(b"[") > MANY_BRACKETS

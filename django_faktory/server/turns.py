@@ -24,8 +24,6 @@ def weight(item: Item) -> int:
     if isinstance(item, list):
         if len(item) >= MAX_BATCH:  # it has a transaction for itself, whatever it weighs
             return len(item)
-        if len(item) == 1:
-            return 1 + len(item[0].text) // BYTES_A_WEIGHT
         return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in item)
     return 1
 
