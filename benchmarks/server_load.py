@@ -34,7 +34,7 @@ def load(kind, connections, jobs):
     empty()
     with node("--server-only") as (_, port):
         found = _jobs_per_s(port, kind, connections, jobs)
-        waiting = Job.objects.filter(state="enqueued").count()
+        waiting = Job.objects.filter(state="enqueued", failures=0).count()  # of the failed some may be due again by now
     expected = 0 if kind == "both" else jobs
     if waiting != expected:
         raise RuntimeError(f"{kind}: expected {expected} jobs to wait after {jobs} were pushed, got {waiting}")
