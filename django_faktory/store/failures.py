@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
@@ -21,7 +20,7 @@ from ..models import Job, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
-from .dialects.base import JOB, Held, Tally, holds
+from .dialects.base import Changed, Held, Tally, holds
 from .jobs import OnEnded, is_storable, nobody_asks, put_back
 from .transactions import run
 
@@ -32,22 +31,6 @@ HISTORY_LIMIT = 50
 _chance = Random()
 
 
-_TIMES = ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at")
-_CHANGED = (
-    "state",
-    "unique_key",
-    "lock_token",
-    "passes",
-    "wid",
-    "failures",
-    "losses",
-    "errtype",
-    "failure",
-    "history",
-    *_TIMES,
-)
-
-
 def fail(
     failures: Sequence[Failure], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
     rng: Random = _chance, on_failed: OnEnded = nobody_asks,
@@ -56,7 +39,7 @@ def fail(
     answers: list[FaktoryError | bool] = []
     for start in range(0, len(failures), CHUNK):
         chunk = failures[start : start + CHUNK]
-        failing = _Failing(using, now, dead_for_s, rng)
+        failing = _Failing(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
         answers += run(using, failing.reports(chunk))
         on_failed(failing.failed)
     return answers
@@ -128,8 +111,12 @@ _PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_toke
 class _Failing:
     """One transaction's worth of failing: the moment it happens, and what is written."""
 
-    def __init__(self, using: str, now: datetime | None, dead_for_s: int, rng: Random) -> None:
+    def __init__(
+        self, using: str, now: datetime | None, dead_for_s: int, rng: Random, *, commits: bool = False
+    ) -> None:
         self.using, self.now, self.dead_for_s, self.rng = using, now, dead_for_s, rng
+        self._commits = commits
+        """Whether what it writes last may commit the transaction, as nobody else's is around it."""
         self.failed: list[Held] = []
         """What the latest transaction let fail."""
 
@@ -137,45 +124,53 @@ class _Failing:
         """The verb that carries out reports, each fenced by who sent it."""
 
         def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
-            jids = {failure.jid for failure in failures if is_storable(failure.jid)}
-            rows = {
-                job.jid: job for job in self.locked(Job.objects.using(self.using).filter(jid__in=jids).order_by("id"))
-            }
+            rows, clock = self._reported(connection, {failure.jid for failure in failures if is_storable(failure.jid)})
+            told: set[str] = set()
             answers: list[FaktoryError | bool] = []
             failed: list[tuple[Job, Failure]] = []
             put_off: list[tuple[Job, Failure]] = []
             for failure in failures:
                 job = rows.get(failure.jid)
-                has_effect = job is not None and _is_holder(failure, job)
+                has_effect = job is not None and failure.jid not in told and _is_holder(failure, job)
                 if job and has_effect:
                     is_put_off = failure.verdict == "later" and not job.is_cancelled
                     (put_off if is_put_off else failed).append((job, failure))
-                    rows[failure.jid] = Job(jid=job.jid, state=State.RETRIES)  # a second report finds it failed
+                    told.add(failure.jid)  # a second report finds it failed
                 answers.append(has_effect if job else JobNotFound(failure.jid))
             late = sum(answer is False for answer in answers)
             self._put_off(connection, put_off)
-            self.fail_rows(connection, failed, late=late)
+            self.fail_rows(connection, failed, late=late, clock=clock)
             return answers
 
         return verb
+
+    def _reported(
+        self, connection: BaseDatabaseWrapper, jids: Collection[str]
+    ) -> tuple[dict[str, Job], datetime | None]:
+        """These jobs, locked, by jid; and what time it was then, where that is known."""
+        found = dialect_of(connection).failing(connection, jids, self.now)
+        if found is not None:
+            rows = [Job.from_db(self.using, found.columns, row) for row in found.rows]
+            return {job.jid: job for job in rows}, found.now
+        jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id")
+        return {job.jid: job for job in self.locked(jobs)}, self.now
 
     def _put_off(self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]]) -> None:
         """Give back locked rows that nobody began, for later: nothing is counted, and no retry used."""
         if not jobs:
             return
-        with connection.cursor() as cursor:
-            clock = self.now or dialect_of(connection).now(cursor)
-            held = [copy.copy(job) for job, _ in jobs if job.lock_token is not None]
-            passes = [job.passes for job, _ in jobs]
-            for job, failure in jobs:
-                job.state, job.wid = State.SCHEDULED, ""
-                job.run_at = clock + timedelta(seconds=failure.retry_in_s or 0.0)
-                job.started_at = job.reserved_until = job.lock_token = job.passes = None
-                Job.objects.using(self.using).filter(pk=job.pk).update(
-                    **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
-                )
-            locks.release(connection, held)
-            gates.release(connection, passes)
+        now = self._clock(connection)
+        held = [copy.copy(job) for job, _ in jobs if job.lock_token is not None]
+        passes = [job.passes for job, _ in jobs]
+        for job, failure in jobs:
+            job.state, job.wid = State.SCHEDULED, ""
+            job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
+            job.started_at = job.reserved_until = job.lock_token = job.passes = None
+            Job.objects.using(self.using).filter(pk=job.pk).update(
+                **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
+            )
+        locks.release(connection, held)
+        gates.release(connection, passes)
 
     def locked(self, jobs: Any, *, skip: bool = False) -> Any:
         """These rows, locked where the database can; `skip` leaves out those another node is busy with."""
@@ -185,31 +180,44 @@ class _Failing:
         return jobs.select_for_update(skip_locked=skip and features.has_select_for_update_skip_locked)
 
     def fail_rows(
-        self, connection: BaseDatabaseWrapper, failed: Sequence[tuple[Job, Failure]], *, late: int = 0
+        self,
+        connection: BaseDatabaseWrapper,
+        failed: Sequence[tuple[Job, Failure]],
+        *,
+        late: int = 0,
+        clock: datetime | None = None,
     ) -> int:
-        """Let locked rows fail; returns how many."""
+        """Let locked rows fail; returns how many. `clock`: what time it is."""
         self.failed = []
         if not failed and not late:
             return 0
-        dialect = dialect_of(connection)
-        with connection.cursor() as cursor:
-            clock = self.now or dialect.now(cursor)
-            self.failed = [members.held_job(job, clock) for job, _ in failed]
-            held = [copy.copy(job) for job, _ in failed if job.lock_token is not None]
-            passes = [job.passes for job, _ in failed]
-            gone: list[Job] = []
-            kept: list[Job] = []
-            for job, failure in failed:
-                (gone if self._failed(job, failure, clock) is GONE else kept).append(job)
-            if gone:
-                Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
-            self._save(cursor, kept)
-            changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
-            members.note(connection, [members.Change(job, to) for job, to in changes], clock)
-            locks.release(connection, held)
-            gates.release(connection, passes)
-            dialect.count(cursor, clock, Tally(processed=len(failed), failed=len(failed), late=late))
+        now = clock or self._clock(connection)
+        self.failed = [members.held_job(job, now) for job, _ in failed]
+        held = [copy.copy(job) for job, _ in failed if job.lock_token is not None]
+        passes = [job.passes for job, _ in failed if job.passes is not None]
+        gone: list[Job] = []
+        kept: list[Job] = []
+        for job, failure in failed:
+            (gone if self._failed(job, failure, now) is GONE else kept).append(job)
+        dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
+        if self._commits and not (gone or held or passes or any(job.bid or job.callback_of for job in kept)):
+            dialect.save(connection, _changed(kept), now, tally, is_last=True)
+            return len(failed)
+        if gone:
+            Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
+        dialect.save(connection, _changed(kept), now, Tally())
+        changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
+        members.note(connection, [members.Change(job, to) for job, to in changes], now)
+        locks.release(connection, held)
+        gates.release(connection, passes)
+        dialect.save(connection, [], now, tally)
         return len(failed)
+
+    def _clock(self, connection: BaseDatabaseWrapper) -> datetime:
+        if self.now:
+            return self.now
+        with connection.cursor() as cursor:
+            return dialect_of(connection).now(cursor)
 
     def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> int:
         """Take locked rows from their lost workers."""
@@ -218,32 +226,20 @@ class _Failing:
         cancelled = [job for job in jobs if job.is_cancelled]
         lost = [job for job in jobs if not job.is_cancelled]
         self.fail_rows(connection, [(job, _cancelled(job)) for job in cancelled])
+        now = self._clock(connection)
+        held = [copy.copy(job) for job in lost if job.lock_token is not None]
+        passes = [job.passes for job in lost]
+        for job in lost:
+            self._lost(job, now)
         dialect = dialect_of(connection)
-        with connection.cursor() as cursor:
-            clock = self.now or dialect.now(cursor)
-            held = [copy.copy(job) for job in lost if job.lock_token is not None]
-            passes = [job.passes for job in lost]
-            for job in lost:
-                self._lost(job, clock)
-            self._save(cursor, lost)
-            dead = sum(job.state == State.DEAD for job in lost)
-            members.note(connection, [members.Change(job, State(job.state)) for job in lost], clock)
-            dialect.count(cursor, clock, Tally(processed=dead, failed=dead))
-            locks.release(connection, held)
-            gates.release(connection, passes)
-            locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
+        dialect.save(connection, _changed(lost), now, Tally())
+        dead = sum(job.state == State.DEAD for job in lost)
+        members.note(connection, [members.Change(job, State(job.state)) for job in lost], now)
+        dialect.save(connection, [], now, Tally(processed=dead, failed=dead))
+        locks.release(connection, held)
+        gates.release(connection, passes)
+        locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
         return len(jobs)
-
-    def _save(self, cursor: CursorWrapper, jobs: Sequence[Job]) -> None:
-        """Write what changed. One statement a row: `bulk_update` takes milliseconds to put its one together."""
-        adapt = connections[self.using].ops.adapt_datetimefield_value
-        cursor.executemany(
-            f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in _CHANGED)} WHERE id = %s",
-            [
-                (*(adapt(getattr(job, name)) if name in _TIMES else getattr(job, name) for name in _CHANGED), job.pk)
-                for job in jobs
-            ],
-        )
 
     def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
         keep = job.result_ttl is not None
@@ -305,6 +301,12 @@ class _Failing:
         job.finished_at = now
         keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = now + timedelta(seconds=keep_s)
+
+
+def _changed(jobs: Sequence[Job]) -> list[Changed]:
+    """What is to be written of them."""
+    _, _, *others = Changed._fields
+    return [Changed(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
 
 
 def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:

@@ -1,6 +1,7 @@
 """Run a verb: one transaction, tried again where two of them collided, foreign errors translated once.
 
-What is retried: deadlocks, serialization failures, lock time-outs, a busy SQLite (reliability class D8).
+What is retried: deadlocks, serialization failures, lock time-outs, a busy SQLite (reliability class D8), and what
+named a prepared statement that a pooler took away: from then on none is used.
 What is translated: a database that cannot be reached or cannot be written is BrokerUnavailable (W30).
 """
 
@@ -14,11 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
+from django.db import InterfaceError, InternalError, OperationalError, ProgrammingError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..errors import BrokerUnavailable
 from ..logs import get_logger
+from .dialects.prepared import LOST
 
 logger = get_logger(__name__)
 
@@ -68,6 +70,9 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
+        except ProgrammingError as error:
+            if attempt == ATTEMPTS or error_code(error) not in LOST:
+                raise
         time.sleep(random.uniform(0, 0.005 * 2**attempt))
     raise AssertionError("unreachable")
 

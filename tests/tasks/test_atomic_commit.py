@@ -69,13 +69,15 @@ def make_ready():
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch):
-    """What each message with a COMMIT in it led to."""
+    """What each message with a job's end and a COMMIT in it led to."""
     outcomes = []
     real = prepared.run_last
 
-    def spy(on, name, values):
+    def spy(on, calls):
+        [(name, _)] = calls
+        assert name.startswith(f"faktory_{END_LAST.name}_")
         outcomes.append("nothing")
-        rows = real(on, name, values)
+        rows = real(on, calls)
         outcomes[-1] = "committed"
         return rows
 

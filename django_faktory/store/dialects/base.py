@@ -83,6 +83,40 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
     late: int = 0
 
 
+class Changed(NamedTuple):
+    """A job's row with what its failure changes."""
+
+    id: Any
+    state: Any
+    unique_key: Any
+    lock_token: Any
+    passes: Any
+    wid: Any
+    failures: Any
+    losses: Any
+    errtype: Any
+    failure: Any
+    history: Any
+    run_at: Any
+    enqueued_at: Any
+    started_at: Any
+    reserved_until: Any
+    finished_at: Any
+    purge_at: Any
+
+
+_SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in Changed._fields[1:])} WHERE id = %s"
+
+
+class Found(NamedTuple):
+    """Jobs' rows, locked."""
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[Any, ...]]
+    now: datetime
+    """The time when they were."""
+
+
 class Held(NamedTuple):
     """A job that was ended: who held it, and what there is to tell of it."""
 
@@ -278,6 +312,35 @@ class Dialect(ABC):
     @abstractmethod
     def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         """End locked jobs well: (id, its ack, its result_ttl), whose rows stay."""
+
+    def failing(
+        self,
+        connection: BaseDatabaseWrapper,  # noqa: ARG002
+        jids: Collection[str],  # noqa: ARG002
+        now: datetime | None,  # noqa: ARG002
+    ) -> Found | None:
+        """Lock and read these jobs, of which a report says that they failed; None: no sooner than the ORM does."""
+        return None
+
+    def save(
+        self,
+        connection: BaseDatabaseWrapper,
+        changed: Sequence[Changed],
+        day: datetime,
+        tally: Tally,
+        *,
+        is_last: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Write locked rows, and count. Where it `is_last` in its transaction, that may be committed along.
+
+        One statement a row: Django's `bulk_update` takes milliseconds to put its one together.
+        """
+        adapt = connection.ops.adapt_datetimefield_value
+        with connection.cursor() as cursor:
+            if changed:
+                rows = [[adapt(value) if isinstance(value, datetime) else value for value in row] for row in changed]
+                cursor.executemany(_SAVE, [(*values, row_id) for row_id, *values in rows])
+            self.count(cursor, day, tally)
 
     @abstractmethod
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:

@@ -74,16 +74,15 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
         return _answers(found, len(calls))
 
 
-def run_last(connection: BaseDatabaseWrapper, name: str, values: Sequence[Any]) -> Rows:
-    """Carry out a prepared statement, and COMMIT unless it failed, in one round trip; return its rows.
+def run_last(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
+    """Carry out prepared statements, and COMMIT unless one failed, in one round trip; return the rows of each.
 
-    Raises the statement's error as Django's, with the transaction spoilt; or COMMIT's, with nothing committed. An
+    Raises the first statement's error as Django's, with the transaction spoilt; or COMMIT's, with nothing committed. An
     OperationalError that closed the connection says nothing of the commit, as ever.
     """
     with connection.wrap_database_errors:
-        packed = _packed_all([(name, values)])
-        found = _exchanged(connection.connection, packed, then=b"COMMIT")
-        rows, _ = _answers(found, 2)
+        found = _exchanged(connection.connection, _packed_all(calls), then=b"COMMIT")
+        *rows, _ = _answers(found, len(calls) + 1)
         if found[-1].command_status != b"COMMIT":
             raise _driver().InternalError(f"expected a commit, got {found[-1].command_status!r}: nothing is committed")
         return rows

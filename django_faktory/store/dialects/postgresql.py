@@ -15,9 +15,10 @@ from django.db.backends.utils import CursorWrapper
 
 from ...errors import ReservationLost
 from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .base import LOCK, Dialect, Ended, Ending, Held, Plan, Tally, Underway, counter_slot
+from .base import LOCK, Changed, Dialect, Ended, Ending, Found, Held, Plan, Tally, Underway
 from .pipeline import Rows
 from .postgresql_ahead import ahead_call, confirm
+from .postgresql_failures import READ, failing_calls, save_calls
 from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
 from .postgresql_relay import Relay
@@ -25,7 +26,6 @@ from .postgresql_rows import read_ahead, reservations, with_tokens
 from .postgresql_verbs import (
     CLAIM,
     CLAIM_ALONE,
-    COUNT,
     KEEP,
     NOT_HELD,
     WAITING,
@@ -159,12 +159,12 @@ class PostgresqlDialect(Dialect):
     def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> datetime | None:
         """See Dialect."""
         try:
-            rows = execute_last(connection, end_last_call(connection, ack, now))
+            found = execute_last(connection, [end_last_call(connection, ack, now)])
         except DataError as error:
             if NOT_HELD in str(error):
                 raise ReservationLost from error
             raise
-        return rows[0][1] if rows else None
+        return found[0][0][1] if found else None
 
     _relay = Relay()
     _locked_at = float("-inf")
@@ -246,10 +246,29 @@ class PostgresqlDialect(Dialect):
             ids, results = [row_id for row_id, _, _ in held], [ack.result for _, ack, _ in held]
             execute(cursor, [(KEEP, [ids, results, now])])
 
+    def failing(self, connection: BaseDatabaseWrapper, jids: Collection[str], now: datetime | None) -> Found:
+        """See Dialect."""
+        rows, [(clock,)] = execute_on(connection, failing_calls(jids, now))
+        return Found(READ, rows, clock)
+
+    def save(
+        self,
+        connection: BaseDatabaseWrapper,
+        changed: Sequence[Changed],
+        day: datetime,
+        tally: Tally,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """See Dialect. All in one message."""
+        calls = save_calls(connection, changed, day, tally)
+        if calls and not (is_last and execute_last(connection, calls)):
+            execute_on(connection, calls)
+
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
         """See Dialect."""
-        if tally != Tally():
-            cursor.execute(COUNT, [day.date(), counter_slot(cursor.db), tally.processed, tally.failed, tally.late])
+        if calls := save_calls(cursor.db, [], day, tally):
+            execute(cursor, calls)
 
 
 def _held(row: Sequence[Any]) -> Held:

@@ -217,10 +217,16 @@ FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )
 
-COUNT = f"""
-INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)
+COUNT = Statement(
+    "count",
+    ["date", "smallint", "int", "int", "int"],
+    f"""
+INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,
-  failed = c.failed + excluded.failed, late = c.late + excluded.late"""
+  failed = c.failed + excluded.failed, late = c.late + excluded.late""",
+    gives_rows=False,
+    ages=False,
+)
 
 _json = msgspec.json.Encoder()
 

@@ -28,7 +28,9 @@ REPLAN_S = 2.0
 USES_BEFORE = 2
 """A connection that lives for one request gains nothing from a statement prepared for one use."""
 
-_NO_SUCH_STATEMENT, _STATEMENT_EXISTS = "26000", "42P05"
+LOST = frozenset({"26000", "42P05"})
+"""A prepared statement is not there, or already: SQLSTATEs."""
+
 _PLACE = re.compile(r"\$(\d+)")
 
 Call = tuple["Statement", Sequence[Any]]
@@ -161,20 +163,23 @@ def execute(cursor: CursorWrapper, calls: Sequence[Call]) -> list[Rows]:
         return _send(cursor, [(*call, None) for call in calls])
 
 
-def execute_last(connection: BaseDatabaseWrapper, call: Call) -> Rows | None:
-    """`execute` for one statement, and COMMIT unless it failed, in one message; None where that cannot be, and nothing
-    was done. Django, asked to commit after it, finds nothing left to do."""
-    statement, values = call
+def execute_last(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[Rows] | None:
+    """`execute`, and COMMIT unless a statement failed, in one message; None where that cannot be, and nothing was done.
+    Django, asked to commit after it, finds nothing left to do."""
     if not Statement.works or not can_pipeline(connection) or not joins(connection):
         return None
-    name = statement.at_hand(connection)
-    if not name:
+    named = _at_hand(connection, calls)
+    if not named:
         with connection.cursor() as cursor:
-            use = statement.ready(cursor)
-        if use is None:
-            return None
-        name = use.name
-    return run_last(connection, name, values)
+            uses = [statement.ready(cursor) for statement, _ in calls]
+        named = [(use.name, values) for use, (_, values) in zip(uses, calls, strict=True) if use]
+    if len(named) < len(calls):
+        return None
+    try:
+        return run_last(connection, named)
+    except Error as error:
+        _are_lost(error)
+        raise
 
 
 def begin(
@@ -195,7 +200,7 @@ def _at_hand(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[tup
 
 def _are_lost(error: Error) -> bool:
     """Whether this says that somebody takes prepared statements away; from then on none are used."""
-    if getattr(error.__cause__, "sqlstate", None) not in (_NO_SUCH_STATEMENT, _STATEMENT_EXISTS):
+    if getattr(error.__cause__, "sqlstate", None) not in LOST:
         return False
     Statement.works = False
     logger.warning("prepared statements are lost between transactions (a pooler?): going on without them")

@@ -1,0 +1,64 @@
+"""Jobs that fail, on PostgreSQL: what is read of them, and what is written, is one message each (ADR 0010)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .base import JOB, Changed, Tally, counter_slot
+from .postgresql_verbs import COUNT
+from .prepared import Call, Statement
+
+READ = (
+    "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
+    "reserved_until", "finished_at", "purge_at", "wid", "attempt", "failures", "losses", "errtype", "failure",
+    "history", "unique_key", "lock_key", "lock_token", "passes", "bid", "callback_of", "has_run", "counts_failed",
+    "cancel_requested_at",
+)  # fmt: skip
+"""In the order of the model's fields, as Django expects them; without what may be large and says nothing here."""
+
+_TYPES = {
+    "id": "bigint", "lock_token": "bigint", "failures": "int", "losses": "smallint",
+    **dict.fromkeys(
+        ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at"), "timestamptz"
+    ),
+}  # fmt: skip
+"""Of what is written; text, where nothing is said."""
+
+_COLUMNS = Changed._fields
+_PLACES = ", ".join(f"${place}" for place in range(1, len(_COLUMNS) + 1))
+
+FAILING = Statement(
+    "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
+)
+
+# A statement of its own: FOR UPDATE may wait, and it is the time after that which counts.
+CLOCK = Statement("clock", ["timestamptz"], "SELECT COALESCE($1, STATEMENT_TIMESTAMP())", ages=False)
+
+SAVE = Statement(
+    "save",
+    [f"{_TYPES.get(column, 'text')}[]" for column in _COLUMNS],
+    f"""
+UPDATE {JOB} AS j SET {", ".join(f"{column} = r.{column}" for column in _COLUMNS[1:])}
+FROM unnest({_PLACES}) AS r ({", ".join(_COLUMNS)}) WHERE j.id = r.id""",
+    gives_rows=False,
+)
+
+
+def failing_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
+    """How jobs are locked and read that are said to have failed, and what time it is then."""
+    return [(FAILING, [list(jids)]), (CLOCK, [now])]
+
+
+def save_calls(connection: BaseDatabaseWrapper, changed: Sequence[Changed], day: datetime, tally: Tally) -> list[Call]:
+    """How they are written, and counted last: until the commit nobody else's count passes that row."""
+    calls: list[Call] = []
+    if changed:
+        columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
+        calls.append((SAVE, columns))
+    if tally != Tally():
+        calls.append((COUNT, [day.date(), counter_slot(connection), tally.processed, tally.failed, tally.late]))
+    return calls
