@@ -1,11 +1,12 @@
 """Load on a Faktory server, any: half of the connections push, half fetch and acknowledge. Not pipelined.
 
-    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [push|bulk|take]
+    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [both|push|bulk|take] [WORKERS]
 
 With `push` every connection pushes, one job a round trip; with `bulk` a thousand at once, by PUSHB; with `take` every
 one fetches and acknowledges what is there already.
 The original's load test rebuilt: even connections push one job a round trip to five queues at random, odd
-ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken.
+ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken. Those that fetch
+are one worker process, as in the original's, or as many as WORKERS says.
 
 It shares the machine with what it measures, so it does as little as it can: one thread, plain sockets and epoll, and
 lines made by putting words into a text. Its own processor time for a job is printed beside the speed.
@@ -115,11 +116,12 @@ WORK = {
 }
 
 
-def run(host, port, jobs, connections, kind):
+def run(host, port, jobs, connections, kind, workers=1):
     """Jobs a second, and this process's processor time for one in µs."""
     even, odd = WORK[kind]
     works = [odd if n % 2 else even for n in range(connections)]
-    wires = [Wire((host, port), "load" if work in (fetcher, taker) else "") for work in works]
+    wids = [f"load{n // 2 % workers}" if work in (fetcher, taker) else "" for n, work in enumerate(works)]
+    wires = [Wire((host, port), wid) for wid in wids]
     left = {"push": jobs, "take": jobs, "end": 0.0, "pushed": 0.0}
     start, used = time.perf_counter(), _processor_s()
     drive(wires, works, left)
@@ -162,7 +164,8 @@ def main():
     host, _, port = sys.argv[1].rpartition(":")
     jobs, connections = int(sys.argv[2]), int(sys.argv[3])
     kind = sys.argv[4] if len(sys.argv) > 4 else "both"
-    print(json.dumps(run(host, int(port), jobs, connections, kind)))
+    workers = int(sys.argv[5]) if len(sys.argv) > 5 else 1
+    print(json.dumps(run(host, int(port), jobs, connections, kind, workers)))
 
 
 if __name__ == "__main__":

@@ -20,20 +20,21 @@ from benchmarks.peers.arithmetic import median
 from benchmarks.processes import node, original
 
 LOADS = {
-    "10 connections, 5 push and 5 fetch": ("both", 10),
-    "50 connections, 25 push and 25 fetch": ("both", 50),
-    "50 connections, all push": ("push", 50),
-    "1 connection, PUSHB of 1,000": ("bulk", 1),
+    "10 connections, 5 push and 5 fetch": ("both", 10, 1),
+    "50 connections, 25 push and 25 fetch": ("both", 50, 1),
+    "50 connections, the 25 that fetch are 5 workers": ("both", 50, 5),
+    "50 connections, all push": ("push", 50, 1),
+    "1 connection, PUSHB of 1,000": ("bulk", 1, 1),
 }
 
 
-def load(kind, connections, jobs):
+def load(jobs, kind, connections, workers):
     """Jobs a second; every one of them is in the database afterwards, or was taken from it."""
     from django_faktory.models import Job
 
     empty()
     with node("--server-only") as (_, port):
-        found = _jobs_per_s(port, kind, connections, jobs)
+        found = _jobs_per_s(port, jobs, kind, connections, workers)
         waiting = Job.objects.filter(state="enqueued", failures=0).count()  # of the failed some may be due again by now
     expected = 0 if kind == "both" else jobs
     if waiting != expected:
@@ -41,14 +42,15 @@ def load(kind, connections, jobs):
     return found
 
 
-def load_beside(binary, kind, connections, jobs):
+def load_beside(binary, jobs, *load):
     """The same of the original server, which keeps jobs in a Redis that writes a snapshot each 30 seconds."""
     with original(binary) as (_, port):
-        return _jobs_per_s(port, kind, connections, jobs)
+        return _jobs_per_s(port, jobs, *load)
 
 
-def _jobs_per_s(port, kind, connections, jobs):
-    command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", str(jobs), str(connections), kind]
+def _jobs_per_s(port, jobs, kind, connections, workers):
+    numbers = [str(jobs), str(connections), kind, str(workers)]
+    command = [sys.executable, str(HERE / "fwp_load.py"), f"127.0.0.1:{port}", *numbers]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=400)
     return json.loads(done.stdout)["jobs_per_s"]
 
@@ -106,10 +108,10 @@ def measured(options):
     found = {}
     for turn in range(options.rounds):
         figures = {}
-        for name, (kind, count) in LOADS.items():
-            figures[name] = load(kind, count, options.jobs)
+        for name, kind in LOADS.items():
+            figures[name] = load(options.jobs, *kind)
             if options.beside:
-                figures[f"{name}: the original"] = load_beside(options.beside, kind, count, options.jobs)
+                figures[f"{name}: the original"] = load_beside(options.beside, options.jobs, *kind)
         figures["kB an idle connection"] = idle_connections(options.connections)
         figures |= {f"idle node, {name}": value for name, value in idle_node(options.idle_s).items()}
         for name, value in figures.items():

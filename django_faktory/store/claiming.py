@@ -23,6 +23,9 @@ logger = get_logger(__name__)
 
 MAX_ROUNDS = 8
 
+MOST_IN_TURN = 8
+"""So many different requests are claimed for one after the other; for more it is less to look first at what waits."""
+
 
 def fetch(
     requests: Sequence[FetchRequest],
@@ -61,6 +64,24 @@ def first_plan(requests: Sequence[FetchRequest]) -> Plan:
     return Plan([Slot(queue, requests[0].wid, count) for queue, count in slots.items()], total)
 
 
+def plan_in_turn(requests: Sequence[FetchRequest]) -> Plan:
+    """What to claim so that each gets of all its queues what it would get if they came one by one; nothing where they
+    are too many. For who `claims_in_turn`."""
+    parts: list[Plan] = []
+    last: FetchRequest | None = None
+    for request in requests:
+        if not request.count or not request.queues:
+            continue
+        count = request.count
+        if last and (last.queues, last.wid) == (request.queues, request.wid):
+            count += parts.pop().limit
+        parts.append(Plan([Slot(queue, request.wid, count) for queue in dict.fromkeys(request.queues)], count))
+        last = request
+    if not parts or len(parts) > MOST_IN_TURN:
+        return Plan()
+    return msgspec.structs.replace(parts[0], then=parts[1:])
+
+
 def are_alike(requests: Sequence[FetchRequest]) -> bool:
     """Whether it does not matter which of those that ask for jobs gets which."""
     return len({(request.queues, request.wid) for request in requests if request.count}) == 1
@@ -72,15 +93,16 @@ def shared_out(
     claiming: Claiming,
     *,
     is_under_way: bool = False,
+    is_all: bool = False,
 ) -> list[list[Reservation]]:
-    """What was claimed, dealt to the requests, and more for those that it did not suffice for.
+    """What was claimed, dealt to the requests, and more for those that it did not suffice for, unless it `is_all`.
 
     Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
     """
     found: list[list[Reservation]] = [[] for _ in requests]
     if not claimed and not any(request.count for request in requests):
         return found
-    if are_alike(requests):
+    if is_all or are_alike(requests):
         _deal(found, requests, claimed)
         return found
     # Each of different requests tried its first queue. What came is dealt together with what they get of their others:
@@ -164,7 +186,7 @@ class Claiming(NamedTuple):
             found += got
             if len(got) == len(claimed):
                 return found
-            claimed = self._claim(_rest(plan, found)) if left else []
+            claimed = self._claim(_rest(plan, found)) if left and not plan.then else []
         # All that was met is parked, and what can run may be behind it: whoever asks next goes on.
         locks.tell(connections[self.using], {slot.queue for slot in plan.slots})
         return found

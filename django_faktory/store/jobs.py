@@ -18,7 +18,17 @@ from ..models import Job, JobQuerySet
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
 from . import ahead, gates, locks, members, optioned
-from .claiming import Claiming, answerable, are_alike, fetch_for, first_plan, has_all_it_needs, more_for, shared_out
+from .claiming import (
+    Claiming,
+    answerable,
+    are_alike,
+    fetch_for,
+    first_plan,
+    has_all_it_needs,
+    more_for,
+    plan_in_turn,
+    shared_out,
+)
 from .claiming import fetch as fetch  # noqa: PLC0414  (a part of the straight way)
 from .dialects import dialect_of
 from .dialects.base import Dialect, Ended, Ending, Held, Plan, holds
@@ -117,17 +127,21 @@ class Turn:
 
     def plan(self, number: int) -> Plan:
         """What to claim, under this number."""
-        plan = first_plan(self.requests)
+        plan = Plan()
+        if not are_alike(self.requests) and _dialect(self.claiming.using).claims_in_turn:
+            plan = plan_in_turn(self.requests)
+        if not plan.slots:
+            plan = first_plan(self.requests)
         plan = msgspec.structs.replace(plan, lease_s=self.claiming.lease_s, claim=number)
         return ahead.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
 
-    def ends_here(self, ending: Ending, claimed: Sequence[Reservation]) -> bool:
+    def ends_here(self, plan: Plan, ending: Ending, claimed: Sequence[Reservation]) -> bool:
         """Whether `concluded` has nothing more to ask the database."""
         if ending.left or ending.readied:
             return False
         if not all(has_all_it_needs(job) for job in claimed):
             return False
-        if are_alike(self.requests):
+        if plan.then or are_alike(self.requests):
             return True
         return sum(not job.is_ahead for job in claimed) >= sum(request.count for request in self.requests)
 
@@ -139,7 +153,9 @@ class Turn:
             locks.tell(connections[claiming.using], set(ending.readied))
         acked = _all_acked(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
         theirs = [job for job in claimed if not job.is_ahead]
-        fetched = shared_out(self.requests, claiming.locked(plan, theirs), claiming, is_under_way=True)
+        got = claiming.locked(plan, theirs)
+        is_all = len(plan.then) > 0 and len(got) == len(theirs)
+        fetched = shared_out(self.requests, got, claiming, is_under_way=True, is_all=is_all)
         if len(theirs) < len(claimed):
             fetched = ahead.go_along(fetched, self.requests, [job for job in claimed if job.is_ahead])
         return Exchanged([None] * len(self.jobs), acked, fetched)

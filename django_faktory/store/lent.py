@@ -86,7 +86,7 @@ class InFlight(Generic[Told]):
         if found is None:
             return None
         self._limit.close()
-        if self._turn.ends_here(*found):
+        if self._turn.ends_here(self._plan, *found):
             return self._then(self._turn.concluded(self._plan, *found))
 
         def rest() -> Told:

@@ -7,9 +7,10 @@ from django.db import OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.errors import BrokerUnavailable
+from django_faktory.gating import Allowance
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.store import failures, jobs
+from django_faktory.store import ahead, claiming, failures, jobs, limits
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.pipeline import has_psycopg3
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
@@ -99,6 +100,86 @@ def test_one_fetch_for_many_workers_serves_each_in_its_turn():
     ]
 
 
+WAYS = {
+    "fetch": lambda requests: jobs.fetch(requests, using=USING),
+    "exchange": lambda requests: jobs.exchange([payload(queue="pushed")], [], requests, using=USING).fetched,
+}
+
+
+@pytest.fixture(params=WAYS)
+def fetched(request):
+    """For whom which jobs are fetched: names of requests, as worker:queues, to the jids that each got."""
+
+    def ask(*names):
+        requests = [
+            FetchRequest(queues=tuple(queues.split()), wid=wid)
+            for wid, _, queues in (name.partition(":") for name in names)
+        ]
+        found = WAYS[request.param](requests)
+        assert all(job.wid == asked.wid for asked, one in zip(requests, found, strict=True) for job in one)
+        return [one[0].jid.strip(".") if one else "-" for one in found]
+
+    return ask
+
+
+def test_who_comes_first_is_served_first_whichever_of_his_queues_has_something(fetched):
+    jobs.push([payload("a1", queue="a"), payload("c1", queue="c"), payload("c2", queue="c")], using=USING)
+    asked = ["w1:b a", "w2:a b", "w1:c a", "w3:c", "w2:c a"]
+    assert fetched(*asked) == ["job-a1", "-", "job-c1", "job-c2", "-"]
+
+
+def test_a_quiet_worker_among_them_leaves_its_share_to_the_others(fetched):
+    WorkerFactory(wid="quiet", state="quiet")
+    jobs.push([payload("a1", queue="a"), payload("a2", queue="a")], using=USING)
+    assert fetched("quiet:a b", "w1:b a", "quiet:a", "w2:a") == ["-", "job-a1", "-", "job-a2"]
+
+
+@pytest.mark.parametrize("held_back_by", ["lock", "limit"])
+def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held_back_by):
+    if held_back_by == "lock":
+        jobs.push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
+    else:
+        limits.put("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
+        jobs.push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
+    [[holder]] = jobs.fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
+    assert holder.jid.startswith("job-k0")
+    jobs.push([payload("free", queue="a"), payload("other", queue="b")], using=USING)
+    assert fetched("w1:a b", "w2:b a", "w3:b") == ["job-free", "job-other", "-"]
+
+
+def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypatch):
+    if connection.vendor != "postgresql":
+        pytest.skip("a promise of the PostgreSQL dialect")
+    looks = []
+    real = dialect_of(connection).waiting
+    monkeypatch.setattr(dialect_of(connection), "waiting", lambda *args: looks.append(1) or real(*args), raising=False)
+
+    def serve(count):
+        jobs.push([payload(queue="a") for _ in range(count)], using=USING)
+        requests = [FetchRequest(queues=("b", "a"), wid=f"w{n}") for n in range(count)]
+        told = jobs.exchange([], [], requests, using=USING).fetched
+        assert [len(one) for one in told] == [1] * count
+
+    serve(claiming.MOST_IN_TURN)
+    assert looks == []
+    serve(claiming.MOST_IN_TURN + 1)
+    assert looks, "for so many it is less to look first"
+
+
+def test_jobs_are_read_ahead_for_different_workers_too():
+    if not ahead.supports(connection):
+        pytest.skip("this database reads nothing ahead")
+    jobs.push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
+    crowd = ("w1", "w2")
+    requests = [
+        FetchRequest(queues=("a", "b"), wid="w1", ahead=2, crowd=crowd),
+        FetchRequest(queues=("b", "a"), wid="w2"),
+    ]
+    told = jobs.exchange([], [], requests, using=USING).fetched
+    assert [[job.jid.strip(".") for job in one] for one in told] == [["job-a0", "job-a2", "job-a3"], ["job-a1"]]
+    assert [job.is_ahead for job in told[0]] == [False, True, True]
+
+
 def test_a_paused_queue_is_planned_around():
     QueueFactory(name="a", paused_at="2026-01-01T00:00:00Z")
     jobs.push([payload(queue="a"), payload(queue="b")], using=USING)
@@ -142,6 +223,7 @@ def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
         raise OperationalError("the server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
+    monkeypatch.setattr(claiming, "MOST_IN_TURN", 1)  # else one message is all
     told = jobs.exchange([payload(queue="z")], [], requests, using=USING)
     assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
     assert told.pushed == [None]

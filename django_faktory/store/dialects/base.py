@@ -73,6 +73,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """What may be claimed beyond that, for whoever asks next; of these slots the wid does not count (ADR 0022)."""
     crowd: Collection[str] = ()
     """The wids that may: none of them must be quiet or terminating."""
+    then: Sequence[Plan] = ()
+    """What is claimed behind that, one after the other, where a dialect `claims_in_turn`: slots and limits."""
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
@@ -173,6 +175,9 @@ class Dialect(ABC):
 
     lends = False
     """Whether there is a `begin`."""
+
+    claims_in_turn = False
+    """Whether `exchange` heeds a plan's `then`."""
 
     reads_ahead = False
     """Whether `exchange` heeds a plan's `ahead`, so that there may be something to `confirm` (ADR 0022)."""

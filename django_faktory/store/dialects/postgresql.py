@@ -47,6 +47,7 @@ class PostgresqlDialect(Dialect):
 
     hands_over = True
     lends = True
+    claims_in_turn = True
     reads_ahead = True
     one_statement = True
     plain_lock = " FOR UPDATE"

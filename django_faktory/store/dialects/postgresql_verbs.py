@@ -266,11 +266,14 @@ def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | Non
 
 
 def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:
-    """A claim for each wid of the plan."""
-    by_wid: dict[str, list[Slot]] = {}
-    for slot in plan.slots:
-        by_wid.setdefault(slot.wid, []).append(slot)
-    return [
-        (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, plan.limit, now, plan.claim])
-        for wid, slots in by_wid.items()
-    ]
+    """A claim for each wid of the plan, and of those that come then."""
+    calls: list[Call] = []
+    for part in (plan, *plan.then):
+        by_wid: dict[str, list[Slot]] = {}
+        for slot in part.slots:
+            by_wid.setdefault(slot.wid, []).append(slot)
+        calls += [
+            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, now, plan.claim])
+            for wid, slots in by_wid.items()
+        ]
+    return calls
