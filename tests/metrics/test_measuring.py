@@ -5,7 +5,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from django_faktory import measuring
 from django_faktory.brokers.orm import OrmBroker
@@ -14,7 +14,8 @@ from django_faktory.measuring import BOUNDS_S, OTHER, Passed, Recorder, Series
 from django_faktory.metrics.bookkeeping import Bookkeeper
 from django_faktory.models import Job, Measure
 from django_faktory.payloads import Ack, FetchRequest, failure
-from django_faktory.store import failures, measures, transactions
+from django_faktory.store import measures, transactions
+from django_faktory.store.dialects import dialect_of
 from tests.factories import T0, JobFactory, payload
 
 USING = "default"
@@ -151,7 +152,7 @@ class TestBroker:
         job = JobFactory(working=True, wid="w")
         attempts = []
 
-        def collides_once(*_):
+        def collides_once(*_, **__):
             attempts.append(1)
             raise OperationalError("database is locked")
 
@@ -159,7 +160,7 @@ class TestBroker:
             monkeypatch.undo()
             assert OrmBroker(USING).ack([Ack(jid=job.jid, wid="w")]) == [True]
 
-        monkeypatch.setattr(failures.members, "note", collides_once)
+        monkeypatch.setattr(dialect_of(connection), "save", collides_once, raising=False)
         monkeypatch.setattr(transactions.time, "sleep", meanwhile)
         broker.fail([failure(jid=job.jid, wid="w")])
         assert attempts == [1]
