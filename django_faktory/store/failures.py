@@ -138,7 +138,7 @@ class _Failing:
                     told.add(failure.jid)  # a second report finds it failed
                 answers.append(has_effect if job else JobNotFound(failure.jid))
             late = sum(answer is False for answer in answers)
-            self._put_off(connection, put_off)
+            self._put_off(connection, put_off, clock)
             self.fail_rows(connection, failed, late=late, clock=clock)
             return answers
 
@@ -155,11 +155,13 @@ class _Failing:
         jobs = Job.objects.using(self.using).filter(jid__in=jids).order_by("id")
         return {job.jid: job for job in self.locked(jobs)}, self.now
 
-    def _put_off(self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]]) -> None:
+    def _put_off(
+        self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]], clock: datetime | None
+    ) -> None:
         """Give back locked rows that nobody began, for later: nothing is counted, and no retry used."""
         if not jobs:
             return
-        now = self._clock(connection)
+        now = clock or self._clock(connection)
         held = [copy.copy(job) for job, _ in jobs if job.lock_token is not None]
         passes = [job.passes for job, _ in jobs]
         for job, failure in jobs:

@@ -6,6 +6,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.models import Job
+from django_faktory.store.dialects.postgresql_failures import FAILING, SAVE
 from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from django_faktory.store.dialects.postgresql_verbs import CLAIM
 from tests.factories import JobFactory
@@ -41,6 +42,17 @@ def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
         ("Index Scan", "faktory_ready"),
         ("Index Scan", "django_faktory_job_pkey"),
     }
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [(FAILING, "'{some,others}'"), (SAVE, f"'{{1,2}}'{', NULL' * (len(SAVE.types) - 1)}")],
+    ids=["read", "write"],
+)
+def test_a_failure_looks_up_only_its_own_jobs(statement, values):
+    Job.objects.bulk_create(JobFactory.many(3000), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds <= {"Index Scan", "Bitmap Heap Scan"}
 
 
 @pytest.mark.parametrize(
