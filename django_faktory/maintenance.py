@@ -23,7 +23,20 @@ from . import conf, crontab, deadlines, limiting, wakeups
 from .brokers import configured_locket
 from .errors import BrokerUnavailable
 from .logs import get_logger
-from .store import backfill, batches, failures, gates, jobs, locks, looking, measures, ticks, tracking, upkeep, workers
+from .store import (
+    backfill,
+    batches,
+    failures,
+    gates,
+    giving_back,
+    locks,
+    looking,
+    measures,
+    ticks,
+    tracking,
+    upkeep,
+    workers,
+)
 from .store.tidying import Tidier
 from .wakeups.postgresql import ANY_QUEUE
 
@@ -297,7 +310,7 @@ class Maintenance:
 
     def _give_back_unpassed(self) -> bool:
         stranded = gates.stranded(VANISHED_S, using=self.alias)
-        if stranded and jobs.release(stranded, using=self.alias):
+        if stranded and giving_back.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
             self._tell({job.queue for job in stranded})
         return len(stranded) == gates.CHUNK
@@ -309,7 +322,7 @@ class Maintenance:
 
     def _give_back_stranded(self) -> bool:
         stranded = locks.stranded(VANISHED_S, using=self.alias)
-        if stranded and jobs.release(stranded, using=self.alias):
+        if stranded and giving_back.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and their locks never taken, given back jobs=%d", len(stranded))
             wakeups.announce(self.alias, {job.queue for job in stranded})
             self._on_work(None)

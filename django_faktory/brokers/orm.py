@@ -38,6 +38,7 @@ from ..store import (
     cancelling,
     claiming,
     failures,
+    giving_back,
     jobs,
     lent,
     locks,
@@ -236,7 +237,7 @@ class OrmBroker(Broker):
         if not claims:
             return
         try:
-            returned = jobs.give_back(claims, using=self.alias)
+            returned = giving_back.give_back(claims, using=self.alias)
         except (BrokerUnavailable, Error) as error:  # the caller's own work may succeed all the same
             self._unanswered.look_again(claims)
             logger.warning(
@@ -279,7 +280,7 @@ class OrmBroker(Broker):
 
     def release(self, reservations: Sequence[Reservation]) -> int:
         """See Broker."""
-        released = jobs.release(reservations, using=self.alias)
+        released = giving_back.release(reservations, using=self.alias)
         if released:
             self._announce(self.alias, {job.queue for job in reservations})
         return released

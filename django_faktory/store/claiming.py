@@ -13,7 +13,7 @@ from django.db import Error, connections
 from ..errors import BrokerUnavailable
 from ..logs import get_logger
 from ..payloads import FetchRequest, Reservation, is_storable
-from . import gates, locks
+from . import gates, giving_back, locks
 from .dialects import dialect_of
 from .dialects.base import Plan, Slot
 from .transactions import run
@@ -95,7 +95,8 @@ def shared_out(
     is_under_way: bool = False,
     is_all: bool = False,
 ) -> list[list[Reservation]]:
-    """What was claimed, dealt to the requests, and more for those that it did not suffice for, unless it `is_all`.
+    """What was claimed, dealt to the requests, and more for those that it did not suffice for, unless it `is_all`: then
+    each request has been claimed for, one after the other.
 
     Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
     """
@@ -103,7 +104,7 @@ def shared_out(
     if not claimed and not any(request.count for request in requests):
         return found
     if is_all or are_alike(requests):
-        _deal(found, requests, claimed)
+        _leave(_deal(found, requests, claimed, in_turn=is_all), claiming)
         return found
     # Each of different requests tried its first queue. What came is dealt together with what they get of their others:
     # alone it might go to somebody who would take it last.
@@ -118,12 +119,25 @@ def shared_out(
                 raise
             logger.warning("claim not completed, what was claimed before is handed out error=%s", error)
             break
-        _deal(found, requests, had + more)
+        _leave(_deal(found, requests, had + more), claiming)
         had = []
         if not more:
             break
-    _deal(found, requests, had)
+    _leave(_deal(found, requests, had), claiming)
     return found
+
+
+def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
+    """Give back what was claimed and is for nobody: what waited changed while it was claimed."""
+    if not jobs:
+        return
+    try:
+        giving_back.release(jobs, using=claiming.using)
+    except (BrokerUnavailable, Error) as error:
+        if connections[claiming.using].in_atomic_block:
+            raise
+        logger.warning("jobs not given back, their reservations must end jobs=%d error=%s", len(jobs), error)
+    locks.tell(connections[claiming.using], {job.queue for job in jobs})
 
 
 def more_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
@@ -248,14 +262,26 @@ def _plan(
     return Plan(rest, sum(slot.count for slot in rest))
 
 
-def _deal(found: list[list[Reservation]], requests: Sequence[FetchRequest], claimed: Sequence[Reservation]) -> None:
-    """Hand what was claimed to the requests: each takes the best of its own queues first."""
+def _deal(
+    found: list[list[Reservation]],
+    requests: Sequence[FetchRequest],
+    claimed: Sequence[Reservation],
+    *,
+    in_turn: bool = False,
+) -> list[Reservation]:
+    """Hand what was claimed to the requests: each takes the best of its own queues first; returns what nobody took.
+
+    What was claimed `in_turn` comes in the order of the requests, and is taken in it, so that nothing is left: who took
+    a better one that came while a later request was claimed for would leave his own to nobody.
+    """
     rest = list(claimed)
     for request, got in zip(requests, found, strict=True):
         order = {queue: place for place, queue in reversed(list(enumerate(request.queues)))}
-        mine = sorted(
-            (job for job in rest if job.wid == request.wid and job.queue in order), key=lambda job: order[job.queue]
-        )[: request.count - len(got)]
+        mine = [job for job in rest if job.wid == request.wid and job.queue in order]
+        if not in_turn:
+            mine.sort(key=lambda job: order[job.queue])
+        del mine[max(request.count - len(got), 0) :]
         got.extend(mine)
         taken = {job.jid for job in mine}
         rest = [job for job in rest if job.jid not in taken]
+    return rest

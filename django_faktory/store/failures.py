@@ -21,7 +21,8 @@ from ..payloads import Failure, kept_lines, rfc3339
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
 from .dialects.base import Changed, Held, Tally, holds
-from .jobs import OnEnded, is_storable, nobody_asks, put_back
+from .giving_back import put_back
+from .jobs import OnEnded, is_storable, nobody_asks
 from .transactions import run
 
 CHUNK = 200

@@ -9,15 +9,12 @@ from typing import NamedTuple
 import msgspec
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Q
 
 from ..errors import BrokerUnavailable, FaktoryError
-from ..lifecycle import State
 from ..logs import get_logger
-from ..models import Job, JobQuerySet
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
-from . import ahead, gates, locks, members, optioned
+from . import ahead, locks, members, optioned
 from .claiming import (
     Claiming,
     answerable,
@@ -57,22 +54,24 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     if not jobs:
         return []
     distinct = _distinct(jobs)
-    if _any_options(distinct):
+    if _any_apart(distinct, _dialect(using)):
         refused = run(using, lambda connection: optioned.push(connection, distinct, now), atomic=False)
         return [refused.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         dialect = dialect_of(connection)
         for start in range(0, len(distinct), CHUNK):
-            dialect.insert(connection, distinct[start : start + CHUNK], now)
+            locks.settle_later(connection, dialect.insert(connection, distinct[start : start + CHUNK], now))
 
     one_statement = len(distinct) <= CHUNK and not _needs_atomic(using, distinct)
     run(using, insert, atomic=not one_statement)
     return [None] * len(jobs)
 
 
-def _any_options(jobs: Sequence[JobPayload]) -> bool:
-    return any(job.options is not None for job in jobs)
+def _any_apart(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
+    """Whether what is stored decides what becomes of one of them, beyond what an insert sees to."""
+    asking = [job.options for job in jobs if job.options is not None]
+    return any(ask.is_apart or (ask.lock_key is not None and not dialect.stores_keyed) for ask in asking)
 
 
 def _distinct(jobs: Sequence[JobPayload]) -> list[JobPayload]:
@@ -109,8 +108,9 @@ class Turn:
 
     def is_one(self) -> bool:
         """Whether the database can carry it out as one."""
-        is_plain = max(len(self.jobs), len(self.acks)) <= CHUNK and not _any_options(self.jobs)
-        return is_plain and all(is_storable(ack.jid) for ack in self.acks)
+        if max(len(self.jobs), len(self.acks)) > CHUNK or _any_apart(self.jobs, _dialect(self.claiming.using)):
+            return False
+        return all(is_storable(ack.jid) for ack in self.acks)
 
     def may_be_relay(self, dialect: Dialect) -> bool:
         """Whether a relay is to be tried."""
@@ -137,7 +137,7 @@ class Turn:
 
     def ends_here(self, plan: Plan, ending: Ending, claimed: Sequence[Reservation]) -> bool:
         """Whether `concluded` has nothing more to ask the database."""
-        if ending.left or ending.readied:
+        if ending.left or ending.readied or ending.blocked:
             return False
         if not all(has_all_it_needs(job) for job in claimed):
             return False
@@ -151,6 +151,7 @@ class Turn:
         claiming = self.claiming
         if ending.readied:
             locks.tell(connections[claiming.using], set(ending.readied))
+        locks.settle_later(connections[claiming.using], ending.blocked)
         acked = _all_acked(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
         theirs = [job for job in claimed if not job.is_ahead]
         got = claiming.locked(plan, theirs)
@@ -287,49 +288,6 @@ def _was_holder(ack: Ack, ended: Ended) -> bool:
         return False
     del ended[ack.jid]  # a second ack of the same job finds it ended
     return True
-
-
-def release(reservations: Sequence[Reservation], *, using: str) -> int:
-    """Give back jobs nobody began: enqueued again with the age they had, so at their old place (W14)."""
-    chunks = [reservations[start : start + CHUNK] for start in range(0, len(reservations), CHUNK)]
-    return sum(_release(chunk, using=using) for chunk in chunks)
-
-
-def _release(reservations: Sequence[Reservation], *, using: str) -> int:
-    held = Q()
-    for job in reservations:
-        wids = {job.wid, ""} if job.is_ahead else {job.wid}  # which of them the row has is a matter of time
-        held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
-
-    hold_some = any(job.lock_token is not None or job.passes is not None for job in reservations)
-
-    def give_back(connection: BaseDatabaseWrapper) -> int:
-        working = Job.objects.using(using).filter(held, state=State.WORKING)
-        if hold_some:
-            return put_back(connection, working)
-        return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
-
-    return run(using, give_back, atomic=hold_some)
-
-
-def give_back(claims: Collection[int], *, using: str) -> int:
-    """`release` what claims of these numbers took; returns how many jobs there were."""
-    numbers = [sign * claim for claim in claims for sign in (1, -1)]  # the negative ones: what it read ahead
-    taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)
-    if not run(using, lambda _: taken.exists(), atomic=False):
-        return 0
-    return run(using, lambda connection: put_back(connection, taken))
-
-
-def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
-    """Make these working jobs enqueued again, without the locks and passes they hold. Inside a transaction."""
-    locks.release_all(connection, working)
-    passes = gates.held_by(working)
-    returned = working.update(
-        state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None, passes=None
-    )
-    gates.release(connection, passes)
-    return returned
 
 
 def _dialect(using: str) -> Dialect:

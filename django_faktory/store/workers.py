@@ -14,7 +14,8 @@ from ..lifecycle import State
 from ..models import Job, WorkerProcess
 from ..payloads import Beat, WorkerIdentity
 from . import locks
-from .jobs import is_storable, put_back
+from .giving_back import put_back
+from .jobs import is_storable
 from .transactions import run
 
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}

@@ -9,7 +9,7 @@ from django.db.models import F
 
 from django_faktory.models import Job, JobLock
 from django_faktory.payloads import Beat, WorkerIdentity
-from django_faktory.store import failures, jobs, locks
+from django_faktory.store import failures, giving_back, locks
 from tests.locks.conftest import holders, jid, state_of
 
 
@@ -122,7 +122,7 @@ def test_a_claim_that_died_before_its_lock_is_given_back(node):
     Job.objects.filter(jid=jid("A")).update(lock_token=None, started_at=F("started_at") - timedelta(minutes=1))
     stranded = locks.stranded(10, using="default")
     assert [job.jid for job in stranded] == [jid("A")]
-    assert jobs.release(stranded, using="default") == 1
+    assert giving_back.release(stranded, using="default") == 1
     assert one.fetch() == [jid("A")]
 
 

@@ -19,7 +19,19 @@ from django_faktory.errors import BatchClosed, FaktoryError
 from django_faktory.gating import Allowance
 from django_faktory.models import Batch, Counter, Gate, Job, JobLock, WorkerProcess
 from django_faktory.payloads import Ack, Beat, FetchRequest, NewBatch, Reservation, WorkerIdentity, failure, rfc3339
-from django_faktory.store import batches, failures, gates, jobs, limits, locks, operations, queues, upkeep, workers
+from django_faktory.store import (
+    batches,
+    failures,
+    gates,
+    giving_back,
+    jobs,
+    limits,
+    locks,
+    operations,
+    queues,
+    upkeep,
+    workers,
+)
 from tests import emptying
 from tests.model import plain
 from tests.model.plain import NARROW, Plain, Spec
@@ -146,7 +158,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
             jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, lock_key=row.lock_key,
             lock_token=row.lock_token, passes=row.passes,
         )  # fmt: skip
-        assert jobs.release([told], **USING) == 1
+        assert giving_back.release([told], **USING) == 1
         self.model.give_back([row.jid])
 
     @precondition(lambda self: self._working())

@@ -10,7 +10,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.payloads import Ack, FetchRequest, HandedOut
 from django_faktory.store import failures
-from django_faktory.store.jobs import give_back
+from django_faktory.store.giving_back import give_back
 from tests.factories import T0, JobFactory, WorkerFactory
 from tests.waiting import wait_until
 
@@ -57,6 +57,12 @@ def test_only_what_can_be_handed_out_later_is_read_ahead(broker):
 def test_nobody_need_wait_for_it_to_be_read(broker, postgresql):
     stored("a", "b", "c")
     assert read(broker, asking(2, count=0)) == ["a* b*"]
+
+
+def test_a_job_that_expires_is_read_ahead_where_that_is_further_off_than_its_lease(broker, postgresql):
+    stored("a", expires_at=T0 + timedelta(seconds=61))
+    stored("b", expires_at=T0 + timedelta(seconds=59), queue="other")
+    assert read(broker, asking(2, count=0), asking(2, queue="other", count=0)) == ["a*", ""]
 
 
 def test_it_goes_along_with_what_else_is_asked_and_ended(broker, postgresql):

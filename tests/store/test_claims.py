@@ -1,5 +1,6 @@
 """Claims under contention: no job twice, none lost, none locked that is not handed out."""
 
+import random
 import threading
 
 import pytest
@@ -9,10 +10,12 @@ from django.test.utils import CaptureQueriesContext
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.gating import Allowance
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.payloads import Ack, FetchRequest, Reservation
 from django_faktory.store import ahead, claiming, failures, jobs, limits
+from django_faktory.store.claiming import Claiming, shared_out
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.pipeline import has_psycopg3
+from django_faktory.store.unanswered import Unanswered
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -283,3 +286,48 @@ def test_ids_that_differ_in_case_or_trailing_space_are_different():
     assert Job.objects.count() == 3
     WorkerFactory(wid="W")
     assert not WorkerProcess.objects.filter(wid="w").exists()
+
+
+def together(wid, *wishes):
+    """Requests of one worker, by the letters of their queues."""
+    return [FetchRequest(queues=tuple(wish), wid=wid) for wish in wishes]
+
+
+def test_what_came_between_two_claims_of_a_turn_does_not_leave_the_first_one_s_job_to_nobody():
+    """As PostgreSQL's statements, each of which sees what was committed before it: b was empty for the first one."""
+    for name in "ab":
+        JobFactory(jid=f"job-in-{name}", queue=name, working=True)
+    requests = together("w1", "ba", "b")
+    claiming = Claiming(USING, None, 35.0, Unanswered())
+    claimed = [Reservation(jid=f"job-in-{name}", queue=name, text="", wid="w1", attempt=1) for name in "ab"]
+    dealt = shared_out(requests, claimed, claiming, is_under_way=True, is_all=True)
+    assert [[job.queue for job in jobs] for jobs in dealt] == [["a"], ["b"]]
+
+
+def test_what_is_claimed_and_left_to_nobody_goes_back_to_its_place():
+    row = JobFactory(jid="job-in-c", queue="c", working=True)
+    claiming = Claiming(USING, None, 35.0, Unanswered())
+    claimed = [Reservation(jid=row.jid, queue="c", text="", wid="w1", attempt=1)]
+    assert shared_out(together("w1", "a", "b"), claimed, claiming) == [[], []]
+    row.refresh_from_db()
+    assert (row.state, row.wid) == ("enqueued", "")
+
+
+def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
+    pushed, got, is_over = [], [], threading.Event()
+
+    def work(number):
+        if number:
+            for name in random.choices("abc", k=600):
+                job = payload(queue=name)
+                jobs.push([job], using=USING)
+                pushed.append(job.jid)
+            is_over.set()
+            return
+        while not is_over.is_set() or Job.objects.in_state("enqueued").exists():
+            requests = together("w1", *(random.sample("abc", random.randint(1, 3)) for _ in range(4)))
+            told = jobs.exchange([], [Ack(jid=jid, wid="w1") for jid in got[-4:]], requests, using=USING)
+            got.extend(job.jid for found in told.fetched for job in found)
+
+    in_threads(2, work)
+    assert sorted(got) == sorted(pushed)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import FetchRequest
-from django_faktory.store import jobs, queues
+from django_faktory.store import giving_back, jobs, queues
 from tests.factories import T0, payload
 
 pytestmark = pytest.mark.django_db
@@ -76,7 +76,7 @@ class Real:
 
     def release(self, count):
         given_back, self.held = self.held[:count], self.held[count:]
-        jobs.release([job for job, _ in given_back], using=USING)
+        giving_back.release([job for job, _ in given_back], using=USING)
         self.model.waiting += [place for _, place in given_back]
 
     def pause(self, queue):

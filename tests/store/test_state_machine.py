@@ -9,7 +9,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.lifecycle import GONE, TRANSITIONS, Event, State
 from django_faktory.models import Job
 from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
-from django_faktory.store import failures, jobs, locks, operations, transfer, upkeep
+from django_faktory.store import failures, giving_back, jobs, locks, operations, transfer, upkeep
 from django_faktory.transfer.entries import Arrival
 from django_faktory.transfer.importing import keep
 from tests.factories import T0, JobFactory
@@ -32,7 +32,7 @@ def fetch(job):
 
 def release(job):
     held = Reservation(jid=job.jid, queue=job.queue, text=job.payload, wid=job.wid, attempt=job.attempt)
-    jobs.release([held], using=USING)
+    giving_back.release([held], using=USING)
 
 
 def expire(job):

@@ -10,8 +10,8 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
 from django_faktory.payloads import Ack, Beat, FetchRequest
-from django_faktory.store import claiming, jobs, locks, unanswered
-from django_faktory.store.jobs import give_back
+from django_faktory.store import claiming, giving_back, jobs, locks, unanswered
+from django_faktory.store.giving_back import give_back
 from django_faktory.store.unanswered import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
 from tests.factories import payload
 
@@ -222,7 +222,7 @@ def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, 
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "give_back", refused)
+        patch.setattr(giving_back, "give_back", refused)
         assert broker.fetch([DEFAULT]) == [[]]
     assert "could not be looked for yet claims=1" in caplog.text
     assert broker.fetch([DEFAULT]) == [[]], "not at once: the database may be in trouble"
