@@ -3,8 +3,10 @@
     python -m benchmarks.enqueue            (PostgreSQL; BENCH_DATABASE=sqlite for SQLite)
 
 Both write the same columns of the same table, in turns of a hundred, in one run; ratios are medians over the turns.
+Then jobs that ask for something, in turns with plain ones: no two of them meet.
 """
 
+import itertools
 import json
 import statistics
 import time
@@ -14,6 +16,7 @@ from benchmarks.database import empty, machine, prepare
 
 TURNS = 30
 CALLS = 100
+MANY = 5000
 TEXT = (
     '{"jid":"%s","jobtype":"benchmarks.tasks.noop","queue":"default","args":[42,"text"],"retry":25,'
     '"created_at":"2026-11-21T10:00:00.000000Z","custom":{"result_ttl":86400}}'
@@ -32,6 +35,31 @@ def main():
         bare_us, ours_us = (statistics.median(column) for column in zip(*turns, strict=True))
         ratio = statistics.median(ours / bare for bare, ours in turns)
         print(f"{where}: create() {bare_us:.0f} µs, enqueue() {ours_us:.0f} µs, ratio {ratio:.2f}")
+    with_options()
+
+
+def with_options():
+    from benchmarks import tasks
+
+    kinds = [tasks.noop, tasks.expiring, tasks.locked, tasks.unique]
+    numbers = itertools.count()
+    alone, many = [], []
+    for _ in range(TURNS // 3):
+        empty()
+        alone.append([timed(lambda task=task: task.enqueue(next(numbers), "text"), False) for task in kinds])
+        many.append([MANY / seconds(lambda task=task: task.enqueue_many(some(numbers))) for task in kinds])
+    for task, us, per_s in zip(kinds, zip(*alone, strict=True), zip(*many, strict=True), strict=True):
+        print(f"{task.name}: enqueue() {statistics.median(us):.0f} µs, enqueue_many {statistics.median(per_s):,.0f}/s")
+
+
+def some(numbers):
+    return [(number, "text") for number in itertools.islice(numbers, MANY)]
+
+
+def seconds(call):
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 def bare():

@@ -1,12 +1,13 @@
 """Load on a Faktory server, any: half of the connections push, half fetch and acknowledge. Not pipelined.
 
-    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [both|push|bulk|take] [WORKERS]
+    python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [both|push|bulk|take][:expiring|:locked|:unique] [WORKERS]
 
 With `push` every connection pushes, one job a round trip; with `bulk` a thousand at once, by PUSHB; with `take` every
 one fetches and acknowledges what is there already.
 The original's load test rebuilt: even connections push one job a round trip to five queues at random, odd
 ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken. Those that fetch
-are one worker process, as in the original's, or as many as WORKERS says.
+are one worker process, as in the original's, or as many as WORKERS says. Behind a colon: what each job asks for, its
+locks and kinds being so many that hardly two meet.
 
 It shares the machine with what it measures, so it does as little as it can: one thread, plain sockets and epoll, and
 lines made by putting words into a text. Its own processor time for a job is printed beside the speed.
@@ -24,8 +25,15 @@ QUEUES = ["queue0", "queue1", "queue2", "queue3", "queue4"]
 BULK = 1000
 DEADLINE_S = 300
 JOB = (
-    '{"jid":"%024x","jobtype":"noop","queue":"%s","args":[1,"string",3],"retry":5,"created_at":"2026-11-21T00:00:00Z"}'
+    '{"jid":"%024x","jobtype":"noop","queue":"%s","args":[1,"string",3],"retry":5,'
+    '"created_at":"2026-11-21T00:00:00Z"%s}'
 )
+OPTIONS = {
+    "": lambda: "",
+    "expiring": lambda: ',"custom":{"expires_in":3600}',
+    "locked": lambda: f',"custom":{{"lock":"{random.getrandbits(64):x}"}}',
+    "unique": lambda: f',"custom":{{"unique_for":600,"kwargs":{{"a":{random.getrandbits(60)}}}}}',
+}
 
 
 class Wire:
@@ -69,14 +77,14 @@ class Wire:
         return come[:-2]
 
 
-def new_job():
-    return JOB % (random.getrandbits(96), random.choice(QUEUES))
+def new_job(custom):
+    return JOB % (random.getrandbits(96), random.choice(QUEUES), custom())
 
 
 def pusher(left):
     while left["push"] > 0:
         left["push"] -= 1
-        yield "PUSH " + new_job()
+        yield "PUSH " + new_job(left["custom"])
         left["pushed"] = time.perf_counter()
 
 
@@ -84,7 +92,7 @@ def bulk_pusher(left):
     while left["push"] > 0:
         count = min(BULK, left["push"])
         left["push"] -= count
-        refused = yield "PUSHB [" + ",".join([new_job() for _ in range(count)]) + "]"
+        refused = yield "PUSHB [" + ",".join([new_job(left["custom"]) for _ in range(count)]) + "]"
         if refused != b"{}":
             raise RuntimeError(f"expected every job to be stored, got {refused[:200]!r}")
         left["pushed"] = time.perf_counter()
@@ -118,11 +126,12 @@ WORK = {
 
 def run(host, port, jobs, connections, kind, workers=1):
     """Jobs a second, and this process's processor time for one in µs."""
+    kind, _, option = kind.partition(":")
     even, odd = WORK[kind]
     works = [odd if n % 2 else even for n in range(connections)]
     wids = [f"load{n // 2 % workers}" if work in (fetcher, taker) else "" for n, work in enumerate(works)]
     wires = [Wire((host, port), wid) for wid in wids]
-    left = {"push": jobs, "take": jobs, "end": 0.0, "pushed": 0.0}
+    left = {"push": jobs, "take": jobs, "end": 0.0, "pushed": 0.0, "custom": OPTIONS[option]}
     start, used = time.perf_counter(), _processor_s()
     drive(wires, works, left)
     over = left["end"] if odd in (fetcher, taker) else left["pushed"]

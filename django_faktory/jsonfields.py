@@ -14,7 +14,7 @@ from .errors import InvalidPayload
 
 _rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
 _epoch = datetime(1970, 1, 1, tzinfo=UTC)
-_last = datetime(9999, 12, 31, tzinfo=UTC)
+LAST = datetime(9999, 12, 31, tzinfo=UTC)
 _integer = re.compile(r"-?\d{1,4000}", re.ASCII)
 _number = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 LONGEST_S = 100.0 * 365 * 86_400
@@ -101,7 +101,7 @@ def later(moment: datetime, seconds: float) -> datetime:
     try:
         return moment + timedelta(seconds=seconds)
     except OverflowError:
-        return _last
+        return LAST
 
 
 def shown(raw: str) -> str:

@@ -55,6 +55,12 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by: str = ""
     """The wid of who pushes it: once a batch is committed, only its own jobs may add to it."""
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether its push may have to wait for another transaction: one that has just taken its key, or changes its
+        batch."""
+        return self.unique_key is not None or self.bid is not None
+
     def lock_ends(self, begins: datetime) -> datetime | None:
         """When the lock is over whatever happens, for a job that may run from `begins` on."""
         return later(begins, self.unique_for) if self.unique_key else None

@@ -1,13 +1,15 @@
-"""Push of jobs that ask for more than to be run: to be the only one of their kind, to expire, to be of a batch. Rules:
-W10, W26, W27.
+"""Push of jobs whose options can keep them out or change what is stored besides: to be the only one of their kind, to
+be of a batch. Rules: W10, W26, W27.
 
-Ordinary jobs never come here. A key is a column with a unique constraint, so that whatever makes a row go frees it,
-and two nodes that push one key at once cannot both win: the one that comes second waits for the first, and then sees.
+Others never come here, unless they are pushed together with one (ADR 0023). A key is a column with a unique constraint,
+so that whatever makes a row go frees it, and two nodes that push one key at once cannot both win: the one that comes
+second waits for the first, and then sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
@@ -30,6 +32,9 @@ MAX_ROUNDS = 4
 _NONE = JobOptions()
 V = TypeVar("V")
 
+Placed = Sequence[tuple[int, JobPayload]]
+"""Jobs with their places in what was pushed."""
+
 
 def push(
     connection: BaseDatabaseWrapper,
@@ -40,9 +45,42 @@ def push(
 ) -> dict[str, FaktoryError]:
     """Store jobs with different jids, in one transaction, or within the caller's; returns those refused, by jid.
 
-    The first of several with one key wins. A jid that lives is left alone, whatever its key (W10). With
+    Who meets nobody that is stored goes in by one statement, where the database has it; the others are seen to. The
+    first of several with one key wins. A jid that lives is left alone, whatever its key (W10). With
     `callback_of` they are that batch's callbacks.
     """
+    placed = list(enumerate(jobs))
+    if callback_of is not None or not _go_straight(connection, jobs):
+        return _see(connection, placed, now, callback_of)
+    is_atomic = len(jobs) == 1 or connection.in_atomic_block
+    with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
+        left, now = _store_free(connection, placed, now)
+        return _see(connection, left, now) if left else {}
+
+
+def _go_straight(connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload]) -> bool:
+    """Whether one statement can store those that meet nobody."""
+    return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for job in jobs)
+
+
+def _store_free(connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> tuple[Placed, datetime | None]:
+    """Store those who meet nobody, in the order of their keys, of several with one key the first; returns the others,
+    and when it was."""
+    firsts: dict[str, tuple[int, JobPayload]] = {}
+    for place, job in jobs:
+        firsts.setdefault((job.options and job.options.unique_key) or job.jid, (place, job))
+    stored: set[str] = set()
+    for some in _chunks([firsts[key] for key in sorted(firsts)]):
+        jids, blocked, now = dialect_of(connection).insert_free(connection, some, now)
+        stored.update(jids)
+        locks.settle_later(connection, blocked)
+    return [(place, job) for place, job in jobs if job.jid not in stored], now
+
+
+def _see(
+    connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None, callback_of: str | None = None
+) -> dict[str, FaktoryError]:
+    """Store these by what is stored already."""
     push_these = partial(_push, connection, now=now, callback_of=callback_of)
     for _ in range(MAX_ROUNDS):
         try:
@@ -56,14 +94,15 @@ def push(
 
 
 def _push(
-    connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], *, now: datetime | None, callback_of: str | None
+    connection: BaseDatabaseWrapper, placed: Placed, *, now: datetime | None, callback_of: str | None
 ) -> dict[str, FaktoryError]:
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
+    jobs = [job for _, job in placed]
     keys = sorted({job.options.unique_key for job in jobs if job.options and job.options.unique_key})
     _free_overdue(connection, keys, clock)
     stored = _stored(connection, [job.jid for job in jobs])
-    fresh = [(place, job) for place, job in enumerate(jobs) if not _stays(stored.get(job.jid))]
+    fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
     refused = joining.admit(connection, [job for _, job in fresh])
     holders = _holders(connection, keys)
     rows: list[Job] = []
@@ -96,14 +135,14 @@ def _stays(old: Job | None) -> bool:
 
 def _one_by_one(
     connection: BaseDatabaseWrapper,
-    jobs: Sequence[JobPayload],
-    push_these: Callable[[Sequence[JobPayload]], dict[str, FaktoryError]],
+    jobs: Placed,
+    push_these: Callable[[Placed], dict[str, FaktoryError]],
 ) -> dict[str, FaktoryError]:
     refused: dict[str, FaktoryError] = {}
-    for job in jobs:
+    for place, job in jobs:
         try:
             with transaction.atomic(using=connection.alias):
-                refused |= push_these([job])
+                refused |= push_these([(place, job)])
         except IntegrityError:
             if job.options and job.options.unique_key:
                 refused[job.jid] = NotUnique(job.jid)

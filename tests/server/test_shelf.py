@@ -195,7 +195,7 @@ class TestOrder:
         assert [fetch(client) for _ in range(4)] == ["up", "b", "c", "d"]
 
     @pytest.mark.parametrize(
-        "custom", [{"expires_in": 600}, {"unique_for": 600, "unique_until": "start"}, {"lock": "key"}, {"limit": "key"}]
+        "custom", [{"expires_in": 30}, {"unique_for": 600, "unique_until": "start"}, {"lock": "key"}, {"limit": "key"}]
     )
     def test_what_must_not_wait_here_ends_what_is_read_ahead(self, client, custom):
         store("a", "b")

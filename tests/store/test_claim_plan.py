@@ -8,6 +8,7 @@ from django.db import connection, transaction
 from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql_failures import FAILING, SAVE
 from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from django_faktory.store.dialects.postgresql_optioned import PUSH_LOCKED, PUSH_UNIQUE
 from django_faktory.store.dialects.postgresql_verbs import CLAIM
 from tests.factories import JobFactory
 
@@ -63,8 +64,10 @@ def test_a_failure_looks_up_only_its_own_jobs(statement, values):
         (NEXT_OF_FREED, "TRUE"),
         (NEXT, "'{hot}'"),
         (READY, "'{hot}'"),
+        (PUSH_LOCKED, "'[]', NULL"),
+        (PUSH_UNIQUE, "'[]', NULL"),
     ],
-    ids=["take", "end", "next of freed", "next", "ready"],
+    ids=["take", "end", "next of freed", "next", "ready", "push", "push unique ones"],
 )
 @pytest.mark.parametrize("state", ["blocked", "enqueued"])
 def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, state):

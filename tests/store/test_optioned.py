@@ -1,5 +1,6 @@
 """Unique jobs and jobs that expire: locks and their ends, races, the sweep, and what it costs the others. Rule: W27."""
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_faktory.admission import parse_job
 from django_faktory.errors import NotUnique
-from django_faktory.models import Job
+from django_faktory.models import Job, JobLock
 from django_faktory.payloads import Ack, FetchRequest, failure, rfc3339
 from django_faktory.store import failures, jobs, operations, optioned, upkeep
 from tests.factories import T0, JobFactory, payload
@@ -140,6 +141,20 @@ def test_a_refused_jid_that_comes_twice_in_a_set_is_refused_twice():
     assert push(unique(jid="twin"), unique(jid="twin")) == [False, False]
 
 
+def test_the_first_of_a_set_wins_though_a_finished_job_has_its_jid():
+    again, later = unique(), unique()
+    JobFactory(succeeded=True, jid=again.jid)
+    assert push(again, later) == [True, False]
+
+
+def test_of_a_set_those_are_refused_whose_lock_is_held_and_no_others():
+    push(unique(args=[2]), now=T0)
+    push(unique(args=[3]), now=T0 - 10 * MINUTE)
+    assert push(*(unique(args=[number]) for number in (1, 2, 3, 1)), payload(), now=T0) == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+
+
 def test_a_large_set_with_many_kinds_is_pushed_whole():
     assert push(*(unique(args=[number % 700]) for number in range(1400))) == [True] * 700 + [False] * 700
 
@@ -190,7 +205,7 @@ def test_one_jid_pushed_by_many_at_once_is_one_job_and_refused_to_none():
 
 @pytest.mark.skipif("not connection.features.has_select_for_update", reason="SQLite has one writer at a time")
 def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
-    """As when another node commits between the look and the insert."""
+    """As when another node commits between the look and the insert, here of one whose place a finished job has."""
     looks, look = [], optioned._holders
 
     def look_and_lose(here, keys):
@@ -201,8 +216,10 @@ def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
         return found
 
     monkeypatch.setattr(optioned, "_holders", look_and_lose)
-    assert push(unique()) == [False]
-    assert looks == [0, 0, 1]  # ours, the other's, ours
+    again = unique(result_ttl=60)
+    JobFactory(succeeded=True, jid=again.jid)
+    assert push(again) == [False]
+    assert (looks[0], looks[-1]) == (0, 1)
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="a snapshot that does not see the other's row")
@@ -221,6 +238,192 @@ def test_a_rollback_takes_job_and_lock_along():
         push(unique())
         transaction.set_rollback(True)
     assert push(unique()) == [True]
+
+
+# --- one statement
+
+on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="PostgreSQL has it in one statement")
+
+WISHES = {
+    "expires in": {"expires_in": 60.25},
+    "expires far away": {"expires_in": 1e18},
+    "expires at": {"expires_at": rfc3339(T0 + MINUTE)},
+    "earlier of two": {"expires_at": rfc3339(T0 + MINUTE), "expires_in": 3600},
+    "limit": {"limit": "host:example.org"},
+    "about": {"about": "app.thing/12"},
+    "lock": {"lock": "a key"},
+    "unique": {"unique_for": 600.5},
+    "unique until its start": {"unique_for": 1e300, "unique_until": "start"},
+    "all": {"unique_for": 60, "expires_in": 600, "lock": "a key", "limit": "other", "about": "app.thing/a b"},
+}
+FIELDS = {
+    "plain": {},
+    "told": {"queue": "q", "priority": -7, "retry": 3, "reserve_for": 60, "backtrace": 5, "result_ttl": 9},
+    "later": {"at": T0 + 60 * MINUTE},
+    "past": {"at": T0 - 60 * MINUTE},
+}
+
+
+def row(jid):
+    found = Job.objects.filter(jid=jid).values().get()
+    return {name: value for name, value in found.items() if name not in ("id", "jid", "payload")}
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("wish", WISHES)
+def test_a_job_is_stored_the_same_whichever_way_it_took(wish, fields):
+    job = payload(args=["é\u2028", {"a": 1}], custom=WISHES[wish], **FIELDS[fields])
+    push(job, now=T0)
+    told = row(job.jid)
+    assert Job.objects.get().payload == job.text
+    Job.objects.all().delete()
+    assert optioned._see(connection, [(0, job)], T0) == {}
+    assert row(job.jid) == told
+
+
+@on_postgresql
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("is_within", [False, True], ids=["alone", "in a transaction"])
+def test_a_job_with_options_is_pushed_by_one_statement(wish, is_within):
+    with transaction.atomic() if is_within else nullcontext(), CaptureQueriesContext(connection) as captured:
+        push(payload(custom=WISHES[wish]))
+    told = [query["sql"].split("; ")[-1].split()[0] for query in captured]
+    assert told in (["INSERT"], ["PREPARE", "EXECUTE"])
+
+
+@on_postgresql
+def test_a_set_with_unique_keys_is_one_statement_in_one_transaction():
+    with CaptureQueriesContext(connection) as captured:
+        push(*(unique(args=[number]) for number in range(100)), payload())
+    told = [query["sql"].split()[0] for query in captured if "PREPARE" not in query["sql"]]
+    assert told[0] == "BEGIN"
+    assert told[1] in ("INSERT", "EXECUTE")
+    assert told[2:] == ["COMMIT"]
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "unique"])
+def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
+    sent = [payload(jid=f"{9 - n}", args=[n], custom=WISHES[wish] if n % 3 else {}) for n in range(9)]
+    answers = push(*sent)
+    want = [job.jid for job, was_taken in zip(sent, answers, strict=True) if was_taken]
+    got = []
+    while found := fetch(count=9):
+        got += [job.jid for job in found]
+        jobs.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+    if wish == "lock":  # of which there is one at a time
+        plain, locked = want[::3], [jid for n, jid in enumerate(want) if n % 3]
+        assert [jid for jid in got if jid in plain] == plain
+        assert [jid for jid in got if jid in locked] == locked
+    else:
+        assert got == want
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
+def test_the_place_of_a_finished_job_is_taken_and_its_attempts_go_on(wish):
+    """W10."""
+    job = payload(custom=WISHES[wish])
+    old = JobFactory(succeeded=True, jid=job.jid, attempt=7, result="1")
+    push(job)
+    found = Job.objects.get()
+    assert (found.state, found.attempt, found.result, found.result_ttl) == ("enqueued", old.attempt, None, None)
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
+@pytest.mark.parametrize("state", ["enqueued", "blocked", "scheduled", "retries", "working"])
+def test_a_job_that_lives_is_left_alone(wish, state):
+    """W10."""
+    job = payload(custom=WISHES[wish])
+    JobFactory(jid=job.jid, **({} if state == "enqueued" else {state: True}))
+    before = row(job.jid)
+    assert push(job) == [True]
+    assert row(job.jid) == before
+
+
+@pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
+def test_a_dead_job_for_which_a_batch_waits_is_left_alone(wish):
+    job = payload(custom=WISHES[wish])
+    JobFactory(dead=True, jid=job.jid, bid="b-of-somebody")
+    push(job)
+    assert Job.objects.get().state == "dead"
+
+
+# --- locks
+
+
+def states():
+    return list(Job.objects.order_by("enqueued_at", "id").values_list("state", flat=True))
+
+
+def locked(key="key", **fields):
+    return payload(custom={"lock": key}, **fields)
+
+
+def test_of_several_of_a_key_that_come_at_once_the_first_of_each_queue_and_priority_is_ready():
+    push(locked(), locked(), locked(queue="other"), locked(priority=1), locked(priority=1), locked("free"))
+    assert states() == ["enqueued", "blocked", "enqueued", "enqueued", "blocked", "enqueued"]
+
+
+def test_who_comes_behind_one_that_is_ready_is_blocked():
+    push(locked())
+    push(locked(), locked(queue="other"), payload())
+    assert states() == ["enqueued", "blocked", "enqueued", "enqueued"]
+
+
+def test_who_comes_while_the_lock_is_held_is_blocked_and_when_it_is_over_is_not():
+    push(locked())
+    assert fetch()
+    push(locked())
+    assert states() == ["working", "blocked"]
+    JobLock.objects.update(expires_at=T0)
+    push(locked(queue="other"))
+    assert states() == ["working", "enqueued", "enqueued"] or states() == ["working", "blocked", "enqueued"]
+
+
+def test_one_that_is_scheduled_is_nobody_s_turn():
+    push(locked(at=T0 + 60 * MINUTE), locked(), now=T0)
+    assert dict(Job.objects.values_list("state", "run_at")) == {"scheduled": T0 + 60 * MINUTE, "enqueued": None}
+
+
+def test_where_the_first_of_a_set_was_there_already_the_second_is_ready():
+    job = locked()
+    JobFactory(scheduled=True, jid=job.jid)
+    push(job, locked())
+    assert sorted(states()) == ["enqueued", "scheduled"]
+
+
+def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
+    in_threads(4, lambda _: [push(locked()) for _ in range(10)])
+    got = []
+    while found := fetch(count=9):
+        got += [job.jid for job in found]
+        jobs.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+    assert len(got) == 40
+
+
+# --- together with what else is asked
+
+
+@pytest.mark.parametrize("wish", [wish for wish in WISHES if "expires_at" not in WISHES[wish]])
+def test_what_is_pushed_may_be_fetched_in_the_same_turn(wish):
+    push(payload())
+    [held] = fetch()
+    sent = [payload(custom=WISHES[wish]), payload()]
+    request = FetchRequest(queues=("default",), wid="w2", count=5)
+    told = jobs.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
+    assert (told.pushed, told.acked) == ([None, None], [True])
+    assert [job.jid for job in told.fetched[0]] == [job.jid for job in sent]
+
+
+def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_waiting():
+    push(locked())
+    [held] = fetch()
+    request = FetchRequest(queues=("default",), wid="w2", count=5)
+    report = Ack(jid=held.jid, wid="w1", attempt=held.attempt)
+    told = jobs.exchange([locked(), locked()], [report], [request], using=USING)
+    got = told.fetched[0] or fetch(wid="w2", count=5)
+    assert (told.acked, len(got)) == ([True], 1)
+    jobs.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
+    assert len(fetch()) == 1
 
 
 # --- what it costs the others

@@ -140,6 +140,16 @@ class Ending(NamedTuple):
     left: set[str]
     readied: Collection[str] = ()
     """Queues in which jobs became ready that had waited for a lock."""
+    blocked: Collection[str] = ()
+    """Keys of jobs that were stored along and wait for a lock: to `settle`."""
+
+
+class Stored(NamedTuple):
+    """What `insert_free` did: whom it stored, the keys for whose locks some of them wait, and when it was."""
+
+    jids: Collection[str]
+    blocked: Collection[str]
+    now: datetime | None
 
 
 class Underway(Protocol):
@@ -182,6 +192,9 @@ class Dialect(ABC):
     reads_ahead = False
     """Whether `exchange` heeds a plan's `ahead`, so that there may be something to `confirm` (ADR 0022)."""
 
+    stores_keyed = False
+    """Whether `insert` takes jobs with lock keys, and `insert_free` those with unique ones."""
+
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""
 
@@ -190,8 +203,24 @@ class Dialect(ABC):
         """The database's clock."""
 
     @abstractmethod
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
-        """Store jobs with different jids; leave those alone whose jid lives, replace the finished ones."""
+    def insert(
+        self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
+    ) -> Collection[str]:
+        """Store jobs with different jids; leave those alone whose jid lives, replace the finished ones.
+
+        Of no batch, with no unique key, with lock keys only where it `stores_keyed`; returns the keys for whose locks
+        some of them wait.
+        """
+
+    def insert_free(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[tuple[int, JobPayload]],
+        now: datetime | None,
+    ) -> Stored:
+        """Store those of these jobs of no batch, each with its place, whose jid nobody has and whose unique key nobody
+        holds: of several with one key the first."""
+        raise NotImplementedError
 
     @abstractmethod
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
@@ -236,7 +265,7 @@ class Dialect(ABC):
         """
         ended = self.end(connection, acks, now) if acks else Ending({}, set())
         if jobs:
-            self.insert(connection, jobs, now)
+            ended = ended._replace(blocked=self.insert(connection, jobs, now))
         return ended, self.claim(connection, plan, now) if plan.slots else []
 
     def end_last(

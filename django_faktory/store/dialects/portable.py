@@ -11,6 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...lifecycle import State
+from ...options import JobOptions
 from ...payloads import Ack, JobPayload, Reservation
 from .base import (
     COUNTER,
@@ -32,8 +33,10 @@ from .base import (
 MOST_QUEUES = 200
 """Queues a statement counts together: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
 
-COLUMNS = 13
-"""What is written of a new job; the rest are defaults."""
+COLUMNS, OPTIONS = 13, 3
+"""How much is written of a new job, and how much more of one with options; the rest are defaults."""
+
+_NONE = JobOptions()
 
 
 class PortableDialect(Dialect):
@@ -46,6 +49,7 @@ class PortableDialect(Dialect):
         "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at,"
         " created_at"
     )
+    _optional = ", expires_at, limit_key, about"
     _replaced = (
         "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
         "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
@@ -55,22 +59,28 @@ class PortableDialect(Dialect):
         "state",
     )  # fmt: skip
 
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
+    def insert(
+        self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
+    ) -> Collection[str]:
         """See Dialect."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapt = connection.ops.adapt_datetimefield_value
             adapted = adapt(clock)
             rows = [self._row(adapt, job, clock, adapted) for job in jobs]
+            if any(job.options for job in jobs):
+                rows = [(*row, *self._more(adapt, job, clock)) for row, job in zip(rows, jobs, strict=True)]
             self._write(cursor, rows)
+        return ()
 
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert the rows; MariaDB's driver makes one statement of it."""
-        cursor.executemany(self._insert(1), rows)
+        cursor.executemany(self._insert(1, len(rows[0])), rows)
 
-    def _insert(self, count: int) -> str:
-        row = f"({marks(range(COLUMNS))})"
-        return f"INSERT INTO {JOB} ({self._columns}) VALUES {', '.join([row] * count)} {self.upsert_tail}"
+    def _insert(self, count: int, width: int) -> str:
+        columns = self._columns if width == COLUMNS else self._columns + self._optional
+        row = f"({marks(range(width))})"
+        return f"INSERT INTO {JOB} ({columns}) VALUES {', '.join([row] * count)} {self.upsert_tail}"
 
     def _row(
         self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime, adapted: Any
@@ -81,6 +91,10 @@ class PortableDialect(Dialect):
             job.retry, job.reserve_for, job.backtrace, job.result_ttl,
             adapt(job.at) if waits else None, None if waits else adapted, adapted,
         )  # fmt: skip
+
+    def _more(self, adapt: Callable[[datetime | None], Any], job: JobPayload, now: datetime) -> tuple[Any, ...]:
+        options = job.options or _NONE
+        return adapt(options.expiry(max(job.at or now, now))), options.limit_key, options.about
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect."""
@@ -110,7 +124,8 @@ class PortableDialect(Dialect):
         but = f" AND id NOT IN ({marks(taken)})" if taken else ""
         cursor.execute(
             "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
-            f" result_ttl, jobtype, lock_key, limit_key FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
+            " result_ttl, jobtype, lock_key, limit_key, bid IS NULL AND callback_of IS NULL"
+            f" FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
             f" AND (expires_at IS NULL OR expires_at > %s){but}"
             f" ORDER BY weight, enqueued_at, id LIMIT %s{self.skip_lock}",
             [queue, clock, *taken, room],
@@ -120,7 +135,7 @@ class PortableDialect(Dialect):
 
     def _reserved(self, row: tuple[Any, ...], wid: str, now: datetime, held: Withheld) -> Reservation:
         (_, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for, result_ttl,
-         jobtype, lock_key, limit_key) = row  # fmt: skip
+         jobtype, lock_key, limit_key, is_batchless) = row  # fmt: skip
         is_gated = limit_key is not None or ("task", jobtype) in held.limited or ("queue", queue) in held.limited
         return Reservation(
             jid=jid,
@@ -139,6 +154,7 @@ class PortableDialect(Dialect):
             lock_key=lock_key,
             limit_key=limit_key,
             passes="" if is_gated else None,
+            is_batchless=bool(is_batchless),
         )
 
     def _mark_working(

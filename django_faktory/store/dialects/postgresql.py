@@ -15,12 +15,13 @@ from django.db.backends.utils import CursorWrapper
 
 from ...errors import ReservationLost
 from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .base import LOCK, Changed, Dialect, Ended, Ending, Found, Held, Plan, Tally, Underway
+from .base import LOCK, Changed, Dialect, Ended, Ending, Found, Held, Plan, Stored, Tally, Underway
 from .pipeline import Rows
 from .postgresql_ahead import ahead_call, confirm
 from .postgresql_failures import READ, failing_calls, save_calls
 from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
+from .postgresql_optioned import any_push_call, blocked_keys, unique_call
 from .postgresql_relay import Relay
 from .postgresql_rows import read_ahead, reservations, with_tokens
 from .postgresql_verbs import (
@@ -32,7 +33,6 @@ from .postgresql_verbs import (
     claim_calls,
     end_call,
     end_last_call,
-    push_call,
 )
 from .prepared import Call, begin, execute, execute_last, execute_on, joins
 
@@ -49,6 +49,7 @@ class PostgresqlDialect(Dialect):
     lends = True
     claims_in_turn = True
     reads_ahead = True
+    stores_keyed = True
     one_statement = True
     plain_lock = " FOR UPDATE"
     skip_lock = " FOR UPDATE SKIP LOCKED"
@@ -59,9 +60,19 @@ class PostgresqlDialect(Dialect):
         found: datetime = cursor.fetchone()[0]
         return found
 
-    def insert(self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None) -> None:
+    def insert(
+        self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
+    ) -> Collection[str]:
         """See Dialect."""
-        execute_on(connection, [push_call(jobs, now)])
+        [rows] = execute_on(connection, [any_push_call(jobs, now)])
+        return blocked_keys(rows)
+
+    def insert_free(
+        self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[int, JobPayload]], now: datetime | None
+    ) -> Stored:
+        """See Dialect."""
+        [rows] = execute_on(connection, [unique_call(jobs, now)])
+        return Stored([jid for _, jid, _ in rows], blocked_keys(rows), rows[0][2] if rows else now)
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect. One statement for each wid of the plan."""
@@ -102,7 +113,7 @@ class PostgresqlDialect(Dialect):
         """The statements of an exchange, and what reads their rows."""
         calls = self._ends(connection, acks, now) if acks else []
         ends = len(calls)
-        calls += [push_call(jobs, now)] if jobs else []
+        calls += [any_push_call(jobs, now)] if jobs else []
         claims_from = len(calls)
         calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
         is_handed_over = bool(plan.slots) and ends > 0 and calls[ends - 1][0] is NEXT_OF_FREED
@@ -117,6 +128,8 @@ class PostgresqlDialect(Dialect):
             heirs = found.pop() if is_handed_over else []
             self._relay.remember(jid for jid, _, _ in heirs)
             ending = self._ending(found[:ends] if acks else [[]], heirs)
+            if jobs and (keys := blocked_keys(found[ends])):
+                ending = ending._replace(blocked=keys)
             return ending, with_tokens(reservations(found[claims_from:]), heirs) + ahead
 
         return calls, read

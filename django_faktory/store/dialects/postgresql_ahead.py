@@ -17,7 +17,8 @@ from .postgresql_rows import RETURNED
 from .prepared import Call, Statement, execute_on
 
 # As in a claim, and no further in a queue than to the first job that must not wait on a shelf: one that is to hold
-# something while it runs, that may expire, or whose priority says that others come before or after it.
+# something while it runs, that expires before its lease here does, or whose priority says that others come before or
+# after it.
 AHEAD = Statement(
     "ahead",
     ["text[]", "int[]", "timestamptz", "bigint", "int", "text[]"],
@@ -30,7 +31,8 @@ FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = A
         PARTITION BY q.name ORDER BY ready.weight, ready.enqueued_at, ready.id) AS goes
     FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
     CROSS JOIN LATERAL (
-      SELECT j.id, j.weight, j.enqueued_at, j.weight = 0 AND j.lock_key IS NULL AND j.expires_at IS NULL
+      SELECT j.id, j.weight, j.enqueued_at, j.weight = 0 AND j.lock_key IS NULL AND (j.expires_at IS NULL
+            OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()) + make_interval(secs => $5))
           AND NOT j.unique_until_start AND NOT {IS_GATED} AS is_plain
       FROM {JOB} AS j WHERE j.state = 'enqueued' AND j.queue = q.name
         AND (j.expires_at IS NULL OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()))

@@ -33,13 +33,14 @@ SELECT j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'en
   CASE WHEN j.at > now THEN j.at END, CASE WHEN j.at > now THEN NULL ELSE now END
 """
 
-_UPSERT = f"""
+UPSERT = f"""
 ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
 WHERE {replaceable("old.")}
 """
 
 
-def _clock(place: int) -> str:
+def clock(place: int) -> str:
+    """SQL: the time in this parameter, or the database's, as `now`."""
     return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
 
 
@@ -49,7 +50,7 @@ PUSH_ONE = Statement(
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
     f"""{_INTO}
 FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {_clock(11)}{_UPSERT}""",
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {clock(11)}{UPSERT}""",
     gives_rows=False,
     ages=False,
 )
@@ -60,8 +61,8 @@ PUSH_MANY = Statement(
     f"""{_INTO}
 FROM ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
   retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {_clock(2)}
-ORDER BY j.place{_UPSERT}""",
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {clock(2)}
+ORDER BY j.place{UPSERT}""",
     gives_rows=False,
     ages=False,
 )
@@ -73,8 +74,8 @@ PUSH_ALIKE = Statement(
     [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
     f"""{_INTO}
 FROM (SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
-  FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS texts (jid, jobtype, queue, text, place)) AS j, {_clock(11)}
-ORDER BY j.place{_UPSERT}""",
+  FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS texts (jid, jobtype, queue, text, place)) AS j, {clock(11)}
+ORDER BY j.place{UPSERT}""",
     gives_rows=False,
     ages=False,
 )
@@ -95,7 +96,7 @@ UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, starte
   reserved_until = now + make_interval(secs => reserve_for), gate = NULL, claim = $6,
   passes = CASE WHEN {IS_GATED} THEN '' END,
   unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
-FROM {_clock(5)} WHERE j.id = ANY (ARRAY(
+FROM {clock(5)} WHERE j.id = ANY (ARRAY(
   SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
   WHERE q.name <> ALL ({withheld(5)})

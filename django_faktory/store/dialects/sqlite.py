@@ -10,10 +10,10 @@ from typing import Any
 from django.db.backends.utils import CursorWrapper
 
 from .base import JOB, replaceable
-from .portable import COLUMNS, PortableDialect
+from .portable import COLUMNS, OPTIONS, PortableDialect
 
-ROWS = 999 // COLUMNS
-"""Rows of one INSERT: versions before 3.32 take no more than 999 parameters, and more rows gain nothing."""
+PARAMETERS = 999
+"""Of one INSERT: versions before 3.32 take no more, and more rows gain nothing."""
 
 
 class SqliteDialect(PortableDialect):
@@ -35,14 +35,16 @@ class SqliteDialect(PortableDialect):
 
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert many rows by a statement: `executemany` is one statement a row here, and takes twice as long."""
-        for start in range(0, len(rows), ROWS):
-            some = rows[start : start + ROWS]
-            statement = self._full_insert if len(some) == ROWS else self._insert(len(some))
+        width = len(rows[0])
+        most = PARAMETERS // width
+        for start in range(0, len(rows), most):
+            some = rows[start : start + most]
+            statement = self._full_inserts[width] if len(some) == most else self._insert(len(some), width)
             cursor.execute(statement, [value for row in some for value in row])
 
     @cached_property
-    def _full_insert(self) -> str:
-        return self._insert(ROWS)
+    def _full_inserts(self) -> dict[int, str]:
+        return {width: self._insert(PARAMETERS // width, width) for width in (COLUMNS, COLUMNS + OPTIONS)}
 
     def after(self, moment: str, seconds: str) -> str:
         """Milliseconds are enough for a reservation's end."""
