@@ -89,10 +89,8 @@ gone AS (""",
     Plant(
         "ACK is answered before the commit",
         "django_faktory/server/verbs.py",
-        "        Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid)\n"
-        "    )\n    return None",
-        "        Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), lambda _: None\n"
-        "    )\n    return resp.OK",
+        "attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))\n    return None",
+        "attempt=server.handed_out.attempt_of(jid, wid)), lambda _: None)\n    return resp.OK",
         ("tests/server/test_life.py", "-k", "database_is_away"),
     ),
     Plant(

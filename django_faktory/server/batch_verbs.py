@@ -1,4 +1,4 @@
-"""BATCH NEW, OPEN, COMMIT, STATUS → broker call → reply. Rule: W26."""
+"""BATCH NEW, OPEN, COMMIT, STATUS → broker call → reply. Rule: W26. Those that lock a batch may have to wait for it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def new(server: Server, connection: Connection, command: BatchNew) -> bytes | None:
     """Make a batch; its parent is asked who this is."""
     work = partial(server.broker.new_batch, command.batch, by=connection.identity.wid)
-    server.control.submit(work, _with_bulk(connection))
+    server.apart.submit(work, _with_bulk(connection))
     return None
 
 
 def reopen(server: Server, connection: Connection, command: BatchOpen) -> bytes | None:
     """Tell whether this client may add to it."""
     work = partial(server.broker.open_batch, command.bid, by=connection.identity.wid)
-    server.control.submit(work, _with_bulk(connection))
+    server.apart.submit(work, _with_bulk(connection))
     return None
 
 
@@ -37,7 +37,7 @@ def commit(server: Server, connection: Connection, command: BatchCommit) -> byte
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
         server.fetchers.wake()
 
-    server.control.submit(partial(server.broker.commit_batch, command.bid), answer)
+    server.apart.submit(partial(server.broker.commit_batch, command.bid), answer)
     return None
 
 

@@ -23,7 +23,7 @@ from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
 from ..event_loops import new_event_loop
 from ..logs import get_logger
-from ..payloads import Failure, HandedOut, JobPayload, Reservation
+from ..payloads import Ack, Failure, HandedOut, JobPayload, Reservation
 from ..protocol import resp
 from ..protocol.commands import Command
 from .committer import MAX_BATCH, Begin, Lane
@@ -35,7 +35,7 @@ from .fetchers import Fetchers
 from .guard import Guard
 from .handed_out import HandOuts
 from .shelf import Shelf
-from .turns import Item, begin_turn, take_turn, weight
+from .turns import Apart, Item, answered, begin_turn, take_apart, take_turn, weight
 from .unfinished import LONGEST_AT_ONCE, Unfinished
 from .verbs import carry_out
 
@@ -52,6 +52,9 @@ LISTEN_S = 60.0
 """Longest wait for a hint; who stops closes the listener, which ends it."""
 
 MAX_PUSH_IN_TURN = 50
+MOST_MEMBERS = 10_000
+"""So many jobs of batches are known as handed out; an older one's end is part of a turn."""
+
 BACKLOG = 128
 WIDTH = 2
 """Turns at once. Each is a database connection; a third gained nothing on two cores."""
@@ -97,6 +100,7 @@ class Server:
         self._listen = listen
         self._connections: set[Connection] = set()
         self._by_wid: dict[str, set[Connection]] = {}
+        self._members: dict[str, None] = {}  # jobs of batches that were handed out
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()
@@ -163,10 +167,31 @@ class Server:
     def push(
         self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
     ) -> None:
-        """Store jobs with the next turn; a large set on a way of its own, so that nobody waits for it."""
-        self.fetchers.before_turn()
-        lane = self.turns if weight(jobs) <= MAX_PUSH_IN_TURN else self._bulk
-        lane.submit(jobs, answer)
+        """Store jobs with the next turn. A large set goes on a way of its own, and so does what may have to wait for
+        somebody else's transaction (ADR 0023): nobody waits for them."""
+        if weight(jobs) > MAX_PUSH_IN_TURN:
+            self._bulk.submit(jobs, answer)
+        elif any(job.options is not None and job.options.is_apart for job in jobs):
+            self.apart.submit(jobs, answer)
+        else:
+            self.fetchers.before_turn()
+            self.turns.submit(jobs, answer)
+
+    def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
+        """End a job with the next turn; a member of a batch apart, as its batch may be somebody's just now."""
+        if report.jid in self._members:
+            del self._members[report.jid]
+            self.apart.submit(report, answer)
+        else:
+            self.fetchers.before_turn()
+            self.turns.submit(report, answer)
+
+    def hands_out(self, job: Reservation) -> None:
+        """Somebody gets this job."""
+        if not job.is_batchless:
+            self._members[job.jid] = None
+            if len(self._members) > MOST_MEMBERS:
+                del self._members[next(iter(self._members))]
 
     def stored(self, jobs: Sequence[JobPayload]) -> None:
         """Jobs were committed: let fetchers that wait have them, now or when they are due."""
@@ -214,12 +239,16 @@ class Server:
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
         self._bulk: Lane[Item, Any] = Lane("bulk", turn, weigh=weight, **common)
+        apart = partial(take_apart, self.broker)
+        self.apart: Lane[Apart, Any] = Lane("apart", apart, weigh=weight, **common)
         self.failures: Lane[Failure, FaktoryError | bool] = Lane("fail", self.broker.fail, **common)
         self.control: Lane[Callable[[], Any], Any] = Lane("control", _call_each, **common)
         self.long_work: Lane[Callable[[], Any], Any] = Lane(
             "long", _call_each, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
-        self._lanes: tuple[Lane[Any, Any], ...] = (self.turns, self._bulk, self.failures, self.control, self.long_work)
+        self._lanes: tuple[Lane[Any, Any], ...] = (
+            self.turns, self._bulk, self.apart, self.failures, self.control, self.long_work,
+        )  # fmt: skip
         self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
         self.shelf = Shelf(
             most=conf.get("READ_AHEAD") if self.broker.reads_ahead else 0,
@@ -330,7 +359,7 @@ def _call_each(calls: list[Callable[[], Any]]) -> list[Any]:
     told: dict[Callable[[], Any], Any] = {}
     for call in calls:
         if call not in told:
-            told[call] = call()
+            told[call] = answered(call)
     return [told[call] for call in calls]
 
 

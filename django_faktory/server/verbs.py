@@ -187,10 +187,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
     """A job is done; who may say so is for the broker to judge (W16)."""
     jid, wid = command.jid, connection.identity.wid
     server.fetchers.before_ack(jid)
-    server.fetchers.before_turn()
-    server.turns.submit(
-        Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid)
-    )
+    server.ack(Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))
     return None
 
 
@@ -275,6 +272,7 @@ def carry_out(server: Server, connection: Connection, command: Command) -> bytes
 
 def _job(server: Server, job: Reservation) -> bytes | None:
     """The reply with a job; None where nobody could read it."""
+    server.hands_out(job)
     try:
         return resp.bulk(job.wire())
     except InvalidPayload as error:

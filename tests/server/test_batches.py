@@ -1,8 +1,10 @@
 """BATCH over the wire: the sub-verbs, who may add, the seed's parent and child, and what is refused (W26)."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
+from django.db import connection, transaction
 
 from django_faktory.models import Batch, Job
 from django_faktory.store import upkeep
@@ -245,3 +247,65 @@ def test_a_batch_that_is_finished_takes_no_child_and_a_second_commit(client, wor
     assert ask(client, f"BATCH COMMIT {bid}") == "OK"
     assert Batch.objects.count() == 1
     assert not Job.objects.exists()
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+class TestBesideATransactionOfTheProject:
+    """Which has a batch, and takes its time."""
+
+    def test_nobody_else_waits_for_who_waits_for_the_batch(self, client, connect):
+        committer, other = connect(), connect(wid="worker-2", hostname="h", pid=1, labels=[])
+        bid = new(client)
+        with taken(bid):
+            committer.send(f"BATCH COMMIT {bid}")
+            assert ask(other, 'BEAT {"wid":"worker-2"}') == "OK"
+            assert json.loads(ask(other, "INFO"))["faktory"]
+        assert committer.reply() == b"+OK"
+
+    def test_nobody_else_waits_for_the_ends_of_its_members(self, client, connect):
+        bid = new(client)
+        workers = [connect(wid=f"worker-{n}", hostname="h", pid=1, labels=[]) for n in range(3)]
+        for number, worker in enumerate(workers):
+            push(client, "Member", bid, number)
+            assert json.loads(ask(worker, "FETCH default"))["jid"] == f"member-{number:04d}"
+        with taken(bid):
+            for number, worker in enumerate(workers):
+                worker.send("ACK " + json.dumps({"jid": f"member-{number:04d}"}))
+            assert ask(client, 'PUSH {"jid":"plain-0001","jobtype":"T","args":[]}') == "OK"
+            other = connect(wid="worker-4", hostname="h", pid=1, labels=[])
+            assert json.loads(ask(other, "FETCH default"))["jid"] == "plain-0001"
+            assert ask(other, 'ACK {"jid":"plain-0001"}') == "OK"
+        assert {worker.reply() for worker in workers} == {b"+OK"}
+        assert status(client, bid)["pending"] == 0
+
+    def test_who_is_refused_has_nobody_s_batch_made_twice(self, client, connect):
+        """Their commands wait together, and so are carried out together."""
+        first, wrong, maker = connect(), connect(), connect()
+        bid = new(client)
+        with taken(bid):
+            first.send(f"BATCH COMMIT {bid}")
+            wait_until(is_waited_for, every_s=0.2, what="the commit waits")  # MariaDB tells what was 0.1 s ago
+            maker.send("BATCH NEW " + json.dumps(NEW))
+            wrong.send("BATCH COMMIT b-unknown")
+            assert ask(connect(), "INFO")  # all of them have come
+        assert first.reply() == b"+OK"
+        assert wrong.reply().startswith(b"-")
+        assert Batch.objects.get(bid=maker.reply().decode())
+        assert Batch.objects.count() == 2
+
+
+@contextmanager
+def taken(bid):
+    with transaction.atomic():
+        Batch.objects.select_for_update().get(bid=bid)
+        yield
+
+
+def is_waited_for():
+    """Whether somebody waits for a row."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+        else:
+            cursor.execute("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        return cursor.fetchone()[0]

@@ -3,10 +3,15 @@
 import json
 from datetime import UTC, datetime, timedelta
 
+import pytest
+from django.db import connection, transaction
+
 from django_faktory.gating import Allowance
 from django_faktory.models import Job
-from django_faktory.payloads import rfc3339
-from django_faktory.store import limits
+from django_faktory.payloads import NewBatch, rfc3339
+from django_faktory.store import batches, limits
+from django_faktory.store import jobs as store
+from tests.factories import payload
 from tests.server.raw import push, worker
 from tests.waiting import wait_until
 
@@ -37,6 +42,23 @@ def test_commands_of_many_clients_that_come_at_once_have_one_winner(connect):
         client.send(push(jid=f"number-{number:04}", custom=UNIQUE))
     replies = sorted(client.reply() for client in clients)
     assert replies == [b"+OK"] + [b"-NOTUNIQUE Job not unique"] * 7
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+@pytest.mark.parametrize("asks", ["key", "batch"])
+def test_nobody_waits_for_those_who_wait_for_a_transaction_that_is_open(connect, asks):
+    bid = batches.new(NewBatch(description="all", success=payload()), using="default")
+    custom, told = {"key": (UNIQUE, b"-NOTUNIQUE Job not unique"), "batch": ({"bid": bid}, b"+OK")}[asks]
+    producers, others, consumer = [connect() for _ in range(3)], [connect() for _ in range(3)], connect(**worker())
+    with transaction.atomic():
+        assert store.push([payload(args=[1], jobtype="t", custom=custom)], using="default") == [None]
+        for number, producer in enumerate(producers):
+            producer.send(push(jid=f"number-{number:04}", jobtype="t", args=[1], custom=custom))
+        for number, other in enumerate(others):
+            assert other.ask(push(jid=f"plain-{number:04}")) == b"+OK"
+        assert json.loads(consumer.ask("FETCH default"))["jid"] == "plain-0000"
+        assert consumer.ask('ACK {"jid":"plain-0000"}') == b"+OK"
+    assert {producer.reply() for producer in producers} == {told}
 
 
 def test_a_wrong_option_is_refused_in_one_line(connect):
