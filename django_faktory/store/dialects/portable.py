@@ -200,13 +200,14 @@ class PortableDialect(Dialect):
     def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
         """See Dialect."""
         jids = {ack.jid for ack in acks}
+        # By jid alone: told the state as it is, MariaDB may look through the working jobs, and waits for who has one.
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             cursor.execute(
                 "SELECT id, jid, wid, attempt, result_ttl,"
                 " bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL"
                 ", queue, jobtype, started_at"
-                f" FROM {JOB} WHERE state = 'working' AND jid IN ({marks(jids)}){self.plain_lock}",
+                f" FROM {JOB} WHERE jid IN ({marks(jids)}) AND LOWER(state) = 'working'{self.plain_lock}",
                 [*jids],
             )
             found = cursor.fetchall()
