@@ -179,12 +179,24 @@ class Server:
 
     def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
         """End a job with the next turn; a member of a batch apart, as its batch may be somebody's just now."""
-        if report.jid in self._members:
-            del self._members[report.jid]
+        if self._is_member(report.jid):
             self.apart.submit(report, answer)
         else:
             self.fetchers.before_turn()
             self.turns.submit(report, answer)
+
+    def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
+        """Record a failure with the next; of a member of a batch apart, for the same reason."""
+        if self._is_member(report.jid):
+            self.apart.submit(lambda: self.broker.fail([report])[0], answer)
+        else:
+            self.failures.submit(report, answer)
+
+    def _is_member(self, jid: str) -> bool:
+        """Whether this job, about whose end somebody tells, was handed out as one of a batch."""
+        is_known = jid in self._members
+        self._members.pop(jid, None)
+        return is_known
 
     def hands_out(self, job: Reservation) -> None:
         """Somebody gets this job."""

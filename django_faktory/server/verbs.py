@@ -211,7 +211,7 @@ def fail(server: Server, connection: Connection, command: FailJob) -> bytes | No
         message=command.message,
         backtrace=command.backtrace,
     )
-    server.failures.submit(report, _ended(server, connection, jid))
+    server.fail(report, _ended(server, connection, jid))
     return None
 
 

@@ -269,14 +269,15 @@ class TestBesideATransactionOfTheProject:
             push(client, "Member", bid, number)
             assert json.loads(ask(worker, "FETCH default"))["jid"] == f"member-{number:04d}"
         with taken(bid):
-            for number, worker in enumerate(workers):
-                worker.send("ACK " + json.dumps({"jid": f"member-{number:04d}"}))
+            for number, (worker, verb) in enumerate(zip(workers, ["ACK", "FAIL", "ACK"], strict=True)):
+                worker.send(f"{verb} " + json.dumps({"jid": f"member-{number:04d}"}))
             assert ask(client, 'PUSH {"jid":"plain-0001","jobtype":"T","args":[]}') == "OK"
             other = connect(wid="worker-4", hostname="h", pid=1, labels=[])
             assert json.loads(ask(other, "FETCH default"))["jid"] == "plain-0001"
-            assert ask(other, 'ACK {"jid":"plain-0001"}') == "OK"
+            assert ask(other, 'FAIL {"jid":"plain-0001"}') == "OK"
         assert {worker.reply() for worker in workers} == {b"+OK"}
-        assert status(client, bid)["pending"] == 0
+        told = status(client, bid)
+        assert (told["pending"], told["failed"]) == (1, 1)
 
     def test_who_is_refused_has_nobody_s_batch_made_twice(self, client, connect):
         """Their commands wait together, and so are carried out together."""
