@@ -1,4 +1,5 @@
-"""Jobs that were handed out from the shelf, and of which the database does not know yet who has them (ADR 0022)."""
+"""What the server must know of jobs that it handed out: those from the shelf, of which the database does not know yet
+who has them (ADR 0022), and those of batches, whose ends may have to wait (ADR 0023)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from ..payloads import HandedOut, Reservation
 
 CONFIRM_S = 0.25
 """A job that runs as long as this, and at most one and a half times as long, is confirmed."""
+
+MOST_MEMBERS = 10_000
+"""So many jobs of batches are known; an older one's end is taken for one that need not wait."""
 
 NOBODYS_ATTEMPT = -1
 """With it a report changes nothing, and is counted as one that did."""
@@ -26,6 +30,7 @@ class HandOuts:
     ) -> None:
         self._confirm, self._loop = confirm, loop
         self._handed: dict[str, tuple[float, Reservation]] = {}
+        self._members: dict[str, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking = False
 
@@ -34,6 +39,17 @@ class HandOuts:
         self._handed[job.jid] = (self._loop.time(), job)
         if self._timer is None:
             self._timer = self._loop.call_later(CONFIRM_S, self._look)
+
+    def know(self, job: Reservation) -> None:
+        """Somebody gets it, from the shelf or not."""
+        if not job.is_batchless:
+            self._members[job.jid] = None
+            if len(self._members) > MOST_MEMBERS:
+                del self._members[next(iter(self._members))]
+
+    def is_member(self, jid: str) -> bool:
+        """Whether it may be of a batch."""
+        return jid in self._members
 
     def attempt_of(self, jid: str, wid: str) -> int | None:
         """The attempt that a report of this worker is about: None, any, unless it is known that another has the job."""
@@ -45,6 +61,7 @@ class HandOuts:
     def forget(self, jid: str) -> None:
         """It has ended, or went back."""
         self._handed.pop(jid, None)
+        self._members.pop(jid, None)
 
     def confirm_all(self) -> None:
         """Confirm what is left, however young it is."""

@@ -52,9 +52,6 @@ LISTEN_S = 60.0
 """Longest wait for a hint; who stops closes the listener, which ends it."""
 
 MAX_PUSH_IN_TURN = 50
-MOST_MEMBERS = 10_000
-"""So many jobs of batches are known as handed out; an older one's end is part of a turn."""
-
 BACKLOG = 128
 WIDTH = 2
 """Turns at once. Each is a database connection; a third gained nothing on two cores."""
@@ -100,7 +97,6 @@ class Server:
         self._listen = listen
         self._connections: set[Connection] = set()
         self._by_wid: dict[str, set[Connection]] = {}
-        self._members: dict[str, None] = {}  # jobs of batches that were handed out
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()
@@ -179,7 +175,7 @@ class Server:
 
     def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
         """End a job with the next turn; a member of a batch apart, as its batch may be somebody's just now."""
-        if self._is_member(report.jid):
+        if self.handed_out.is_member(report.jid):
             self.apart.submit(report, answer)
         else:
             self.fetchers.before_turn()
@@ -187,23 +183,10 @@ class Server:
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
         """Record a failure with the next; of a member of a batch apart, for the same reason."""
-        if self._is_member(report.jid):
+        if self.handed_out.is_member(report.jid):
             self.apart.submit(lambda: self.broker.fail([report])[0], answer)
         else:
             self.failures.submit(report, answer)
-
-    def _is_member(self, jid: str) -> bool:
-        """Whether this job, about whose end somebody tells, was handed out as one of a batch."""
-        is_known = jid in self._members
-        self._members.pop(jid, None)
-        return is_known
-
-    def hands_out(self, job: Reservation) -> None:
-        """Somebody gets this job."""
-        if not job.is_batchless:
-            self._members[job.jid] = None
-            if len(self._members) > MOST_MEMBERS:
-                del self._members[next(iter(self._members))]
 
     def stored(self, jobs: Sequence[JobPayload]) -> None:
         """Jobs were committed: let fetchers that wait have them, now or when they are due."""

@@ -272,7 +272,7 @@ def carry_out(server: Server, connection: Connection, command: Command) -> bytes
 
 def _job(server: Server, job: Reservation) -> bytes | None:
     """The reply with a job; None where nobody could read it."""
-    server.hands_out(job)
+    server.handed_out.know(job)
     try:
         return resp.bulk(job.wire())
     except InvalidPayload as error:
