@@ -1,6 +1,7 @@
 """Programs under test: started, read along line by line, and ended by their process id, whatever happens."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,10 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 
+WITH_US = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
+"""Words before a command that make the kernel end it with the thread that started it: a run of the tests that is killed
+leaves no worker behind that takes the next run's jobs."""
+
 
 class Program:
     """A Python program in a process group of its own; `lines` grows with what it says."""
@@ -21,7 +26,7 @@ class Program:
     def __init__(self, *args, **environment):
         self.lines = []
         self._process = subprocess.Popen(
-            [sys.executable, "-u", *args],
+            [*WITH_US, sys.executable, "-u", *args],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=subprocess.PIPE,
@@ -83,6 +88,8 @@ class Program:
                 self._family += psutil.Process(self.pid).children(recursive=True)
             self.signal(signal.SIGKILL)
         self._process.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # those whose parent is gone hold its output open
         for process in self._family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from django.db import connection
 
+from tests.programs import WITH_US
 from tests.settings import KIND
 from tests.waiting import wait_until
 
@@ -49,7 +50,7 @@ def demo(tmp_path):
         web, faktory = free_ports()
         ports = [f"--web-port={web}", f"--faktory-port={faktory}"]
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts" / "demo.py"), f"--logs={tmp_path}", *ports, *arguments],
+            [*WITH_US, sys.executable, str(ROOT / "scripts" / "demo.py"), f"--logs={tmp_path}", *ports, *arguments],
             env={**os.environ, "DATABASE_URL": database_url()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ import subprocess
 
 from redis import Redis, RedisError
 
+from tests.programs import WITH_US
 from tests.waiting import wait_until
 
 PROGRAM = shutil.which("redis-server")
@@ -50,7 +51,7 @@ class RedisServer:
     def _came_up(self):
         """Whether it listens; not where somebody else took the port meanwhile."""
         with self._log.open("a") as log:
-            self.process = subprocess.Popen([PROGRAM, *self.command()], stdout=log, stderr=log)
+            self.process = subprocess.Popen([*WITH_US, PROGRAM, *self.command()], stdout=log, stderr=log)
         try:
             return wait_until(self._state, START_S, what="a Redis that answers") == "up"
         except BaseException:
