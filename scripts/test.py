@@ -24,6 +24,9 @@ from tests import services  # noqa: E402  (found by the path above)
 PROCESSES = 4
 """Tests mostly wait, for a disk or for another process: more of them than two cores."""
 
+COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
+"""Where Python is told to keep no bytecode, each of some two thousand processes would compile all of the project anew."""
+
 FEW = 5
 """Most failures that may be the machine's: more of them have a cause in common."""
 
@@ -62,7 +65,7 @@ class Run:
     def _pytest(self, *options):
         self.report.unlink(missing_ok=True)
         own = {"FAKTORY_TEST_DB": self.kind} | ({"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {})
-        environment = {"FAKTORY_TEST_TAG": tag(), **os.environ, **own}
+        environment = {"FAKTORY_TEST_TAG": tag(), **os.environ, **COMPILED, **own}
         self.exit_code = subprocess.run([*self.command, *options], cwd=ROOT, env=environment, check=False).returncode
         return ET.parse(self.report).getroot() if self.report.exists() else ET.Element("testsuites")
 

@@ -9,7 +9,7 @@ from django_faktory.cron_models import CronEntry
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from tests.hostile import HARMLESS, TEXTS, asked, elements, fill
 
-pytestmark = [pytest.mark.django_db, pytest.mark.each_database]
+pytestmark = pytest.mark.django_db
 
 TEXT = pytest.mark.parametrize("name", TEXTS)
 
@@ -41,6 +41,7 @@ def addresses(text):
     return found
 
 
+@pytest.mark.each_database
 @TEXT
 def test_each_answer_is_json_in_ascii_that_means_what_was_sent(client, settings, name):
     settings.FAKTORY = {"API_READS": ""}

@@ -7,7 +7,7 @@ import pytest
 from django_faktory.models import Batch, Job
 from tests.hostile import TEXTS, fill, is_unwelcome
 
-pytestmark = [pytest.mark.django_db, pytest.mark.each_database]
+pytestmark = pytest.mark.django_db
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """What rich draws tables with; nothing of a client's looks like it, for its ESC is spelled out."""
