@@ -1,6 +1,7 @@
 """What the options and settings of runfaktory come to."""
 
 import os
+from importlib import import_module
 
 import pytest
 from django.core.management.base import CommandError
@@ -69,6 +70,7 @@ def test_a_process_is_bounded_by_the_options_or_the_settings_or_not_at_all(plan)
 
 
 def test_without_a_setting_the_queues_are_those_the_tasks_use(plan):
+    import_module("tests.project.tasks")
     assert {"default", "mail"} <= set(plan().queues)
 
 

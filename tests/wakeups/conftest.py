@@ -5,6 +5,13 @@ from contextlib import closing
 import pytest
 from django.db import connection, connections
 
+from django_faktory.wakeups import postgresql
+from tests.settings import KIND
+
+needs_hints = pytest.mark.skipif(
+    KIND != "postgresql" or not postgresql.can_listen(), reason="about PostgreSQL with psycopg 3, which can listen"
+)
+
 
 @pytest.fixture
 def client():

@@ -6,12 +6,12 @@ from django.db import transaction
 from django_faktory import wakeups
 from django_faktory.wakeups import postgresql
 from tests.bouncer import needs_session
-from tests.settings import KIND
 from tests.waiting import wait_until
+from tests.wakeups.conftest import needs_hints
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(KIND != "postgresql", reason="about PostgreSQL"),
+    needs_hints,
     needs_session("LISTEN is a session's; what comes instead says tests/bouncer"),
 ]
 
