@@ -61,6 +61,8 @@ def work(transactional_db):
         one.stop()
     for one in running:
         assert one.ended(), "the worker did not stop"
+        if (reporting := one.worker._loops["report"]).is_alive():
+            reporting.join(10)  # it may be late: what it still tells is not for the next test's database
     gates.clear()
 
 
