@@ -117,11 +117,13 @@ class Fetchers:
         """Put on the shelf what came for it; return what else came."""
         found = [] if isinstance(told, FaktoryError) else told
         ahead = [job for job in found if job.is_ahead]
-        self._shelf.answered(sent, ahead)
+        if ahead:
+            found = found[: -len(ahead)]
+        self._shelf.answered(sent, found, ahead)
         self._let_go(sent.queues)
         if ahead:
             self.wake({job.queue for job in ahead})
-        return found[: -len(ahead)] if ahead else found
+        return found
 
     def before_ack(self, jid: str) -> None:
         """This job's ACK is about to be carried out: if it held a lock, who waits longest for its queue goes along."""

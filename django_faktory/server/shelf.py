@@ -28,6 +28,9 @@ TRUST_S = 0.1
 SHY_S = 60.0
 """So long nothing of a queue is read ahead in which priorities were used."""
 
+BARREN = 4
+"""So many jobs of a queue in succession had a lock or a limit: nothing of it is read ahead until a plain one comes."""
+
 
 class Crowd:
     """Who fetched just now, and from where."""
@@ -78,6 +81,8 @@ class Shelf:
         self._low: set[str] = set()
         self._returning: dict[str, int] = {}
         self._shy_until: dict[str, float] = {}
+        self._barren: dict[str, int] = {}
+        """Queues whose last jobs were none that can be read ahead, and how many they were."""
         self._trusted_until: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._epoch = 0
@@ -160,14 +165,17 @@ class Shelf:
             if not self._is_moving(queue) and queue not in self._out and (more := self._more(now, queue))
         ]
 
-    def answered(self, sent: FetchRequest, ahead: Sequence[Reservation]) -> None:
-        """What was read ahead with a request as it was sent."""
+    def answered(self, sent: FetchRequest, claimed: Sequence[Reservation], ahead: Sequence[Reservation]) -> None:
+        """What was claimed for a request as it was sent, and what was read ahead with it."""
         _take_from(self._out, sent.queues)
+        for job in claimed:
+            self._learn(job)
         if not sent.ahead:
             return
         epoch = self._asked.pop(sent.queues[0])
         if not ahead:
             return
+        self._barren.pop(sent.queues[0], None)
         if epoch != self._epoch or not self._most:
             self._give_back(ahead)
             return
@@ -178,8 +186,17 @@ class Shelf:
         if self._timer is None:
             self._timer = self._loop.call_later(HOLD_S, self._tidy)
 
+    def _learn(self, job: Reservation) -> None:
+        """Whoever asks ahead where there is nothing for it has those wait who fetch meanwhile."""
+        if job.lock_key is None and job.passes is None:
+            self._barren.pop(job.queue, None)
+        else:
+            if len(self._barren) >= SEEN:
+                self._barren.clear()
+            self._barren[job.queue] = self._barren.get(job.queue, 0) + 1
+
     def _more(self, now: float, queue: str) -> int:
-        if now < self._shy_until.get(queue, 0.0):
+        if now < self._shy_until.get(queue, 0.0) or self._barren.get(queue, 0) >= BARREN:
             return 0
         return max(0, min(self._most, self._crowd.soon(now, queue)) - len(self._jobs.get(queue, ())))
 

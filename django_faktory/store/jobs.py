@@ -187,11 +187,9 @@ def carry_out(turn: Turn) -> Exchanged:
         pushed = push(turn.jobs, using=using, now=now)
         return Exchanged(pushed, acked, fetch_for(turn.requests, claiming))
     if turn.may_be_relay(_dialect(using)):
-        relayed = _relayed(acks[0], turn.requests, claiming)
+        relayed = _relayed(turn)
         if relayed:
-            ended, fetched = relayed
-            turn.on_ended(ended.values())
-            return Exchanged([], [True], fetched)
+            return relayed
     with claiming.unanswered.numbered() as number:
         plan = turn.plan(number)
         ending, claimed = run(
@@ -202,11 +200,11 @@ def carry_out(turn: Turn) -> Exchanged:
         return turn.concluded(plan, ending, claimed)
 
 
-def _relayed(
-    ack: Ack, requests: Sequence[FetchRequest], claiming: Claiming
-) -> tuple[Ended, list[list[Reservation]]] | None:
-    """The job that was ended, and what was fetched, where the first request, for one job, got the next of its key."""
-    first, *others = requests
+def _relayed(turn: Turn) -> Exchanged | None:
+    """`carry_out` where the first who asks for a job, and for one, gets the next of the key of the one that ends."""
+    [ack], claiming = turn.acks, turn.claiming
+    place = next((place for place, request in enumerate(turn.requests) if request.count), 0)
+    first, others = turn.requests[place], [*turn.requests[:place], *turn.requests[place + 1 :]]
     plan = first_plan([first])
     if first.count != 1 or not plan.slots:
         return None
@@ -219,8 +217,12 @@ def _relayed(
         )
     if relayed is None:
         return None
-    ended, job = relayed
-    return ended, [[job], *(more_for(others, claiming) if others else [])]
+    turn.on_ended(relayed.ended.values())
+    fetched: list[list[Reservation]] = [[] for _ in others]
+    if others and not (relayed.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
+        fetched = more_for(others, claiming)
+    fetched.insert(place, [relayed.job])
+    return Exchanged([], [True], fetched)
 
 
 def _all_acked(

@@ -233,6 +233,36 @@ def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
 
 
 @on_postgresql
+@pytest.mark.parametrize("before", [[], [FetchRequest(queues=("default",), count=0, ahead=3)]])
+def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(node, before):
+    one = node()
+    one.push("A", "A1", "A2", "A3")
+    job = one.reserve()
+    for _ in range(2):
+        [job] = hand_over(one, job)
+    requests = [*before, *(FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3"))]
+    with CaptureQueriesContext(connection) as sent:
+        told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    assert told.acked == [True]
+    assert [[job.jid for job in found] for found in told.fetched[len(before) :]] == [[jid("A3")], [], []]
+    assert len([query for query in sent if "PREPARE" not in query["sql"]]) == 1
+
+
+@on_postgresql
+@pytest.mark.parametrize("queue", ["default", "other"])
+def test_others_of_a_turn_in_a_chain_get_what_is_ready(node, queue):
+    one = node()
+    one.push("A", "A1", "A2", "A3")
+    job = one.reserve()
+    for _ in range(2):
+        [job] = hand_over(one, job)
+    one.push("B", queue=queue, priority=-9)
+    requests = [FetchRequest(queues=("default",), wid="w1"), FetchRequest(queues=("other", "default"), wid="w2")]
+    told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
+    assert [[job.jid for job in found] for found in told.fetched] == [[jid("A3")], [jid("B")]]
+
+
+@on_postgresql
 def test_one_who_asks_for_several_gets_the_next_of_the_key_and_others(one):
     one.push("A", "A1", "A2")
     holder = one.reserve()

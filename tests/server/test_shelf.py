@@ -211,6 +211,29 @@ class TestOrder:
         assert fetch(client) == "a"
         assert on_the_shelf() == ""
 
+    def test_nothing_is_read_ahead_where_one_after_the_other_has_a_lock(self, client):
+        """Who asks for what is not there has those wait who fetch meanwhile."""
+        locked = [f"locked{number}" for number in range(shelf.BARREN + 1)]
+        for name in locked:
+            store(name, custom={"lock": name})
+        store("a", "b", "c")
+        assert [fetch(client) for _ in locked] == locked
+        assert on_the_shelf() == ""
+        assert fetch(client) == "a"
+        assert on_the_shelf() == "", "it was not known yet that there are others"
+        assert fetch(client) == "b"
+        assert on_the_shelf() == "c"
+
+    def test_it_is_where_only_some_have_one(self, client):
+        for number in range(shelf.BARREN + 2):
+            store(f"locked{number}", custom={"lock": str(number)})
+            store(f"plain{number}")
+        for number in range(shelf.BARREN + 2):
+            assert fetch(client) == f"locked{number}"
+            assert on_the_shelf() == f"plain{number}"
+            assert fetch(client) == f"plain{number}"
+            assert ack(client, f"plain{number}") == b"+OK"
+
     def test_jobs_of_a_lower_priority_are_left_where_they_are(self, client):
         store("a", "b")
         store("low", priority=-50)

@@ -36,7 +36,6 @@ def replaceable(row: str = "") -> str:
 
 SLOTS = 16
 
-
 _known: WeakKeyDictionary[BaseDatabaseWrapper, int] = WeakKeyDictionary()
 _numbers = itertools.count()
 
@@ -142,6 +141,15 @@ class Ending(NamedTuple):
     """Queues in which jobs became ready that had waited for a lock."""
     blocked: Collection[str] = ()
     """Keys of jobs that were stored along and wait for a lock: to `settle`."""
+
+
+class Relayed(NamedTuple):
+    """What `relay` did."""
+
+    ended: Ended
+    job: Reservation
+    is_all: bool
+    """Whether nothing else was ready in the plan's queues: whoever asks for more of them gets nothing."""
 
 
 class Stored(NamedTuple):
@@ -308,7 +316,7 @@ class Dialect(ABC):
         ack: Ack,  # noqa: ARG002
         plan: Plan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> tuple[Ended, Reservation] | None:
+    ) -> Relayed | None:
         """End a holder of a lock and give the lock to the next of its key, claimed for the one worker of the plan, in
         one statement; None: nothing was done (ADR 0020)."""
         return None

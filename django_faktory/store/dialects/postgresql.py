@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...errors import ReservationLost
 from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .base import LOCK, Changed, Dialect, Ended, Ending, Found, Held, Plan, Stored, Tally, Underway
+from .base import LOCK, Changed, Dialect, Ending, Found, Held, Plan, Relayed, Stored, Tally, Underway
 from .pipeline import Rows
 from .postgresql_ahead import ahead_call, confirm
 from .postgresql_failures import READ, failing_calls, save_calls
@@ -138,9 +138,7 @@ class PostgresqlDialect(Dialect):
         """See Dialect."""
         return confirm(connection, handed, now)
 
-    def relay(
-        self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None
-    ) -> tuple[Ended, Reservation] | None:
+    def relay(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
         """See Dialect."""
         self._locked_at = time.monotonic()
         return self._relay.run(connection, ack, plan, now)

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...payloads import Ack, Reservation
-from .base import COUNTER, JOB, LOCK, WORKER, Ended, Held, Plan, counter_slot
+from ...payloads import Ack
+from .base import COUNTER, JOB, LOCK, WORKER, Held, Plan, Relayed, counter_slot
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED, reservations
 from .prepared import Statement, execute_on
@@ -76,7 +76,9 @@ counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
   SELECT (now AT TIME ZONE 'UTC')::date, $10, 1, 0, 0 FROM heir, clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
-SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, held.started_at, taken.*
+SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, held.started_at,
+  NOT EXISTS (SELECT 1 FROM unnest($7) AS q (name) CROSS JOIN LATERAL (
+    SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name LIMIT 1) AS ready), taken.*
 FROM held, token, taken, clock""",
 )
 
@@ -103,9 +105,7 @@ class Relay:
         """Whether this one did."""
         return jid in self._heirs
 
-    def run(
-        self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None
-    ) -> tuple[Ended, Reservation] | None:
+    def run(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
         """See `Dialect.relay`. Tried once for each."""
         with self._lock:
             self._heirs.pop(ack.jid, None)
@@ -117,8 +117,8 @@ class Relay:
         [rows] = execute_on(connection, [(RELAY, values)])
         if not rows:
             return None
-        [(token, by, attempt, queue, jobtype, ended_at, started_at, *taken)] = rows
+        [(token, by, attempt, queue, jobtype, ended_at, started_at, is_all, *taken)] = rows
         [job] = reservations([[tuple(taken)]])
         self.remember([job.jid])
         held = Held(by, attempt, queue, jobtype, (ended_at - started_at).total_seconds())
-        return {ack.jid: held}, msgspec.structs.replace(job, lock_token=token)
+        return Relayed({ack.jid: held}, msgspec.structs.replace(job, lock_token=token), is_all)
