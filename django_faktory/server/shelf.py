@@ -168,14 +168,13 @@ class Shelf:
     def answered(self, sent: FetchRequest, claimed: Sequence[Reservation], ahead: Sequence[Reservation]) -> None:
         """What was claimed for a request as it was sent, and what was read ahead with it."""
         _take_from(self._out, sent.queues)
-        for job in claimed:
+        for job in (*claimed, *ahead[:1]):
             self._learn(job)
         if not sent.ahead:
             return
         epoch = self._asked.pop(sent.queues[0])
         if not ahead:
             return
-        self._barren.pop(sent.queues[0], None)
         if epoch != self._epoch or not self._most:
             self._give_back(ahead)
             return

@@ -114,7 +114,7 @@ class Turn:
 
     def may_be_relay(self, dialect: Dialect) -> bool:
         """Whether a relay is to be tried."""
-        is_pair = not self.jobs and len(self.acks) == 1 and bool(self.requests)
+        is_pair = not self.jobs and len(self.acks) == 1 and self.asks()
         return is_pair and dialect.expects_relay(self.acks[0].jid)
 
     def asks(self) -> bool:
@@ -203,7 +203,7 @@ def carry_out(turn: Turn) -> Exchanged:
 def _relayed(turn: Turn) -> Exchanged | None:
     """`carry_out` where the first who asks for a job, and for one, gets the next of the key of the one that ends."""
     [ack], claiming = turn.acks, turn.claiming
-    place = next((place for place, request in enumerate(turn.requests) if request.count), 0)
+    place = next(place for place, request in enumerate(turn.requests) if request.count)
     first, others = turn.requests[place], [*turn.requests[:place], *turn.requests[place + 1 :]]
     plan = first_plan([first])
     if first.count != 1 or not plan.slots:

@@ -47,6 +47,15 @@ def one(node, request, monkeypatch):
     return one
 
 
+def chain(one):
+    """A job in a chain of hand-overs, behind which A3 and A4 wait."""
+    one.push("A", "A1", "A2", "A3", "A4")
+    job = one.reserve()
+    for _ in range(2):  # the first end of a holder is one like any other, the second hands over
+        [job] = hand_over(one, job)
+    return job
+
+
 def test_the_next_of_the_key_holds_the_lock_with_a_token_and_a_lease_of_its_own(one):
     one.push("A", "A1", "A2")
     first = one.reserve()
@@ -207,10 +216,7 @@ def test_what_is_handed_over_is_a_claim_like_any_other(one):
 @on_postgresql
 def test_a_long_chain_is_one_statement_a_job(node):
     one = node()
-    one.push("A", "A1", "A2", "A3", "A4")
-    job = one.reserve()
-    for _ in range(2):  # the first end of a holder is one like any other, the second hands over
-        [job] = hand_over(one, job)
+    job = chain(one)
     with CaptureQueriesContext(connection) as sent:
         [job] = hand_over(one, job)
     assert job.jid == jid("A3")
@@ -236,10 +242,7 @@ def test_others_who_fetch_in_the_same_turn_get_what_is_left(one):
 @pytest.mark.parametrize("before", [[], [FetchRequest(queues=("default",), count=0, ahead=3)]])
 def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(node, before):
     one = node()
-    one.push("A", "A1", "A2", "A3")
-    job = one.reserve()
-    for _ in range(2):
-        [job] = hand_over(one, job)
+    job = chain(one)
     requests = [*before, *(FetchRequest(queues=("default",), wid=wid) for wid in ("w1", "w2", "w3"))]
     with CaptureQueriesContext(connection) as sent:
         told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
@@ -249,15 +252,12 @@ def test_others_of_a_turn_in_a_chain_cost_nothing_where_nothing_else_is_ready(no
 
 
 @on_postgresql
-@pytest.mark.parametrize("queue", ["default", "other"])
-def test_others_of_a_turn_in_a_chain_get_what_is_ready(node, queue):
+@pytest.mark.parametrize(("queue", "queues"), [("default", ("default",)), ("other", ("other", "default"))])
+def test_others_of_a_turn_in_a_chain_get_what_is_ready(node, queue, queues):
     one = node()
-    one.push("A", "A1", "A2", "A3")
-    job = one.reserve()
-    for _ in range(2):
-        [job] = hand_over(one, job)
+    job = chain(one)
     one.push("B", queue=queue, priority=-9)
-    requests = [FetchRequest(queues=("default",), wid="w1"), FetchRequest(queues=("other", "default"), wid="w2")]
+    requests = [FetchRequest(queues=("default",), wid="w1"), FetchRequest(queues=queues, wid="w2")]
     told = one.broker.exchange([], [Ack(jid=job.jid, wid="w1", attempt=1)], requests)
     assert [[job.jid for job in found] for found in told.fetched] == [[jid("A3")], [jid("B")]]
 
