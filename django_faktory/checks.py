@@ -14,13 +14,13 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register  # noqa: A004  (Django's name)
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from . import conf, locket, tls
+from . import conf, cursor_hooks, locket, tls
 from .backend import FaktoryBackend
 from .brokers import Broker
 from .compat import BaseTaskBackend, task_backends
@@ -90,6 +90,46 @@ def check_database_options(**_: Any) -> list[CheckMessage]:
     if connection.vendor == "mysql":
         return _mysql_options(where, options)
     return []
+
+
+@register
+def check_connections(**_: Any) -> list[CheckMessage]:
+    """DATABASES: transactions and cursors of the databases that hold jobs or an outbox."""
+    try:
+        outboxes = [alias for alias in conf.outbox() if alias in connections]
+    except (ImproperlyConfigured, TypeError):  # other checks report it
+        outboxes = []
+    jobs = _job_database()
+    aliases = dict.fromkeys([*([jobs.alias] if jobs else []), *outboxes])
+    found = [message for alias in aliases for message in _autocommit(connections[alias])]
+    return [*found, *_isolation_option(jobs), *_cursor(jobs)] if jobs else found
+
+
+@register(Tags.database)
+def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """The isolation level that the server, the database or the role gives to a session.
+
+    On PostgreSQL it also applies where OPTIONS name another one: that is for transactions that the driver begins, and
+    a statement in autocommit is none of them.
+    """
+    connection = _job_database()
+    if connection is None or connection.alias not in (databases or ()) or _isolation_option(connection):
+        return []
+    if connection.vendor not in _FORBIDDEN_LEVELS:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(_ask_isolation(connection))
+        level = str(cursor.fetchone()[0])
+    if level.replace("-", " ").lower() not in _FORBIDDEN_LEVELS[connection.vendor]:
+        return []
+    if connection.vendor == "postgresql":
+        remedy = (
+            '"OPTIONS": {"options": "-c default_transaction_isolation=read\\\\ committed"}; or as an administrator: ALTER '
+            f"ROLE {connection.settings_dict['USER'] or '…'} SET default_transaction_isolation = 'read committed'"
+        )
+    else:
+        remedy = _REMEDY_MYSQL
+    return [_isolation_error(f"DATABASES[{connection.alias!r}]: isolation level of the session", level, remedy)]
 
 
 @register(Tags.database)
@@ -246,8 +286,8 @@ def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mappin
 
 def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]:
     level = options.get("isolation_level", "read committed")
-    if str(level).lower() == "read committed":
-        return []
+    if str(level).lower() in ("read committed", *_FORBIDDEN_LEVELS["mysql"]):
+        return []  # E016 reports the latter
     return [
         Warning(
             f"{where}: isolation level {level or 'of the server'!s}: claims lock gaps between rows, and workers wait "
@@ -256,6 +296,65 @@ def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]
             id="django_faktory.W003",
         )
     ]
+
+
+def _autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        yield Error(
+            f"DATABASES[{connection.alias!r}]: AUTOCOMMIT: expected True, got False: jobs are stored in transactions that "
+            "Django opens and commits, and enqueue() would raise TransactionManagementError",
+            hint='Remove "AUTOCOMMIT", and use transaction.atomic() or "ATOMIC_REQUESTS": True.',
+            id="django_faktory.E017",
+        )
+
+
+def _cursor(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
+    own = cursor_hooks.own_methods(connection) if connection.vendor == "postgresql" else []
+    if own:
+        yield Info(
+            f"DATABASES[{connection.alias!r}]: {connection.settings_dict['ENGINE']} has its own {', '.join(own)}: each "
+            "statement goes through connection.cursor() and is not prepared, which is slower",
+            hint="Needed for django-tenants and the like, see docs/howto/multi-tenant.md; otherwise use Django's backend.",
+            id="django_faktory.I001",
+        )
+
+
+_FORBIDDEN_LEVELS = {
+    "postgresql": ("repeatable read", "serializable"),
+    "mysql": ("serializable",),  # W003 covers REPEATABLE READ, which is slow there, but works
+}
+_REMEDY_MYSQL = '"OPTIONS": {"isolation_level": "read committed"}, which is Django\'s default.'
+
+
+def _ask_isolation(connection: BaseDatabaseWrapper) -> str:
+    if connection.vendor == "postgresql":
+        return "SHOW default_transaction_isolation"
+    name = "tx_isolation" if getattr(connection, "mysql_is_mariadb", False) else "transaction_isolation"
+    return f"SELECT @@SESSION.{name}"
+
+
+def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """What OPTIONS say: a number of Django's IsolationLevel on PostgreSQL, a name on MariaDB."""
+    level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level")
+    name, remedy = str(level), _REMEDY_MYSQL
+    if connection.vendor == "postgresql":
+        remedy = 'Remove "isolation_level" from OPTIONS; use another alias for transactions that need more.'
+        if isinstance(level, int):
+            from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a driver of PostgreSQL
+
+            name = next((one.name.replace("_", " ") for one in IsolationLevel if one == level), name)
+    if name.lower() not in _FORBIDDEN_LEVELS.get(connection.vendor, ()):
+        return []
+    return [_isolation_error(f"DATABASES[{connection.alias!r}]: isolation_level", name.lower(), remedy)]
+
+
+def _isolation_error(where: str, level: str, remedy: str) -> CheckMessage:
+    return Error(
+        f"{where}: expected read committed, got {level}: claims of several workers would fail with serialization errors, "
+        "and workers would be reclaimed although they live",
+        hint=remedy,
+        id="django_faktory.E016",
+    )
 
 
 def _dotted(version: Iterable[int]) -> str:

@@ -8,6 +8,7 @@ from django.test import override_settings
 from django_faktory import checks, conf
 from django_faktory.compat import Task, task_backends
 from tests.server.raw import CERTIFICATE
+from tests.settings import KIND
 
 BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
@@ -299,7 +300,7 @@ def test_sqlite_in_memory_is_left_alone(database):
     assert ids() == []
 
 
-@pytest.mark.parametrize("level", [None, "repeatable read", "serializable"])
+@pytest.mark.parametrize("level", [None, "repeatable read"])
 def test_mysql_that_locks_gaps_is_a_warning(database, level):
     database("mysql", OPTIONS={"isolation_level": level})
     assert "isolation_level" in said("W003")
@@ -310,6 +311,59 @@ def test_mysql_with_djangos_own_isolation_level_is_right(database):
     assert ids() == []
     database("mysql", OPTIONS={"isolation_level": "READ COMMITTED"})
     assert ids() == []
+
+
+def test_serializable_transactions_on_mysql_are_an_error(database):
+    database("mysql", OPTIONS={"isolation_level": "serializable"})
+    assert ids() == ["django_faktory.E016"]
+    assert '"isolation_level": "read committed"' in said("E016")
+
+
+@pytest.mark.skipif(KIND != "postgresql", reason="needs a driver of PostgreSQL")
+@pytest.mark.parametrize(("level", "name"), [("REPEATABLE_READ", "repeatable read"), ("SERIALIZABLE", "serializable")])
+def test_isolation_levels_of_postgresql_above_read_committed_are_an_error(database, level, name):
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a driver
+
+    database("postgresql", OPTIONS={"isolation_level": IsolationLevel[level]})
+    assert ids() == ["django_faktory.E016"]
+    assert f"expected read committed, got {name}" in said("E016")
+    database("postgresql", OPTIONS={"isolation_level": IsolationLevel.READ_COMMITTED})
+    assert ids() == []
+
+
+@pytest.mark.skipif(KIND == "sqlite", reason="SQLite has no isolation levels")
+@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+def test_the_isolation_level_of_the_server_or_the_role_is_asked_with_database(level):
+    if connection.vendor == "mysql" and level != "serializable":
+        pytest.skip("a warning of its own, W003")
+    sql = {
+        "postgresql": f"SET default_transaction_isolation = '{level}'",
+        "mysql": f"SET SESSION TRANSACTION ISOLATION LEVEL {level}",
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+    try:
+        [message] = checks.check_isolation(databases=["default"])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(sql.replace(level, "read committed"))
+    assert message.id == "django_faktory.E016"
+    assert f"expected read committed, got {level}" in message.msg.lower().replace("-", " ")
+    assert "read" in message.hint and "committed" in message.hint
+    assert checks.check_isolation(databases=["default"]) == []
+    assert checks.check_isolation(databases=None) == []
+
+
+def test_a_database_without_autocommit_is_an_error(database):
+    database(connection.vendor, AUTOCOMMIT=False)
+    assert ids() == ["django_faktory.E017"]
+    assert "expected True, got False" in said("E017")
+    with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": ["default"]}):
+        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")
+    with override_settings(FAKTORY={"DATABASE": "other"}):
+        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")  # the outbox is there by itself
+    with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": []}):
+        assert ids() == []
 
 
 def test_jobs_elsewhere_need_nothing_of_this_database(database):

@@ -17,6 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...cursor_hooks import has_own_cursor
+
 Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]
 """A prepared statement's name, its values as they are sent, and whether each is binary: 1 or 0."""
@@ -49,9 +51,12 @@ def _driver() -> Any:
 
 
 def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
-    """Whether statements may go this way: not where somebody listens in on them, nor in another encoding, nor where a
-    transaction begins with them that is to be of another kind than the server's own."""
-    if connection.execute_wrappers or connection.queries_logged:
+    """Return whether prepared statements may bypass the cursor.
+
+    They may not where statements are logged or wrapped, where the backend prepares its session for each cursor, in
+    another encoding than UTF-8, and where they would begin a transaction with characteristics of its own.
+    """
+    if connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection):
         return False
     psycopg, raw = _driver(), connection.connection
     if psycopg is None or not isinstance(raw, psycopg.Connection) or raw.info.encoding != "utf-8":

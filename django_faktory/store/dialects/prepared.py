@@ -18,6 +18,7 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from ...cursor_hooks import has_own_cursor
 from ...logs import get_logger
 from ...poolers import is_pooled
 from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_last, run_prepared
@@ -75,8 +76,8 @@ class Statement:
         use.uses += 1
         now, last = time.monotonic(), use.used_at
         use.used_at = now
-        if not Statement.works or use.uses <= USES_BEFORE or not joins(cursor.db):
-            return None
+        if not Statement.works or use.uses <= USES_BEFORE or not joins(cursor.db) or has_own_cursor(cursor.db):
+            return None  # a backend with its own cursor may change `search_path`, to which a plan is bound
         if not use.name or (self.ages and now - use.planned_at > REPLAN_S):
             if now - last > REPLAN_S:
                 return None  # so seldom used, it would be planned anew each time

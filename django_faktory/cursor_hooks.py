@@ -1,0 +1,48 @@
+"""Find database backends that prepare the session for each cursor, such as those of multi-tenant projects.
+
+django-tenants sets `search_path` in `_cursor`; backends for row-level security set a session variable in `cursor` or
+`create_cursor`. Statements on such a connection must go through `connection.cursor()`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+_CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "_prepare_cursor", "make_cursor")
+
+
+def own_methods(connection: BaseDatabaseWrapper) -> list[str]:
+    """Return what makes the cursors of this connection and is not Django's own: names of methods and options."""
+    patched = [name for name in _CURSOR_METHODS if name in vars(connection)]
+    factory = ["OPTIONS['cursor_factory']"] if connection.settings_dict["OPTIONS"].get("cursor_factory") else []
+    return [*_overridden(type(connection)), *patched, *factory]
+
+
+def has_own_cursor(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether statements have to go through `connection.cursor()`. Fast enough to call for each statement."""
+    own = connection.__dict__  # debug toolbars patch `cursor` of the instance
+    return (
+        "cursor" in own
+        or "_cursor" in own
+        or "create_cursor" in own
+        or "cursor_factory" in connection.settings_dict["OPTIONS"]
+        or bool(_overridden(type(connection)))
+    )
+
+
+@functools.cache
+def _overridden(backend: type[BaseDatabaseWrapper]) -> tuple[str, ...]:
+    """Return the methods of a backend that are defined outside Django, patched ones included."""
+    names = [name for name in _CURSOR_METHODS if not _is_djangos(getattr(backend, name))]
+    # Compared with the base class, not by module: pytest-django replaces this one on the base class for a while.
+    if backend.ensure_connection is not BaseDatabaseWrapper.ensure_connection:
+        names.append("ensure_connection")
+    return tuple(names)
+
+
+def _is_djangos(method: object) -> bool:
+    # A decorator that uses functools.wraps copies __module__, but not the globals of its own wrapper.
+    module = getattr(method, "__globals__", {}).get("__name__", "")
+    return bool(module.startswith("django."))

@@ -1,0 +1,5 @@
+from django.db import models
+
+
+class Note(models.Model):
+    word = models.TextField()
