@@ -15,6 +15,7 @@ _CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "_prepare_cursor", "mak
 
 def own_methods(connection: BaseDatabaseWrapper) -> list[str]:
     """Return what makes the cursors of this connection and is not Django's own: names of methods and options."""
+    connection = connection.ops.connection
     patched = [name for name in _CURSOR_METHODS if name in vars(connection)]
     factory = ["OPTIONS['cursor_factory']"] if connection.settings_dict["OPTIONS"].get("cursor_factory") else []
     return [*_overridden(type(connection)), *patched, *factory]
@@ -22,6 +23,7 @@ def own_methods(connection: BaseDatabaseWrapper) -> list[str]:
 
 def has_own_cursor(connection: BaseDatabaseWrapper) -> bool:
     """Return whether statements have to go through `connection.cursor()`. Fast enough to call for each statement."""
+    connection = connection.ops.connection  # the wrapper itself, also of `django.db.connection`, which is a proxy
     own = connection.__dict__  # debug toolbars patch `cursor` of the instance
     return (
         "cursor" in own

@@ -27,7 +27,9 @@ def with_backend():
     def replace(**methods):
         base = type(before)
         backend = type("DatabaseWrapper", (base,), {"__module__": "shop.rows.base", **methods})
-        connections["default"] = backend({**before.settings_dict, "OPTIONS": {**before.settings_dict["OPTIONS"]}}, "default")
+        connections["default"] = backend(
+            {**before.settings_dict, "OPTIONS": {**before.settings_dict["OPTIONS"]}}, "default"
+        )
         return connections["default"]
 
     yield replace

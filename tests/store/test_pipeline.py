@@ -12,6 +12,7 @@ import psycopg.types.string
 import pytest
 import uvloop
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError, connection, transaction
+from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.store.dialects import pipeline, prepared
@@ -237,8 +238,8 @@ class TestWithoutACursor:
     def cursors(self, monkeypatch):
         """How many were made."""
         made = []
-        real = connection.cursor
-        monkeypatch.setattr(connection, "cursor", lambda: made.append(1) or real())
+        real = CursorWrapper.__init__
+        monkeypatch.setattr(CursorWrapper, "__init__", lambda self, *args: made.append(1) or real(self, *args))
         return made
 
     def test_what_is_prepared_needs_none(self, echo, cursors, sent):

@@ -20,7 +20,13 @@ DATABASES = {
 DATABASE_ROUTERS = ("django_tenants.routers.TenantSyncRouter",)
 _BOTH = ["django.contrib.contenttypes", "django.contrib.auth"]
 SHARED_APPS = ["django_tenants", "tests.tenants.customers", *_BOTH]
-TENANT_APPS = [*_BOTH, "django.contrib.sessions", "django.contrib.messages", "django.contrib.admin", "tests.tenants.notes"]
+TENANT_APPS = [
+    *_BOTH,
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.admin",
+    "tests.tenants.notes",
+]
 FAKTORY = {}
 
 for _settings in sorted(Path(os.environ["FAKTORY_TENANTS_PAGE"]).glob("settings_*.py")):

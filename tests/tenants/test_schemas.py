@@ -139,7 +139,9 @@ def test_the_command_line_shows_the_jobs_of_the_schema_that_is_named(own_queues)
 
 def test_a_shared_queue_carries_the_schema_to_the_task(shared_queue, runfaktory):
     shared_queue.python(ALTERNATE.format(times=20, around="nullcontext()"))
-    shared_queue.python(ALTERNATE.format(times=4, around="transaction.atomic()").replace("note.", "note_in_transaction."))
+    shared_queue.python(
+        ALTERNATE.format(times=4, around="transaction.atomic()").replace("note.", "note_in_transaction.")
+    )
     assert shared_queue.count("public.django_faktory_job") == 24
     program = runfaktory(shared_queue, "--processes", "1", "127.0.0.1:0")
     wait_until(lambda: shared_queue.count("public.django_faktory_job", "state = 'succeeded'") == 24, 60)
