@@ -7,6 +7,7 @@ django-tenants sets `search_path` in `_cursor`; backends for row-level security 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -16,21 +17,23 @@ _CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "_prepare_cursor", "mak
 def own_methods(connection: BaseDatabaseWrapper) -> list[str]:
     """Return what makes the cursors of this connection and is not Django's own: names of methods and options."""
     connection = connection.ops.connection
+    backend: Any = type(connection)
     patched = [name for name in _CURSOR_METHODS if name in vars(connection)]
     factory = ["OPTIONS['cursor_factory']"] if connection.settings_dict["OPTIONS"].get("cursor_factory") else []
-    return [*_overridden(type(connection)), *patched, *factory]
+    return [*_overridden(backend), *patched, *factory]
 
 
 def has_own_cursor(connection: BaseDatabaseWrapper) -> bool:
     """Return whether statements have to go through `connection.cursor()`. Fast enough to call for each statement."""
     connection = connection.ops.connection  # the wrapper itself, also of `django.db.connection`, which is a proxy
+    backend: Any = type(connection)
     own = connection.__dict__  # debug toolbars patch `cursor` of the instance
     return (
         "cursor" in own
         or "_cursor" in own
         or "create_cursor" in own
         or "cursor_factory" in connection.settings_dict["OPTIONS"]
-        or bool(_overridden(type(connection)))
+        or bool(_overridden(backend))
     )
 
 

@@ -192,8 +192,12 @@ class Broker(ABC):
         return set()
 
     @abstractmethod
-    def ack(self, acks: Sequence[Ack]) -> list[bool]:
-        """End jobs well. False where it changed nothing: not stored, not working, or held by another (W16)."""
+    def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
+        """End jobs successfully; one answer for each ack.
+
+        False: nothing was changed, since the job is not stored, not working, or held by another (W16). BrokerUnavailable
+        as an answer: this job was not ended, others of the set were; send this ack again.
+        """
 
     @abstractmethod
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:

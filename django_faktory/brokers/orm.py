@@ -250,7 +250,7 @@ class OrmBroker(Broker):
             logger.warning("jobs were claimed and the answer was lost, given back jobs=%d", returned)
             self._announce(self.alias, {ANY_QUEUE})
 
-    def ack(self, acks: Sequence[Ack]) -> list[bool]:
+    def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
         """See Broker."""
         return jobs.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 

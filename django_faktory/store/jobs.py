@@ -152,7 +152,7 @@ class Turn:
         if ending.readied:
             locks.tell(connections[claiming.using], set(ending.readied))
         locks.settle_later(connections[claiming.using], ending.blocked)
-        acked = _all_acked(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
+        acked = _end_members(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
         theirs = [job for job in claimed if not job.is_ahead]
         got = claiming.locked(plan, theirs)
         is_all = len(plan.then) > 0 and len(got) == len(theirs)
@@ -183,7 +183,7 @@ def carry_out(turn: Turn) -> Exchanged:
     acks, claiming = turn.acks, turn.claiming
     using, now = claiming.using, claiming.now
     if not turn.is_one():
-        acked: list[FaktoryError | bool] = [*ack(acks, using=using, now=now, on_ended=turn.on_ended)]
+        acked = ack(acks, using=using, now=now, on_ended=turn.on_ended)
         pushed = push(turn.jobs, using=using, now=now)
         return Exchanged(pushed, acked, fetch_for(turn.requests, claiming))
     if turn.may_be_relay(_dialect(using)):
@@ -225,38 +225,63 @@ def _relayed(turn: Turn) -> Exchanged | None:
     return Exchanged([], [True], fetched)
 
 
-def _all_acked(
+def _end_members(
     ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
 ) -> list[FaktoryError | bool]:
-    """The answers, when those are ended too that were left to the end of batches. Trouble there is told to those."""
+    """End what `ending` left alone, in a transaction of its own, and return the answer to each ack.
+
+    `ending` is committed: when this transaction fails, only the acks of `ending.left` are answered with the error. The
+    reporter sends those again; the others would count as late.
+    """
     try:
         ended = ending.ended | _end_of_batches(ending, acks, using=using, now=now)
-        on_ended(ended.values())
-        return [_was_holder(ack, ended) for ack in acks]
-    except (BrokerUnavailable, Error) as error:  # must not swallow what is done
+    except (BrokerUnavailable, Error) as error:
         if connections[using].in_atomic_block:
             raise
         logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
+        on_ended(ending.ended.values())
         trouble = BrokerUnavailable("database unavailable")
         return [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
-
-
-def ack(acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks) -> list[bool]:
-    """End jobs well: the row goes, or stays as succeeded for its `result_ttl`. False: nothing was changed (W16)."""
-    ended: Ended = {}
-    one_statement = _dialect(using).one_statement
-    for start in range(0, len(acks), CHUNK):
-        chunk = [ack for ack in acks[start : start + CHUNK] if is_storable(ack.jid)]
-        if chunk:
-            ending = run(
-                using,
-                lambda connection, chunk=chunk: dialect_of(connection).end(connection, chunk, now),  # type: ignore[misc]
-                atomic=not (one_statement and _dialect(using).joins(connections[using])),
-            )
-            locks.tell(connections[using], set(ending.readied))
-            ended |= ending.ended | _end_of_batches(ending, chunk, using=using, now=now)
     on_ended(ended.values())
     return [_was_holder(ack, ended) for ack in acks]
+
+
+def ack(
+    acks: Sequence[Ack], *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
+) -> list[FaktoryError | bool]:
+    """End jobs successfully: delete the row, or keep it as succeeded for its `result_ttl`.
+
+    False: nothing was changed, the sender did not hold the job (W16). BrokerUnavailable as an answer: this job was not
+    ended, others of the set were. Raised: none was.
+    """
+    answers: list[FaktoryError | bool] = []
+    for start in range(0, len(acks), CHUNK):
+        try:
+            answers += _ack_chunk(acks[start : start + CHUNK], using=using, now=now, on_ended=on_ended)
+        except BrokerUnavailable as error:
+            if not answers or connections[using].in_atomic_block:
+                raise
+            logger.warning("jobs not acknowledged jobs=%d error=%s", len(acks) - start, error)
+            answers += [error] * (len(acks) - start)
+            break
+    return answers
+
+
+def _ack_chunk(
+    acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
+) -> list[FaktoryError | bool]:
+    storable = [ack for ack in acks if is_storable(ack.jid)]
+    if not storable:
+        return [False] * len(acks)
+    dialect = _dialect(using)
+    ending = run(
+        using,
+        lambda connection: dialect.end(connection, storable, now),
+        atomic=not (dialect.one_statement and dialect.joins(connections[using])),
+    )
+    locks.tell(connections[using], set(ending.readied))
+    answers = iter(_end_members(ending, storable, using=using, now=now, on_ended=on_ended))
+    return [next(answers) if is_storable(ack.jid) else False for ack in acks]
 
 
 def ack_last(

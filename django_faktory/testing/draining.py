@@ -164,7 +164,9 @@ class _Drain:
     def _report(self, report: Ack | Failure | None) -> None:
         match report:
             case Ack():
-                self._broker.ack([report])
+                [answer] = self._broker.ack([report])
+                if isinstance(answer, FaktoryError):
+                    raise answer
             case Failure():
                 self._broker.fail([report])
 
