@@ -99,10 +99,13 @@ def call_of(job: Job) -> tuple[str, str]:
 def timeline(job: Job) -> list[Moment]:
     """From the beginning to now."""
     attempts = attempts_of(job.history)
-    first = max(1, len(attempts) - SHOWN + 1)
+    # Histories have an end, and an imported job comes with its latest failure only.
+    forgotten = max(0, job.failures + job.losses - len(attempts))
+    earlier = forgotten + max(0, len(attempts) - SHOWN)
+    first = earlier + 1
     found = [Moment("Pushed", job.created_at)]
-    if len(attempts) > SHOWN:
-        found.append(Moment(f"{len(attempts) - SHOWN} earlier attempts", None))
+    if earlier:
+        found.append(Moment(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
     for number, one in enumerate(attempts[-SHOWN:], first):
         begun, failed = _instant(one.started_at), _instant(one.failed_at)
         found.append(

@@ -61,7 +61,12 @@ def latency(server: Server, connection: Connection, command: QueueLatency) -> by
     """Seconds the oldest job of each queue has waited (W24)."""
 
     def answer(told: dict[str, float] | FaktoryError) -> None:
-        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.bulk(jsontext.encode(told)))
+        if isinstance(told, FaktoryError):
+            connection.finish(_error(told))
+            return
+        # Whole numbers without a fraction, as the original server writes them.
+        seconds = {name: int(value) if value.is_integer() else value for name, value in told.items()}
+        connection.finish(resp.bulk(jsontext.encode(seconds)))
 
     server.control.submit(partial(server.broker.latency, command.queues), answer)
     return None

@@ -31,6 +31,7 @@ from ..protocol.commands import (
     Push,
     PushBulk,
 )
+from ..versions import semantic
 from . import batch_verbs, management_verbs, tracking_verbs
 from .fetchers import Fetcher
 
@@ -331,7 +332,7 @@ def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
         },
         "server": {
             "description": "Faktory",
-            "faktory_version": __version__,
+            "faktory_version": semantic(__version__),
             "uptime": int(server.uptime_s),
             "connections": server.connection_count,
             "command_count": server.command_count,

@@ -288,7 +288,9 @@ class _Failing:
         }
         if outcome.retry_in_s is not None:
             told["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
-        told |= {"message": failure.message, "errtype": failure.errtype, "backtrace": lines}
+        told |= {"message": failure.message, "errtype": failure.errtype}
+        if lines:  # the original server leaves an empty one out
+            told["backtrace"] = lines
         job.failure = jsontext.encode(told)
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
         job.history = _longer(job, failure, lines, now)

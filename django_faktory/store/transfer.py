@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
 from .. import jsontext
+from ..errors import InvalidPayload
 from ..lifecycle import DEAD_FOR_S, Event, State, sources
 from ..models import Job, JobQuerySet
 from . import gates, locks
@@ -54,15 +55,41 @@ def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
     for row in rows:
         past = told[row.jid]
         row.failures, row.failure, row.errtype = past.failures, past.failure, past.errtype
+        row.history = _history(past)
         if past.state is State.DEAD and past.ends_at is not None:
             row.state, row.run_at, row.gate = State.DEAD, None, None
             row.finished_at, row.purge_at = past.ends_at - timedelta(seconds=DEAD_FOR_S), past.ends_at
         elif past.state is State.RETRIES and row.state == State.SCHEDULED:
             row.state = State.RETRIES
-    fields = ["state", "failures", "failure", "errtype", "run_at", "gate", "finished_at", "purge_at"]
+    fields = ["state", "failures", "failure", "errtype", "history", "run_at", "gate", "finished_at", "purge_at"]
     if rows:
         Job.objects.using(using).bulk_update(rows, fields, batch_size=100)
     locks.settle_later(connections[using], keys)
+
+
+def _history(past: Past) -> str:
+    """Return the history of a job that comes with a failure: its latest failed attempt, the only one that is known.
+
+    The pages, results and the command line show the history, not the failure.
+    """
+    try:
+        told = jsontext.decode(past.failure) if past.failure else None
+    except InvalidPayload:
+        told = None
+    if not isinstance(told, dict):
+        return ""
+    message, lines, failed_at = told.get("message"), told.get("backtrace"), told.get("failed_at")
+    attempt = {
+        "attempt": past.failures,
+        "wid": "",
+        "started_at": "",
+        # The original keeps the time of the first failure.
+        "failed_at": failed_at if isinstance(failed_at, str) and past.failures == 1 else "",
+        "errtype": past.errtype,
+        "message": message if isinstance(message, str) else "",
+        "backtrace": [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else [],
+    }
+    return jsontext.encode([attempt])
 
 
 def leave_receipt(jids: Sequence[str], *, using: str) -> int:

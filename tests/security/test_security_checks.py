@@ -1,10 +1,15 @@
 """System checks of who can get in: what brings each out, and that none shows a secret."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from django.core.checks import run_checks
 from django.test import override_settings
 
 from django_faktory.security_checks import is_loopback
+from tests.programs import ROOT
 from tests.server.raw import CERTIFICATE
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
@@ -93,3 +98,33 @@ def test_which_hosts_are_this_machine(host, is_near):
 def test_an_address_that_is_none_is_told_once_and_not_warned_of():
     """E002 says what is wrong with it."""
     assert "W060" not in said(deploy=False, BIND="localhost")
+
+
+ENCRYPTS = """
+from django_faktory import task
+
+@task(encrypt=True)
+def hides(value): ...
+"""
+
+
+def test_a_task_that_encrypts_without_a_key_is_found_whichever_check_runs_first(tmp_path):
+    app = tmp_path / "hiding"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "tasks.py").write_text(ENCRYPTS)
+    environment = {
+        **os.environ, "DJANGO_SETTINGS_MODULE": "tests.commands.settings", "PYTHONPATH": str(ROOT),
+        "FAKTORY_TEST_APPS": "hiding", "FAKTORY_TEST_PATH": str(tmp_path), "FAKTORY_TEST_SETTINGS": "{}",
+    }  # fmt: skip
+    # Django keeps checks in a set: any may be the first, and none may rely on another to import the tasks.
+    code = (
+        "import django; django.setup()\n"
+        "from django_faktory.security_checks import check_encryption\n"
+        "print([message.id for message in check_encryption()])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "['django_faktory.E060']", done.stderr

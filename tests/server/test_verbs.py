@@ -6,7 +6,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from django_faktory import __version__
 from django_faktory.models import Job, WorkerProcess
+from django_faktory.versions import semantic
 from tests.server.raw import over_both, push, worker
 from tests.waiting import wait_until
 
@@ -266,6 +268,7 @@ def test_a_retried_job_comes_with_its_failure(connect):
     Job.objects.update(state="enqueued", enqueued_at=timezone.now(), run_at=None)
     failure = fetched(client)["failure"]
     assert (failure["errtype"], failure["message"], failure["retry_count"], failure["remaining"]) == ("E", "m", 0, 1)
+    assert "backtrace" not in failure  # the original server leaves an empty one out
 
 
 @pytest.mark.parametrize(
@@ -316,5 +319,6 @@ def test_info_has_the_original_servers_shape(connect):
     assert set(told["server"]) == {
         "description", "faktory_version", "uptime", "connections", "command_count", "used_memory_mb",
     }  # fmt: skip
+    assert told["server"]["faktory_version"] == semantic(__version__)
     assert told["server"]["connections"] == 1
     assert told["server"]["command_count"] == 3

@@ -2,13 +2,17 @@
 
 import json
 from datetime import UTC, datetime
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 
 from django_faktory.brokers import get_broker
+from django_faktory.dashboard.job_page import timeline
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.shapes import whole_job_of
 from django_faktory.store import transfer as store
 from django_faktory.transfer import importing
 from django_faktory.transfer.layout import FaktoryRedis
@@ -118,6 +122,42 @@ def test_times_and_failures_come_along(release, redis, take):
     assert (rows["jid-default"].retry, rows["jid-default"].reserve_for) == (3, 90)
     assert json.loads(rows["jid-mail0"].payload)["args"] == [1, "ü"]
     assert json.loads(rows["jid-mail3"].payload)["custom"] == {"trace": 3}
+
+
+@EVERY
+def test_the_error_of_an_imported_job_is_shown_as_its_latest_attempt(release, redis, take):
+    load(redis, recorded(release))
+    take()
+    job = Job.objects.get(jid="jid-dead")
+    [attempt] = whole_job_of(job)["attempts"]
+    failure = json.loads(job.failure)
+    assert (attempt["errtype"], attempt["message"]) == ("OSError", failure["message"])
+    assert (attempt["backtrace"], attempt["failed_at"]) == (["a", "b"], failure["failed_at"])
+    [moment] = [one for one in timeline(job) if one.is_failed and one.error]
+    assert (moment.title, moment.error, moment.backtrace) == ("Attempt 1 failed", "OSError", "a\nb")
+    out = StringIO()
+    call_command("faktory", "job", job.jid, stdout=out)
+    assert f"OSError: {failure['message']}" in out.getvalue()
+
+
+def test_only_the_latest_failure_of_an_imported_job_is_known(redis, take):
+    failure = {"failed_at": "2026-01-01T00:00:00Z", "errtype": "E", "message": "no", "retry_count": 2, "remaining": 23}
+    load(redis, {"retries": ["zset", [[raw("a", failure=failure), 3_786_912_000]]]})
+    take()
+    job = Job.objects.get()
+    assert [one.title for one in timeline(job)] == [
+        "Pushed", "2 earlier attempts", "Attempt 3 failed", "Waits for its next try",
+    ]  # fmt: skip
+    assert whole_job_of(job)["attempts"][0]["failed_at"] is None  # that of the first failure
+
+
+@pytest.mark.parametrize("failure", [{}, {"message": 5, "backtrace": "text", "failed_at": 7}, {"backtrace": [1, "a"]}])
+def test_a_failure_with_odd_members_is_imported_and_shown(failure, redis, take):
+    load(redis, {"dead": ["zset", [[raw("a", failure=failure), 3_786_912_000]]]})
+    take()
+    job = Job.objects.get()
+    assert [one["errtype"] for one in whole_job_of(job)["attempts"]] == ["unknown"]
+    assert timeline(job)
 
 
 def test_a_job_that_failed_before_and_is_worked_on_comes_back_as_a_retry(redis, take):

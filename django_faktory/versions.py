@@ -1,0 +1,28 @@
+"""Write this package's version as other languages read versions: PEP 440 as a semantic version."""
+
+from __future__ import annotations
+
+import re
+
+_PEP_440 = re.compile(
+    r"(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?:(?P<pre>a|b|rc)(?P<number>\d+))?(?:\.post(?P<post>\d+))?(?:\.dev(?P<dev>\d+))?"
+    r"(?:\+(?P<local>[a-z0-9]+(?:\.[a-z0-9]+)*))?"
+)
+_PRE = {"a": "alpha", "b": "beta", "rc": "rc"}
+
+
+def semantic(version: str) -> str:
+    """Return a normalized PEP 440 version as `MAJOR.MINOR.PATCH[-pre][+build]`: `1.0.0rc1` is `1.0.0-rc.1`.
+
+    An epoch and parts after the third are left out. What is no PEP 440 version is returned as it is.
+    """
+    found = _PEP_440.fullmatch(version)
+    if found is None:
+        return version
+    numbers = [*found["release"].split("."), "0", "0"][:3]
+    pre = [f"{_PRE[found['pre']]}.{int(found['number'])}"] if found["pre"] else []
+    pre += [f"dev.{int(found['dev'])}"] if found["dev"] else []
+    build = [f"post.{int(found['post'])}"] if found["post"] else []
+    build += [found["local"]] if found["local"] else []
+    core = ".".join(str(int(number)) for number in numbers)
+    return core + (f"-{'.'.join(pre)}" if pre else "") + (f"+{'.'.join(build)}" if build else "")
