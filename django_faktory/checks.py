@@ -124,8 +124,8 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
         return []
     if connection.vendor == "postgresql":
         remedy = (
-            '"OPTIONS": {"options": "-c default_transaction_isolation=read\\\\ committed"}; or as an administrator: ALTER '
-            f"ROLE {connection.settings_dict['USER'] or '…'} SET default_transaction_isolation = 'read committed'"
+            '"OPTIONS": {"options": "-c default_transaction_isolation=read\\\\ committed"}; or as an administrator: '
+            f"ALTER ROLE {connection.settings_dict['USER'] or '…'} SET default_transaction_isolation = 'read committed'"
         )
     else:
         remedy = _REMEDY_MYSQL
@@ -301,8 +301,8 @@ def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]
 def _autocommit(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield Error(
-            f"DATABASES[{connection.alias!r}]: AUTOCOMMIT: expected True, got False: jobs are stored in transactions that "
-            "Django opens and commits, and enqueue() would raise TransactionManagementError",
+            f"DATABASES[{connection.alias!r}]: AUTOCOMMIT: expected True, got False: jobs are stored in "
+            "transactions that Django opens and commits, and enqueue() would raise TransactionManagementError",
             hint='Remove "AUTOCOMMIT", and use transaction.atomic() or "ATOMIC_REQUESTS": True.',
             id="django_faktory.E017",
         )
@@ -312,9 +312,9 @@ def _cursor(connection: BaseDatabaseWrapper) -> Iterable[CheckMessage]:
     own = cursor_hooks.own_methods(connection) if connection.vendor == "postgresql" else []
     if own:
         yield Info(
-            f"DATABASES[{connection.alias!r}]: {connection.settings_dict['ENGINE']} has its own {', '.join(own)}: each "
-            "statement goes through connection.cursor() and is not prepared, which is slower",
-            hint="Needed for django-tenants and the like, see docs/howto/multi-tenant.md; otherwise use Django's backend.",
+            f"DATABASES[{connection.alias!r}]: {connection.settings_dict['ENGINE']} has its own {', '.join(own)}: "
+            "each statement goes through connection.cursor() and is not prepared, which is slower",
+            hint="Multi-tenant backends need it, see docs/howto/multi-tenant.md; otherwise use Django's own backend.",
             id="django_faktory.I001",
         )
 
@@ -350,8 +350,8 @@ def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
 
 def _isolation_error(where: str, level: str, remedy: str) -> CheckMessage:
     return Error(
-        f"{where}: expected read committed, got {level}: claims of several workers would fail with serialization errors, "
-        "and workers would be reclaimed although they live",
+        f"{where}: expected read committed, got {level}: claims of several workers would fail with serialization "
+        "errors, and workers would be reclaimed although they live",
         hint=remedy,
         id="django_faktory.E016",
     )

@@ -47,7 +47,7 @@ def check_bind(**_: Any) -> list[CheckMessage]:
 @register
 def check_encryption(**_: Any) -> list[CheckMessage]:
     """Encryption is possible wherever it is wanted, by a setting or by a task: otherwise enqueue() would fail."""
-    values, _ = _values()
+    values = _values()[0]
     is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or _any_task_encrypts()
     trouble = sealing.problem() if is_asked_for else ""
     hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'

@@ -196,7 +196,7 @@ def test_a_check_has_a_number_of_its_own():
     for path in PACKAGE:
         text = path.read_text(encoding="utf-8")
         # An id of a message that is made or named by its number alone; `message.id != "…"` only reads one.
-        for number in set(re.findall(r'(?<!!= )"(?:django_faktory\.)?([EW]\d{3})"', text)):
+        for number in set(re.findall(r'(?<!!= )"(?:django_faktory\.)?([EWI]\d{3})"', text)):
             owners.setdefault(number, []).append(name(path))
     assert owners
     assert {number: paths for number, paths in owners.items() if len(paths) > 1} == {}

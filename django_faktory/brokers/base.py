@@ -195,8 +195,8 @@ class Broker(ABC):
     def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
         """End jobs successfully; one answer for each ack.
 
-        False: nothing was changed, since the job is not stored, not working, or held by another (W16). BrokerUnavailable
-        as an answer: this job was not ended, others of the set were; send this ack again.
+        False: nothing was changed, since the job is not stored, not working, or held by another (W16).
+        BrokerUnavailable as an answer: this job was not ended, others of the set were; send this ack again.
         """
 
     @abstractmethod

@@ -212,7 +212,7 @@ def ids_of_checks():
     found = set()
     for path, tree in trees():
         text = path.read_text(encoding="utf-8")
-        found |= set(re.findall(r'"(?:django_faktory\.)?([EW]\d{3})"', text))
+        found |= set(re.findall(r'"(?:django_faktory\.)?([EWI]\d{3})"', text))
         if path.stem == "locket":
             numbers = {n.args[0].value for n in calls(tree) if ast.unparse(n.func) == "Problem"}
             found |= {f"{number[0]}03{number[1]}" for number in numbers}
@@ -220,14 +220,14 @@ def ids_of_checks():
 
 
 def test_the_page_of_checks_has_each_id_and_no_other():
-    told = [cell for cell in first_cells(text_of("reference", "checks.md")) if re.fullmatch(r"[EW]\d{3}", cell)]
+    told = [cell for cell in first_cells(text_of("reference", "checks.md")) if re.fullmatch(r"[EWI]\d{3}", cell)]
     assert sorted(told) == sorted(ids_of_checks())
 
 
 def test_ids_that_other_pages_name_are_there():
     known = ids_of_checks()
     for path in (ROOT / "docs").rglob("*.md"):
-        assert set(re.findall(r"`([EW]\d{3})`", path.read_text(encoding="utf-8"))) <= known, path
+        assert set(re.findall(r"`([EWI]\d{3})`", path.read_text(encoding="utf-8"))) <= known, path
 
 
 # Metrics

@@ -124,7 +124,7 @@ def test_a_task_that_encrypts_without_a_key_is_found_whichever_check_runs_first(
         "print([message.id for message in check_encryption()])"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
-        check=False,
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "['django_faktory.E060']", done.stderr

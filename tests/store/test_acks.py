@@ -25,12 +25,12 @@ def locked_batch():
     bid = new()
     push(bid, 3)
     commit(bid)
-    with closing(another_connection(connection.settings_dict["NAME"])) as other:
-        with connection.cursor() as cursor, other.cursor() as others:
-            cursor.execute("SET lock_timeout = '50ms'")
-            others.execute("BEGIN")
-            others.execute(f"SELECT 1 FROM {Batch._meta.db_table} WHERE bid = %s FOR UPDATE", [bid])
-            yield lambda: others.execute("ROLLBACK")
+    other = another_connection(connection.settings_dict["NAME"])
+    with closing(other), connection.cursor() as cursor, other.cursor() as others:
+        cursor.execute("SET lock_timeout = '50ms'")
+        others.execute("BEGIN")
+        others.execute(f"SELECT 1 FROM {Batch._meta.db_table} WHERE bid = %s FOR UPDATE", [bid])
+        yield lambda: others.execute("ROLLBACK")
     connection.close()  # and with it the session's lock_timeout
 
 

@@ -80,8 +80,8 @@ class Project:
         """Run code with the project's settings; return the JSON in its last line of output."""
         code = f"import django, json\ndjango.setup()\n{code}"
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, env={**os.environ, **self.environment, **environment},
-            capture_output=True, text=True, timeout=100, check=False,
+            [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100,
+            env={**os.environ, **self.environment, **environment}, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1]) if "json.dumps(" in code else None
@@ -102,8 +102,8 @@ class Project:
         """Forget all jobs and notes, and the sessions that programs of other tests may have left."""
         with self.connect() as connection:
             tables = connection.execute(
-                "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname IN ('public', 'acme', 'bolt')"
-                " AND tablename IN ('django_faktory_job', 'notes_note')"
+                "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
+                " WHERE schemaname IN ('public', 'acme', 'bolt') AND tablename IN ('django_faktory_job', 'notes_note')"
             ).fetchall()
             connection.execute(f"TRUNCATE {', '.join(table for (table,) in tables)} CASCADE")
 

@@ -24,7 +24,8 @@ for number in range({times}):
 REQUESTS = """
 from django.test import Client
 client = Client()
-print(json.dumps([client.get("/enqueue/", HTTP_HOST=f"{schema}.test").json()["schema"] for schema in ("acme", "bolt") * 10]))
+asked = [client.get("/enqueue/", HTTP_HOST=f"{schema}.test") for schema in ("acme", "bolt") * 10]
+print(json.dumps([answer.json()["schema"] for answer in asked]))
 """
 
 ADMIN = """

@@ -1,0 +1,66 @@
+"""Enqueueing in transactions of another isolation level than READ COMMITTED: a part of them, whatever they come to."""
+
+from contextlib import closing
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_faktory import NotUnique, task
+from django_faktory.models import Job
+from django_faktory.testing import drain
+from tests.deploys.rollout import another_connection
+from tests.project.models import Mark
+from tests.project.tasks import add
+from tests.settings import KIND
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(KIND != "postgresql", reason="about PostgreSQL"),
+    pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"]),
+]
+
+
+@task(unique_for=600)
+def once(value): ...
+
+
+@task(lock=True)
+def alone(value): ...
+
+
+def begin(level):
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+
+
+def test_jobs_of_all_kinds_are_stored_with_the_transaction(level):
+    for turn in range(5):  # the first ones unprepared
+        with transaction.atomic():
+            begin(level)
+            add.enqueue(turn, 1)
+            once.enqueue(turn)
+            alone.enqueue(turn)
+            with pytest.raises(NotUnique):
+                once.enqueue(turn)
+        assert Job.objects.count() == 3 * (turn + 1)
+    assert {ran.state for ran in drain()} == {"succeeded"}
+
+
+def test_a_job_is_gone_with_a_transaction_that_the_database_aborts_and_comes_with_its_repetition(level):
+    mark = Mark.objects.create(text="a")
+
+    def change(*, meets_another):
+        with transaction.atomic():
+            begin(level)
+            assert Mark.objects.filter(pk=mark.pk).exists()  # the snapshot
+            add.enqueue(1, 2)
+            if meets_another:
+                with closing(another_connection(connection.settings_dict["NAME"])) as other, other.cursor() as cursor:
+                    cursor.execute(f"UPDATE {Mark._meta.db_table} SET text = 'b'")
+            Mark.objects.filter(pk=mark.pk).update(text="c")
+
+    with pytest.raises(OperationalError, match="could not serialize access"):
+        change(meets_another=True)
+    assert not Job.objects.exists()
+    change(meets_another=False)
+    assert Job.objects.count() == 1
