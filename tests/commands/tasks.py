@@ -4,9 +4,12 @@ import asyncio
 import os
 import subprocess
 import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from django_faktory import task
+from tests.project.models import Mark
 
 
 @task
@@ -68,3 +71,62 @@ def tell_pid(folder):
 def leaves_a_process_behind():
     """Its parent ends at once: whoever is process 1 inherits it."""
     subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
+
+
+def go_on(folder, name, steps):
+    """One step of the job `name` after the other, from the one that an earlier run reached."""
+    path = Path(folder) / f"{name}.steps"
+    while not path.exists() or path.stat().st_size < steps:
+        yield
+        path.write_bytes(b"." * ((path.stat().st_size if path.exists() else 0) + 1))
+
+
+@contextmanager
+def noted(folder, name):
+    """Write down when a run of this job began and ended, outside of the database."""
+    begun_at = time.monotonic()
+    try:
+        yield
+    finally:
+        with (Path(folder) / f"{name}.runs").open("a") as file:
+            file.write(f"{begun_at} {time.monotonic()} {os.getpid()}\n")
+
+
+STEP_S = 0.02
+
+
+def steps_of(folder, name, steps):
+    with noted(folder, name):
+        for _ in go_on(folder, name, steps):
+            time.sleep(STEP_S)
+
+
+@task(max_attempts=1)
+def is_long(folder, name, steps):
+    steps_of(folder, name, steps)
+
+
+@task(max_attempts=1)
+async def is_long_and_async(folder, name, steps):
+    with noted(folder, name):
+        for _ in go_on(folder, name, steps):
+            await asyncio.sleep(STEP_S)
+
+
+@task(max_attempts=1, atomic=True)
+def is_long_and_atomic(folder, name, steps):
+    steps_of(folder, name, steps)
+    Mark.objects.create(text=name)
+
+
+@task(max_attempts=1, lock=lambda folder, name, steps: f"lock {int(name) % 20}")
+def is_long_and_locks(folder, name, steps):
+    steps_of(folder, name, steps)
+
+
+@task(max_attempts=1, limit=4)
+def is_long_and_limited(folder, name, steps):
+    steps_of(folder, name, steps)
+
+
+LONG = (is_long, is_long_and_async, is_long_and_atomic, is_long_and_locks, is_long_and_limited)

@@ -1,0 +1,88 @@
+"""Rolling restarts under long jobs: real processes, SIGTERM, a short SHUTDOWN_TIMEOUT. Full size: `make soak`."""
+
+import os
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+
+from django_faktory import Batch
+from django_faktory.models import Job, JobLock, WorkerProcess
+from django_faktory.store import gates
+from tests.commands import tasks
+from tests.commands.conftest import runfaktory  # noqa: F401  (a fixture)
+from tests.project.models import Mark
+from tests.project.tasks import noop
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+
+RESTARTS = int(os.environ.get("FAKTORY_SOAK_RESTARTS", "3"))
+JOBS = 200 if RESTARTS >= 5 else 40
+NODES = 2
+THREADS = JOBS // 8
+STEPS = 60
+"""Of a job; with the sleep in each, longer than the time between two restarts at the small size."""
+
+
+def runs_of(path):
+    """When each run of a job began and ended, in the order in which they began."""
+    return sorted(tuple(map(float, line.split()[:2])) for line in path.read_text().splitlines())
+
+
+def start(runfaktory):  # noqa: F811
+    arguments = ("--worker-only", "--processes", "1", "--concurrency", str(THREADS), "--queues", "default")
+    return runfaktory(*arguments, SHUTDOWN_TIMEOUT=0.2, POLL_INTERVAL=0.5)
+
+
+def have_begun(folder, count):
+    return len(list(folder.glob("*.steps"))) >= count
+
+
+def test_rolling_restarts_cost_no_job_an_attempt_and_run_none_twice_at_once(runfaktory, tmp_path):  # noqa: F811
+    names = [f"{number:03d}" for number in range(JOBS)]
+    results = {}
+    with Batch(description="all", success=noop) as batch:
+        for number, name in enumerate(names):
+            task = tasks.LONG[number % len(tasks.LONG)]
+            results[name] = task, task.enqueue(str(tmp_path), name, STEPS).id
+    begun_at = time.monotonic()
+    nodes = [start(runfaktory) for _ in range(NODES)]
+    gone = []
+    for restart in range(RESTARTS):
+        wait_until(lambda restart=restart: have_begun(tmp_path, JOBS * (restart + 1) // (RESTARTS + 3)), 60)
+        for number, node in enumerate(nodes):
+            nodes[number] = start(runfaktory)
+            nodes[number].said("worker started")
+            node.signal(signal.SIGTERM)
+            gone.append(node)
+    restarted_s = time.monotonic() - begun_at
+    callback = Job.objects.filter(callback_of=batch.bid)
+    wait_until(lambda: callback.filter(state="succeeded").exists(), 200, what="the end of all jobs")
+    for node in nodes:
+        node.signal(signal.SIGTERM)
+    assert [node.code() for node in [*gone, *nodes]] == [0] * NODES * (RESTARTS + 1)
+
+    interruptions = dict(Job.objects.values_list("jid", "interruptions"))
+    for name, (task, jid) in results.items():
+        found = task.get_result(jid)
+        assert (found.status, found.attempts, found.errors) == ("SUCCESSFUL", 1, []), name
+        assert (tmp_path / f"{name}.steps").stat().st_size == STEPS, name
+        runs = runs_of(tmp_path / f"{name}.runs")
+        assert 1 <= len(runs) <= interruptions[jid] + 1, name
+        assert [(one, two) for one, two in pairwise(runs) if one[1] > two[0]] == [], name
+    assert Job.objects.exclude(losses=0, failures=0, errtype="").count() == 0
+    assert callback.count() == 1
+    atomic = [name for name, (task, _) in results.items() if task is tasks.is_long_and_atomic]
+    assert sorted(Mark.objects.values_list("text", flat=True)) == atomic
+    assert not JobLock.objects.exists()
+    assert not gates.sweep(using="default")
+    assert not WorkerProcess.objects.exists()
+    assert [line for node in [*gone, *nodes] for line in node.lines if "ERROR" in line or "Traceback" in line] == []
+    total = sum(interruptions.values())
+    assert total > RESTARTS
+    print(  # noqa: T201  (shown with -s, and where it failed)
+        f"{JOBS} jobs, {RESTARTS} rolling restarts of {NODES} nodes in {restarted_s:.1f} s, {total} interruptions of "
+        f"{sum(map(bool, interruptions.values()))} jobs, all ended after {time.monotonic() - begun_at:.1f} s"
+    )
