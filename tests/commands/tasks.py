@@ -73,12 +73,14 @@ def leaves_a_process_behind():
     subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
 
 
-def go_on(folder, name, steps):
-    """One step of the job `name` after the other, from the one that an earlier run reached."""
+def go_on(folder, name, restarts):
+    """One step of the job `name` after the other, from the one that an earlier run reached: one for each restart."""
     path = Path(folder) / f"{name}.steps"
-    while not path.exists() or path.stat().st_size < steps:
+    path.touch()
+    while (done := path.stat().st_size) < restarts:
+        if (Path(folder) / "restarts").stat().st_size > done:
+            path.write_bytes(b"." * (done + 1))
         yield
-        path.write_bytes(b"." * ((path.stat().st_size if path.exists() else 0) + 1))
 
 
 @contextmanager
@@ -95,38 +97,38 @@ def noted(folder, name):
 STEP_S = 0.02
 
 
-def steps_of(folder, name, steps):
+def steps_of(folder, name, restarts):
     with noted(folder, name):
-        for _ in go_on(folder, name, steps):
+        for _ in go_on(folder, name, restarts):
             time.sleep(STEP_S)
 
 
 @task(max_attempts=1)
-def is_long(folder, name, steps):
-    steps_of(folder, name, steps)
+def is_long(folder, name, restarts):
+    steps_of(folder, name, restarts)
 
 
 @task(max_attempts=1)
-async def is_long_and_async(folder, name, steps):
+async def is_long_and_async(folder, name, restarts):
     with noted(folder, name):
-        for _ in go_on(folder, name, steps):
+        for _ in go_on(folder, name, restarts):
             await asyncio.sleep(STEP_S)
 
 
 @task(max_attempts=1, atomic=True)
-def is_long_and_atomic(folder, name, steps):
-    steps_of(folder, name, steps)
+def is_long_and_atomic(folder, name, restarts):
+    steps_of(folder, name, restarts)
     Mark.objects.create(text=name)
 
 
-@task(max_attempts=1, lock=lambda folder, name, steps: f"lock {int(name) % 20}")
-def is_long_and_locks(folder, name, steps):
-    steps_of(folder, name, steps)
+@task(max_attempts=1, lock=lambda folder, name, restarts: f"lock {int(name) % 20}")
+def is_long_and_locks(folder, name, restarts):
+    steps_of(folder, name, restarts)
 
 
 @task(max_attempts=1, limit=4)
-def is_long_and_limited(folder, name, steps):
-    steps_of(folder, name, steps)
+def is_long_and_limited(folder, name, restarts):
+    steps_of(folder, name, restarts)
 
 
 LONG = (is_long, is_long_and_async, is_long_and_atomic, is_long_and_locks, is_long_and_limited)
