@@ -159,6 +159,8 @@ class Execution:
                 report = self._ack(self._called())
                 _refuse_open_transactions(tidy(inside))
                 if not told.is_untouched():
+                    if progress := self.control.take_progress():
+                        broker.track_set([progress])
                     _hold_to(report, self.reservation, broker)
                     report = None
         except Exception:
@@ -316,7 +318,7 @@ def _refuse_open_transactions(aliases: list[str]) -> None:
     if aliases:
         raise TransactionManagementError(
             f"the task left a transaction open on {', '.join(map(repr, aliases))}; it was rolled back: "
-            "use `with transaction.atomic():`, which ends by itself"
+            "use `with transaction.atomic():`, which ends by itself, or commit after `set_autocommit(False)`"
         )
 
 

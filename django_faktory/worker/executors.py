@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from django.db import connections
@@ -64,6 +64,10 @@ class Executors:
         for thread in self._threads:
             thread.start()
 
+    def write_progress(self, jids: Collection[str]) -> None:
+        """Write what these jobs said last, before their ends are reported."""
+        self._progress.settle(jids)
+
     def interrupt(self, reason: str) -> None:
         """Stop the tasks that run: their jobs are given back. Does not wait for them."""
         self._interrupted = reason
@@ -107,6 +111,7 @@ class Executors:
 
     def _execute(self, execution: Execution, began_at: float) -> None:
         execution.control.tell = partial(self._progress.tell, execution.reservation)
+        execution.control.take_progress = partial(self._progress.take, execution.reservation.jid)
         execution.control.lock_token = execution.reservation.lock_token
         execution.control.lost_locks = self._held.lost_locks
         self._watch.began(execution)

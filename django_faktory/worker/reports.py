@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -40,9 +40,11 @@ class Reporter:
         *,
         more_soon: Callable[[], bool] = lambda: False,
         acknowledge: Callable[[Sequence[Ack]], Sequence[FaktoryError | bool]] | None = None,
+        write_progress: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self._broker = broker
         self._acknowledge = acknowledge or broker.ack
+        self._write_progress = write_progress
         self._finished = finished
         self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
         self._patience = Patience("reports")
@@ -96,6 +98,8 @@ class Reporter:
 
     def _send(self, reports: Sequence[Report]) -> list[Report]:
         """Send these; returns those to be sent again."""
+        if reports:
+            self._write_progress([report.jid for report in reports])
         acks = [report for report in reports if isinstance(report, Ack)]
         failures = [report for report in reports if isinstance(report, Failure)]
         interruptions = [report for report in reports if isinstance(report, Interruption)]

@@ -113,7 +113,13 @@ class Worker:
             at_most=at_most or {},
         )
         acknowledge = self._fetcher.acknowledge
-        self._reporter = Reporter(broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge)
+        self._reporter = Reporter(
+            broker,
+            held.finished,
+            more_soon=held.has_waiting,
+            acknowledge=acknowledge,
+            write_progress=self._executors.write_progress,
+        )
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
 
