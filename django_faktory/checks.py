@@ -468,6 +468,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MAX_JOBS": _or_none(_whole(1)),
     "MAX_RSS": _or_none(_whole(1, 2**20)),
     "SHUTDOWN_TIMEOUT": _seconds(0),
+    "MAX_INTERRUPTIONS": _or_none(_whole(0)),
     "BEAT_INTERVAL": _seconds(0.1),
     "POLL_INTERVAL": _seconds(0.01),
     "UNKNOWN_JOBTYPE_GRACE": _seconds(0),

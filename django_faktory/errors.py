@@ -137,6 +137,10 @@ class TaskTimeout(FaktoryError):
     """A task ran longer than its `timeout`: stopped, and the job failed."""
 
 
+class WorkerShutdown(FaktoryError):
+    """The worker stopped before the task ended: its job goes back to its queue, and no attempt is used up."""
+
+
 class MissingObject(FaktoryError):
     """A model instance that is an argument of the task does not exist any more."""
 

@@ -57,6 +57,9 @@ class Job(models.Model):
     )
     failures = models.IntegerField(default=0, db_default=0)
     losses = models.SmallIntegerField(default=0, db_default=0, help_text="How often its worker was lost.")
+    interruptions = models.IntegerField(
+        default=0, db_default=0, help_text="How often a worker that stopped gave it back unfinished."
+    )
     errtype = ExactCharField(max_length=100, default="", db_default="")
     failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH gives it.")
     history = models.TextField(default="", db_default="", help_text="JSON array: every failed attempt.")
@@ -133,6 +136,14 @@ class Job(models.Model):
     def priority(self) -> int:
         """Django's priority, -100 to 100, larger first."""
         return -self.weight
+
+    @property
+    def attempts(self) -> int:
+        """Runs that failed, lost their worker, succeeded or go on now. Interrupted runs do not count.
+
+        The column `attempt` is a fence: it also counts claims that were given back.
+        """
+        return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
 
     @property
     def is_cancelled(self) -> bool:

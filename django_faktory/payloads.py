@@ -147,6 +147,21 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not begun, waits for `retry_in_s` and uses no retry, where the broker can do that."""
 
 
+INTERRUPTED = "interrupted"
+"""The kind of an entry in a job's history that is no failed attempt."""
+
+
+class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A worker that stops gives back this job, which it has begun and not ended; fenced like an Ack."""
+
+    jid: str
+    wid: str
+    attempt: int
+    queue: str
+    message: str
+    """Why; the failure's message, where the interruption has to count as one."""
+
+
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Who said HELLO: a worker process, or a producer (wid "")."""
 
@@ -230,6 +245,17 @@ class HandedOut(NamedTuple):
 
     job: Reservation
     ago_s: float
+
+
+def shutdown_failure(interruption: Interruption) -> Failure:
+    """The failure that stands for an interruption where one cannot be given back."""
+    return failure(
+        jid=interruption.jid,
+        wid=interruption.wid,
+        attempt=interruption.attempt,
+        errtype="WorkerShutdown",
+        message=interruption.message,
+    )
 
 
 class JobForm:

@@ -16,7 +16,7 @@ from . import brokers, errors, jsontext, redaction, sealing
 from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
 from .errors import InvalidPayload
 from .lifecycle import State
-from .payloads import DEFAULT_RETRY, Tracked, parse_instant
+from .payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
 
 if TYPE_CHECKING:
     from .models import Job
@@ -84,7 +84,7 @@ class Call(msgspec.Struct):
 
 
 class Attempt(msgspec.Struct):
-    """One failed attempt in a job's history."""
+    """One failed attempt in a job's history, or an interrupted one."""
 
     wid: str = ""
     errtype: str = ""
@@ -92,6 +92,12 @@ class Attempt(msgspec.Struct):
     backtrace: list[str] = []
     started_at: str = ""
     failed_at: str = ""
+    kind: str = ""
+
+    @property
+    def is_interruption(self) -> bool:
+        """Whether its worker was shut down: no failure, and not counted as an attempt."""
+        return self.kind == INTERRUPTED
 
 
 _EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}
@@ -147,7 +153,8 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
 def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskResult[..., Any]:
     """What a stored job says. Raises InvalidPayload where its JSON is no job any more."""
     call = call_of(job.payload)
-    history = attempts_of(job.history)
+    runs = runs_of(job.history)
+    history = _failed(runs)
     status = STATUSES[State(job.state)]
     wids = [attempt.wid for attempt in history]
     if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # the others' last attempt is in the history
@@ -157,9 +164,9 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
         id=job.jid,
         status=status,
         enqueued_at=_instant(call.created_at) or job.created_at,
-        started_at=_first_start(history) or job.started_at,
+        started_at=_first_start(runs) or job.started_at,
         finished_at=job.finished_at if status in (TaskResultStatus.FAILED, TaskResultStatus.SUCCESSFUL) else None,
-        last_attempted_at=job.started_at or (_instant(history[-1].failed_at) if history else None),
+        last_attempted_at=job.started_at or (_instant(runs[-1].failed_at) if runs else None),
         args=call.args,
         kwargs=call.kwargs,
         backend=backend,
@@ -176,7 +183,8 @@ def running(
     reservation: Reservation, task: FaktoryTask[..., Any], call: Call, *, failures: int
 ) -> TaskResult[..., Any]:
     """What a job that begins now says of itself; `failures` counts those before this attempt."""
-    history = attempts_of(reservation.history)
+    runs = runs_of(reservation.history)
+    history = _failed(runs)
     # A Faktory server elsewhere tells how often a job failed, not where; and histories have an end.
     unknown = [""] * (failures - len(history))
     return JobResult(
@@ -184,7 +192,7 @@ def running(
         id=reservation.jid,
         status=TaskResultStatus.RUNNING,
         enqueued_at=_instant(call.created_at) or reservation.created_at,
-        started_at=_first_start(history) or reservation.started_at,
+        started_at=_first_start(runs) or reservation.started_at,
         finished_at=None,
         last_attempted_at=reservation.started_at,
         args=call.args,
@@ -195,12 +203,17 @@ def running(
     )
 
 
-def attempts_of(history: str) -> list[Attempt]:
-    """The failed attempts in a history's text, oldest first; none where it cannot be read."""
+def runs_of(history: str) -> list[Attempt]:
+    """Return the failed and the interrupted runs in a history's text, oldest first; none if it cannot be read."""
     try:
         return _histories.decode(history) if history else []
     except msgspec.MsgspecError:
         return []
+
+
+def attempts_of(history: str) -> list[Attempt]:
+    """Return the failed attempts in a history's text, without interrupted runs; none if it cannot be read."""
+    return _failed(runs_of(history))
 
 
 def failures_of(failure: str) -> int:
@@ -232,8 +245,12 @@ def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str
         return task
 
 
+def _failed(runs: list[Attempt]) -> list[Attempt]:
+    return [run for run in runs if not run.is_interruption]
+
+
 def _first_start(history: list[Attempt]) -> datetime | None:
-    """When the first attempt began, by a history's text; None where it does not say."""
+    """When the first run began, by a history's text; None where it does not say."""
     return _instant(history[0].started_at) if history else None
 
 

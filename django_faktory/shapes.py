@@ -14,11 +14,11 @@ from .errors import InvalidPayload
 from .gating import rate_text
 from .models import Batch, Job, JobLock, Limit, WorkerProcess
 from .payloads import BatchStatus, rfc3339
-from .results import attempts_of
+from .results import attempts_of, runs_of
 
 SHORT = (
-    "id", "jid", "jobtype", "queue", "state", "weight", "attempt", "failures", "errtype", "about", "bid", "wid",
-    "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
+    "id", "jid", "jobtype", "queue", "state", "weight", "failures", "losses", "interruptions", "errtype", "about",
+    "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
 )  # fmt: skip
 """The columns of `job_of`: lists load no long texts."""
 
@@ -31,8 +31,9 @@ def job_of(job: Job) -> dict[str, Any]:
         "queue": job.queue,
         "state": str(job.state),
         "priority": job.priority,
-        "attempt": job.attempt,
+        "attempt": job.attempts,
         "failures": job.failures,
+        "interruptions": job.interruptions,
         "errtype": job.errtype or None,
         "about": job.about,
         "batch": job.bid,
@@ -58,9 +59,14 @@ def whole_job_of(job: Job) -> dict[str, Any]:
         }
         for one in attempts_of(job.history)
     ]
+    interrupted = [
+        {"worker": one.wid, "started_at": one.started_at or None, "interrupted_at": one.failed_at or None}
+        for one in runs_of(job.history)
+        if one.is_interruption
+    ]
     result = None if job.result is None else _read(job.result)
     payload = redaction.shown_job(job.jobtype, job.payload)
-    return {**job_of(job), "job": _read(payload), "attempts": attempts, "result": result}
+    return {**job_of(job), "job": _read(payload), "attempts": attempts, "interrupted": interrupted, "result": result}
 
 
 def _read(text: str) -> Any:

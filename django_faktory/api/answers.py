@@ -59,8 +59,9 @@ class JobInList(Shaped):
     queue = _text("The queue it waits in.")
     state = serializers.ChoiceField([str(state) for state in State], read_only=True, help_text="Where it is.")
     priority = _number("Django's priority, -100 to 100, larger first.")
-    attempt = _number("How often it was handed to a worker.")
+    attempt = _number("Its attempts: failed ones, lost ones, and the one that runs or succeeded.")
     failures = _number("How often it failed.")
+    interruptions = _number("How often a worker that stopped gave it back; not counted as an attempt.")
     errtype = _text("Type of the latest failure.", null=True)
     about = _text("The object it is about, as `app.model/pk`.", null=True)
     batch = _text("The batch it is a member of.", null=True)
@@ -85,6 +86,14 @@ class FailedAttempt(Base):
     )
 
 
+class InterruptedRun(Base):
+    """A run that ended because its worker was stopped: no attempt, no failure."""
+
+    worker = _text("The worker that ran it.")
+    started_at = _time("When it began.")
+    interrupted_at = _time("When the worker gave the job back.")
+
+
 class WholeJob(JobInList):
     """A job with all that is known of it."""
 
@@ -92,6 +101,7 @@ class WholeJob(JobInList):
 
     job = _json("The job as its client sent it: args, custom and all.")
     attempts = FailedAttempt(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
+    interrupted = InterruptedRun(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
     result = _json("What the task returned, where that is kept.", null=True)
 
 

@@ -65,6 +65,7 @@ def _orm_broker(**more: Any) -> Broker:
     return OrmBroker(
         conf.get("DATABASE"),
         dead_for_s=conf.get("DEAD_TTL"),
+        max_interruptions=conf.get("MAX_INTERRUPTIONS"),
         worker_timeout_s=conf.get("WORKER_TIMEOUT"),
         commit_within_s=conf.get("BATCH_COMMIT_WITHIN"),
         locket=configured_locket(),

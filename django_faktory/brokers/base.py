@@ -23,12 +23,14 @@ from ..payloads import (
     Failure,
     FetchRequest,
     HandedOut,
+    Interruption,
     JobPayload,
     NewBatch,
     Reservation,
     Tracked,
     TrackUpdate,
     WorkerIdentity,
+    shutdown_failure,
 )
 
 Told = TypeVar("Told")
@@ -206,6 +208,16 @@ class Broker(ABC):
     @abstractmethod
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Give back jobs that nobody began, each to its old place in its queue; returns how many were (W14)."""
+
+    gives_back_begun = False
+    """Whether `interrupt` gives jobs back without counting a failure."""
+
+    def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
+        """Give back jobs that a stopping worker began: no attempt, error or loss is counted. Answers like `fail`.
+
+        A store that cannot do this is sent failures with the error type `WorkerShutdown`.
+        """
+        return self.fail([shutdown_failure(one) for one in interruptions])
 
     @abstractmethod
     def hello(self, worker: WorkerIdentity) -> None:

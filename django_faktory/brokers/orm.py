@@ -25,6 +25,7 @@ from ..payloads import (
     Failure,
     FetchRequest,
     HandedOut,
+    Interruption,
     JobPayload,
     NewBatch,
     Reservation,
@@ -74,12 +75,14 @@ class OrmBroker(Broker):
     transactional = True
     keeps_results = True
     cancels = True
+    gives_back_begun = True
 
     def __init__(
         self,
         alias: str = "default",
         *,
         dead_for_s: int = 180 * 86_400,
+        max_interruptions: int | None = None,
         worker_timeout_s: float = 60,
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
@@ -92,6 +95,7 @@ class OrmBroker(Broker):
         self.clock: Callable[[], datetime | None] = _database_time
         self.alias = alias
         self.dead_for_s = dead_for_s
+        self.max_interruptions = max_interruptions
         self.worker_timeout_s = worker_timeout_s
         self.commit_within_s = commit_within_s
         self._announce = announce
@@ -284,6 +288,20 @@ class OrmBroker(Broker):
         if released:
             self._announce(self.alias, {job.queue for job in reservations})
         return released
+
+    def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
+        """See Broker. Beyond `max_interruptions` of one job, an interruption is a failure."""
+        answers = failures.interrupt(
+            interruptions,
+            using=self.alias,
+            now=self.clock(),
+            dead_for_s=self.dead_for_s,
+            limit=self.max_interruptions,
+            on_failed=partial(self._notes.ended, well=False),
+        )
+        if any(answer is True for answer in answers):
+            self._announce(self.alias, {one.queue for one in interruptions})
+        return answers
 
     def cancel(self, jids: Sequence[str]) -> int:
         """See Broker."""

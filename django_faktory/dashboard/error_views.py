@@ -48,7 +48,7 @@ class ErrorViews(LookOnly):
         using, kind = conf.get("DATABASE"), _kind(request)
         scope = sweeps.Scope("", kind)
         ids = list(groups.matching(groups.of_kind(kind, using=using).order_by("-pk")[: sweeps.COUNTED + 1], kind))
-        columns = ("jid", "jobtype", "queue", "attempt", "finished_at", "about")
+        columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
         latest = Job.objects.using(using).filter(pk__in=ids[:SHOWN]).order_by("-pk").only(*columns)
         retry = verbs.ACTS["retry"]
         return self.page(

@@ -25,7 +25,7 @@ from ..lifecycle import State
 from ..lock_admin import holder_of
 from ..models import Batch, Gate, Job, Tracking, WorkerProcess
 from ..queries import split_about
-from ..results import attempts_of
+from ..results import runs_of
 from . import groups, verbs
 from .groups import Kind
 from .overview import duration
@@ -98,22 +98,26 @@ def call_of(job: Job) -> tuple[str, str]:
 
 def timeline(job: Job) -> list[Moment]:
     """From the beginning to now."""
-    attempts = attempts_of(job.history)
-    # Histories have an end, and an imported job comes with its latest failure only.
-    forgotten = max(0, job.failures + job.losses - len(attempts))
-    earlier = forgotten + max(0, len(attempts) - SHOWN)
-    first = earlier + 1
+    runs = runs_of(job.history)
+    left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
+    # A history has an end, and an imported job comes with its latest failure only.
+    forgotten = max(0, job.failures + job.losses - sum(not one.is_interruption for one in runs))
+    number = forgotten + sum(not one.is_interruption for one in left_out)
     found = [Moment("Pushed", job.created_at)]
-    if earlier:
+    if earlier := forgotten + len(left_out):
         found.append(Moment(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
-    for number, one in enumerate(attempts[-SHOWN:], first):
+    for one in shown:
         begun, failed = _instant(one.started_at), _instant(one.failed_at)
+        number += not one.is_interruption
+        if one.is_interruption:
+            found.append(Moment("Interrupted by shutdown", failed, took=_between(begun, failed), worker=one.wid))
+            continue
         found.append(
             Moment(
                 f"Attempt {number} failed",
                 failed,
                 is_failed=True,
-                took=duration((failed - begun).total_seconds()) if begun and failed else "",
+                took=_between(begun, failed),
                 worker=one.wid,
                 error=one.errtype,
                 message=one.message,
@@ -137,16 +141,16 @@ def _now(job: Job) -> Moment:
         title, column = _WAITS[state]
         return Moment(title, getattr(job, column))
     if state is State.WORKING:
-        return Moment(f"Attempt {job.attempt} runs, since", job.started_at, worker=job.wid)
+        return Moment(f"Attempt {job.attempts} runs, since", job.started_at, worker=job.wid)
     if state is State.SUCCEEDED:
-        return Moment("Succeeded", job.finished_at, is_good=True, took=_ran(job), worker=job.wid)
+        return Moment(
+            "Succeeded", job.finished_at, is_good=True, took=_between(job.started_at, job.finished_at), worker=job.wid
+        )
     return Moment(str(state).capitalize(), job.finished_at, is_failed=state is State.DEAD)
 
 
-def _ran(job: Job) -> str:
-    if job.started_at is None or job.finished_at is None:
-        return ""
-    return duration((job.finished_at - job.started_at).total_seconds())
+def _between(begun: datetime | None, ended: datetime | None) -> str:
+    return duration((ended - begun).total_seconds()) if begun and ended else ""
 
 
 def _facts(job: Job) -> list[tuple[str, Any]]:
@@ -157,7 +161,8 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
         ("Queue", _linked("queue", job.queue, job.queue)),
         ("About", _subject(job.about)),
         ("Priority", job.priority or None),
-        ("Attempts", f"{job.attempt}, of at most {max(job.retry, 0) + 1}" if job.attempt else None),
+        ("Attempts", f"{job.attempts}, of at most {max(job.retry, 0) + 1}" if job.attempts else None),
+        ("Interrupted by shutdowns", job.interruptions or None),
         ("Lost workers", job.losses or None),
         ("Progress", _progress(job, using)),
         ("Cancelled", "yes: its worker has been told" if job.is_cancelled and job.state == State.WORKING else None),

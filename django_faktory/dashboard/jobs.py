@@ -68,7 +68,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     """Jobs: found by the query language; retried, run, cancelled, killed, discarded, deleted."""
 
     change_list_template = "admin/django_faktory/jobs.html"
-    list_display = ("jobtype", "marked_state", "queue", "when", "attempt", "error", "jid")
+    list_display = ("jobtype", "marked_state", "queue", "when", "attempts", "error", "jid")
     list_filter = (StateFilter, QueueFilter)
     search_fields = ("jid",)
     search_help_text = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ from .. import jsontext
 from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..models import Job, WorkerProcess
-from ..payloads import Failure, kept_lines, rfc3339
+from ..payloads import INTERRUPTED, Failure, Interruption, kept_lines, rfc3339, shutdown_failure
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
 from .dialects.base import Changed, Held, Tally, holds
@@ -28,8 +28,11 @@ from .transactions import run
 CHUNK = 200
 HISTORY_LIMIT = 50
 """Failed attempts a row remembers; the oldest go first, so that no row grows without end."""
+INTERRUPTIONS_LIMIT = 10
+"""Interrupted runs among them: a job that every deployment interrupts keeps its errors."""
 
 _chance = Random()
+_NO_REPORTS: Mapping[str, Interruption] = {}
 
 
 def fail(
@@ -82,6 +85,42 @@ def _reservation_expired(job: Job) -> Failure:
 
 def _cancelled(job: Job) -> Failure:
     return Failure(jid=job.jid, errtype="Cancelled", message=f"cancelled while worker {job.wid} ran it, and was lost")
+
+
+def interrupt(
+    interruptions: Sequence[Interruption], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
+    limit: int | None = None, rng: Random = _chance, on_failed: OnEnded = nobody_asks,
+) -> list[FaktoryError | bool]:  # fmt: skip
+    """Return jobs that a stopping worker began to their old places. No attempt, error or loss is counted.
+
+    True where it had effect, False where the sender no longer holds the job: it ended, or another worker has it. A job
+    that was interrupted `limit` times before fails instead.
+    """
+    answers: list[FaktoryError | bool] = []
+    for start in range(0, len(interruptions), CHUNK):
+        chunk = {one.jid: one for one in interruptions[start : start + CHUNK]}
+        failing = _Failing(using, now, dead_for_s, rng)
+
+        def verb(
+            connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk, failing: _Failing = failing
+        ) -> set[str]:
+            rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
+            held = [job for job in failing.locked(rows) if holds(*_holder(chunk[job.jid]), job.wid, job.attempt)]
+            failing.interrupt_rows(connection, held, limit=limit, reports=chunk)
+            return {job.jid for job in held}
+
+        returned = run(using, verb)
+        on_failed(failing.failed)
+        answers += [one.jid in returned for one in interruptions[start : start + CHUNK]]
+    return answers
+
+
+def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, using: str) -> int:
+    """`interrupt` whatever these workers still hold; returns how many jobs. Inside a transaction."""
+    failing = _Failing(using, None, DEAD_FOR_S, _chance)
+    held = list(failing.locked(Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")))
+    failing.interrupt_rows(connection, held)
+    return len(held)
 
 
 def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S) -> int:
@@ -244,6 +283,49 @@ class _Failing:
         locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
         return len(jobs)
 
+    def interrupt_rows(
+        self,
+        connection: BaseDatabaseWrapper,
+        jobs: Sequence[Job],
+        *,
+        limit: int | None = None,
+        reports: Mapping[str, Interruption] = _NO_REPORTS,
+    ) -> None:
+        """Enqueue locked rows again with their old `enqueued_at`, and release their locks and permits.
+
+        A cancelled job ends instead: its worker was about to end it.
+        """
+        if not jobs:
+            return
+        failed = [(job, _cancelled(job)) for job in jobs if job.is_cancelled]
+        returned = [job for job in jobs if not job.is_cancelled]
+        if limit is not None:
+            failed += [(job, shutdown_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
+            returned = [job for job in returned if job.interruptions < limit]
+        self.fail_rows(connection, failed)
+        if not returned:
+            return
+        now = self._clock(connection)
+        held = [copy.copy(job) for job in returned if job.lock_token is not None]
+        passes = [job.passes for job in returned if job.passes is not None]
+        for job in returned:
+            # A worker took it in time, so that it does not expire any more. Its unique key stays as it is: a key that
+            # counts until the start was given up when it started, and another job may have it by now.
+            Job.objects.using(self.using).filter(pk=job.pk).update(
+                state=State.ENQUEUED,
+                wid="",
+                started_at=None,
+                reserved_until=None,
+                expires_at=None,
+                lock_token=None,
+                passes=None,
+                interruptions=job.interruptions + 1,
+                history=_with_interruption(job, now),
+            )
+        locks.release(connection, held)
+        gates.release(connection, passes)
+        locks.arrived(connection, [job.pk for job in held])  # if a lock was lost before, another job has it
+
     def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
         keep = job.result_ttl is not None
         outcome = outcome_of_failure(
@@ -312,6 +394,34 @@ def _changed(jobs: Sequence[Job]) -> list[Changed]:
     """What is to be written of them."""
     _, _, *others = Changed._fields
     return [Changed(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
+
+
+def _with_interruption(job: Job, now: datetime) -> str:
+    """Return the job's history with this interrupted run at its end, and the oldest interruptions left out."""
+    items = jsontext.items(job.history) if job.history else []
+    interrupted = [item for item in items if _is_interruption(item)]
+    superfluous = set(interrupted[: max(0, len(interrupted) - INTERRUPTIONS_LIMIT + 1)])
+    entry = {
+        "kind": INTERRUPTED,
+        "attempt": job.attempt,
+        "wid": job.wid,
+        "started_at": rfc3339(job.started_at) if job.started_at else "",
+        "failed_at": rfc3339(now),
+        "errtype": "WorkerShutdown",
+        "message": "interrupted by shutdown",
+        "backtrace": [],
+    }
+    kept = [item for item in items if item not in superfluous][1 - HISTORY_LIMIT :]
+    return f"[{','.join([*kept, jsontext.encode(entry)])}]"
+
+
+def _is_interruption(item: str) -> bool:
+    entry = jsontext.decode(item)
+    return isinstance(entry, dict) and entry.get("kind") == INTERRUPTED
+
+
+def _holder(report: Interruption) -> tuple[str, int]:
+    return report.wid, report.attempt
 
 
 def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:

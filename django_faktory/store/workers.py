@@ -13,8 +13,7 @@ from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..lifecycle import State
 from ..models import Job, WorkerProcess
 from ..payloads import Beat, WorkerIdentity
-from . import locks
-from .giving_back import put_back
+from . import failures, locks
 from .jobs import is_storable
 from .transactions import run
 
@@ -102,8 +101,7 @@ def bye(wids: Sequence[str], *, using: str) -> int:
     """Forget workers that ended well; what they still hold goes back to its old place: returns how many jobs."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
-        returned = put_back(connection, held)
+        returned = failures.interrupt_workers(connection, wids, using=using)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
         return returned
 

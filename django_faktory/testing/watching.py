@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 
@@ -30,6 +30,6 @@ class Watched(Execution):
     def perform(self, broker: Broker) -> Ack | Failure | None:
         """Run the job here and now, a coroutine too; see `Execution.run`."""
         with batches.in_none():  # a batch that is being filled in this thread is none of its business
-            if self.is_async:
-                return async_to_sync(self.arun)()  # what it does with the ORM is done on this thread's connections
-            return self.run(broker)
+            # What a coroutine does with the ORM is done on this thread's connections.
+            report = async_to_sync(self.arun)() if self.is_async else self.run(broker)
+        return cast("Ack | Failure | None", report)  # no worker stops here, so that nothing is interrupted

@@ -7,10 +7,14 @@ worker has no requests whose end would close it. Knows no job.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from django.conf import settings
 from django.db import Error, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+_IDLE = 0
+"""libpq's PQTRANS_IDLE: no transaction is open."""
 
 
 def in_transaction() -> frozenset[str]:
@@ -23,8 +27,9 @@ def in_transaction() -> frozenset[str]:
 def tidy(held: frozenset[str] = frozenset()) -> list[str]:
     """Leave this thread's connections as a job should find them; returns the aliases of transactions left open.
 
-    Those are rolled back. What the database called broken, or what commits by hand, is closed and opens anew at its
-    next use. `held` names those that were in a transaction before the job: they are their owner's business.
+    Those are rolled back, also those that `set_autocommit(False)` began. A connection that the database called broken,
+    or that commits by hand, is closed and opens anew at its next use. `held` names those that were in a transaction
+    before the job: they are their owner's business.
     """
     left_open = []
     for connection in connections.all(initialized_only=True):
@@ -34,6 +39,8 @@ def tidy(held: frozenset[str] = frozenset()) -> list[str]:
             left_open.append(connection.alias)
             _drop(connection)
         elif _is_spoilt(connection):
+            if _has_uncommitted(connection):
+                left_open.append(connection.alias)
             with suppress(Error):  # closing what is broken may fail too: it is gone all the same
                 connection.close()
         else:
@@ -52,9 +59,32 @@ def forget(held: frozenset[str]) -> None:
 
 
 def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
-    return connection.connection is not None and (
-        connection.errors_occurred or connection.autocommit != connection.settings_dict["AUTOCOMMIT"]
-    )
+    return connection.connection is not None and (connection.errors_occurred or _commits_by_hand(connection))
+
+
+def _commits_by_hand(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the task has changed `autocommit`, and not changed it back."""
+    return bool(connection.autocommit != connection.settings_dict["AUTOCOMMIT"])
+
+
+def _has_uncommitted(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the task turned autocommit off and left a transaction open: closing the connection rolls it back."""
+    if not _commits_by_hand(connection):
+        return False
+    with suppress(Exception):  # drivers answer a question about a closed connection in ways of their own
+        return _is_begun(connection)
+    return True
+
+
+def _is_begun(connection: BaseDatabaseWrapper) -> bool:
+    raw: Any = connection.connection
+    if connection.vendor == "postgresql":
+        return bool(raw.info.transaction_status != _IDLE)
+    if connection.vendor == "sqlite":
+        return bool(raw.in_transaction)
+    with connection.cursor() as cursor:  # MariaDB's driver does not know
+        cursor.execute("SELECT @@in_transaction")
+        return bool(cursor.fetchone()[0])
 
 
 def _drop(connection: BaseDatabaseWrapper) -> None:

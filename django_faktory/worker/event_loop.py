@@ -12,11 +12,9 @@ from django.db import connections
 
 from ..event_loops import new_event_loop
 from ..logs import get_logger
-from ..payloads import Ack, Failure
+from .held import Report
 
 logger = get_logger(__name__)
-
-Report = Ack | Failure
 
 
 class EventLoop:

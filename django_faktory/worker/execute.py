@@ -42,15 +42,17 @@ from ..errors import (
     Retry,
     TaskTimeout,
     UnknownJobType,
+    WorkerShutdown,
 )
 from ..jsonvalues import encoded, normalized
 from ..lifecycle import State, outcome_of_failure
 from ..logs import get_logger
-from ..payloads import Ack, Failure, Reservation
+from ..payloads import Ack, Failure, Interruption, Reservation
 from ..results import Attempt, Call, call_of, failures_of, running, task_error
 from ..tasks import FaktoryTask, lookup
 from .calling import acall, call
 from .connections import forget, in_transaction, tidy
+from .held import Report
 from .newer import left_for_newer
 from .stopping import Stoppable
 
@@ -107,7 +109,7 @@ class Execution:
         """Whether the task is an `async def`: then it is run by `arun`, on an event loop."""
         return _is_async(self.task.func)
 
-    def run(self, broker: Broker) -> Ack | Failure | None:
+    def run(self, broker: Broker) -> Report | None:
         """Run the job in this thread. What it sets in context variables ends with it.
 
         Returns what is left to report: nothing for an atomic task that has told the broker itself.
@@ -115,9 +117,9 @@ class Execution:
         _warm_up()
         return contextvars.copy_context().run(self._run, broker)
 
-    def _run(self, broker: Broker) -> Ack | Failure | None:
+    def _run(self, broker: Broker) -> Report | None:
         held = in_transaction()
-        report: Ack | Failure | None
+        report: Report | None
         try:
             task_started.send_robust(self._sender, task_result=self.result)
             try:
@@ -132,7 +134,7 @@ class Execution:
                 logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
                 return None
             except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
-                report = self._failed(error)
+                report = self._not_succeeded(error)
                 if self._is_over:  # inside the except block: receivers look at sys.exc_info()
                     task_finished.send_robust(self._sender, task_result=self.result)
             else:
@@ -157,6 +159,8 @@ class Execution:
                 report = self._ack(self._called())
                 _refuse_open_transactions(tidy(inside))
                 if not told.is_untouched():
+                    if progress := self.control.take_progress():
+                        broker.track_set([progress])
                     _hold_to(report, self.reservation, broker)
                     report = None
         except Exception:
@@ -167,12 +171,12 @@ class Execution:
             _refuse_open_transactions(tidy(held))
         return report
 
-    async def arun(self) -> Ack | Failure:
+    async def arun(self) -> Report:
         """Run the job on this event loop, best as an asyncio task of its own: that bounds its context variables.
 
         Cancelled from outside, it passes that on, and the caller says what becomes of the job.
         """
-        report: Ack | Failure
+        report: Report
         await task_started.asend_robust(self._sender, task_result=self.result)
         try:
             report = self._ack(await acall(self.task, self.result, self.reservation.text, self.control))
@@ -180,7 +184,7 @@ class Execution:
         except BaseException as error:
             if _is_cancellation(error):
                 raise
-            report = self._failed(error)
+            report = self._not_succeeded(error)
             # The ORM of async tasks lives in asgiref's thread; its connections need a look after trouble only.
             await sync_to_async(_mend)()
             if self._is_over:
@@ -189,9 +193,9 @@ class Execution:
             await task_finished.asend_robust(self._sender, task_result=self.result)
         return report
 
-    def given_up(self, reason: FaktoryError) -> Failure:
+    def given_up(self, reason: FaktoryError) -> Report:
         """What to report where it does not end although it was stopped. Receivers of signals hear nothing."""
-        return self._failed(reason)
+        return self._not_succeeded(reason)
 
     def _called(self) -> Any:
         return call(self.task, self.result, self.reservation.text, self.control)
@@ -211,6 +215,13 @@ class Execution:
     def _succeeded(self) -> None:
         self._end(TaskResultStatus.SUCCESSFUL)
         object.__setattr__(self.result, "_return_value", self._value)
+
+    def _not_succeeded(self, error: BaseException) -> Failure | Interruption:
+        if not isinstance(self.control.reason, WorkerShutdown):
+            return self._failed(error)
+        self._is_over = False
+        job, message = self.reservation, str(self.control.reason)
+        return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
 
     def _failed(self, error: BaseException) -> Failure:
         job = self.reservation
@@ -307,7 +318,7 @@ def _refuse_open_transactions(aliases: list[str]) -> None:
     if aliases:
         raise TransactionManagementError(
             f"the task left a transaction open on {', '.join(map(repr, aliases))}; it was rolled back: "
-            "use `with transaction.atomic():`, which ends by itself"
+            "use `with transaction.atomic():`, which ends by itself, or commit after `set_autocommit(False)`"
         )
 
 

@@ -5,9 +5,10 @@ Hands the broker on, and asks it nothing. Whatever a job does, it ends exactly o
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from django.db import connections
@@ -16,16 +17,16 @@ from .. import payloads
 from ..brokers.base import Broker
 from ..errors import FaktoryError
 from ..logs import get_logger
-from ..payloads import Ack, Failure, Reservation
+from ..payloads import Failure, Interruption, Reservation
 from .event_loop import EventLoop
 from .execute import Execution, prepare
-from .held import HeldJobs
+from .held import HeldJobs, Report
 from .progress import Progress
 from .watch import Limits, Watch
 
 logger = get_logger(__name__)
 
-End = Ack | Failure | BaseException | None
+End = Report | BaseException | None
 """How a job ended: the report to send, what broke it outside its task, or nothing, where the broker knows already."""
 
 
@@ -49,6 +50,7 @@ class Executors:
         self._watching = threading.Thread(target=self._watch.run, name="faktory-watch-jobs", daemon=True)
         self._progress = Progress(broker)
         self._held = held
+        self._interrupted = ""
         self._places = threading.Semaphore(concurrency)
         self._loop = EventLoop()
         self._threads = [
@@ -62,15 +64,21 @@ class Executors:
         for thread in self._threads:
             thread.start()
 
-    def cancel_async(self) -> None:
-        """Cancel the async tasks that run."""
-        self._loop.cancel()
+    def write_progress(self, jids: Collection[str]) -> None:
+        """Write what these jobs said last, before their ends are reported."""
+        self._progress.settle(jids)
+
+    def interrupt(self, reason: str) -> None:
+        """Stop the tasks that run: their jobs are given back. Does not wait for them."""
+        self._interrupted = reason
+        self._watch.interrupt(reason)
 
     def close(self, deadline: float) -> bool:
         """End the threads and the loop. False where some do not end by `deadline`: user code keeps them."""
         self._held.end(len(self._threads))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self._loop.cancel()
         has_ended = self._loop.close(max(0.1, deadline - time.monotonic()))
         self._watch.close()
         self._watching.join(max(0.5, deadline - time.monotonic()))
@@ -103,6 +111,7 @@ class Executors:
 
     def _execute(self, execution: Execution, began_at: float) -> None:
         execution.control.tell = partial(self._progress.tell, execution.reservation)
+        execution.control.take_progress = partial(self._progress.take, execution.reservation.jid)
         execution.control.lock_token = execution.reservation.lock_token
         execution.control.lost_locks = self._held.lost_locks
         self._watch.began(execution)
@@ -131,13 +140,31 @@ class Executors:
 
     def _finish(self, job: Reservation, end: End, began_at: float) -> None:
         ran_s = time.monotonic() - began_at
-        report = _failure(job, end) if isinstance(end, BaseException) else end
+        report = self._report(job, end)
         if self._held.finish(job, report, ran_s=ran_s):
-            if isinstance(end, BaseException):
+            if isinstance(end, BaseException) and isinstance(report, Failure):
                 logger.error("job ended outside its task jid=%s error=%r", job.jid, end, exc_info=end)
             logger.debug("job ended jid=%s seconds=%.3f", job.jid, ran_s)
             self._on_end()
         self._places.release()
+
+    def _report(self, job: Reservation, end: End) -> Report | None:
+        if isinstance(end, Interruption):
+            return interruption(job, end.message, self._broker)
+        if self._interrupted and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
+            return interruption(job, self._interrupted, self._broker)
+        return _failure(job, end) if isinstance(end, BaseException) else end
+
+
+def interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
+    """Build the report of a job that its worker's stop interrupted, and log it."""
+    logger.warning(
+        "job interrupted by shutdown jid=%s jobtype=%s; %s",
+        job.jid,
+        job.jobtype,
+        "it goes back to its queue, no attempt is used up" if broker.gives_back_begun else "it is reported as failed",
+    )
+    return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=reason)
 
 
 def _failure(job: Reservation, error: BaseException) -> Failure:

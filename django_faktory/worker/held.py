@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
-from ..payloads import Ack, Failure, Reservation
+from ..payloads import Ack, Failure, Interruption, Reservation
 from .pace import Pace
+
+Report = Ack | Failure | Interruption
 
 STUCK_S = 0.25
 """Jobs that no thread has begun for so long go back: another worker may be idle."""
@@ -25,7 +27,7 @@ class HeldJobs:
     """Shared by the thread that fetches, those that run jobs, and the one that reports."""
 
     def __init__(self, *, concurrency: int, read_ahead: int) -> None:
-        self.finished: SimpleQueue[Ack | Failure | None] = SimpleQueue()
+        self.finished: SimpleQueue[Report | None] = SimpleQueue()
         """Reports, in the order they came; None wakes the reader."""
         self.reports = 0
         """How many there were so far of jobs that ended by themselves."""
@@ -90,7 +92,7 @@ class HeldJobs:
         self._moved_at = time.monotonic()
         return job
 
-    def finish(self, job: Reservation, report: Ack | Failure | None, *, ran_s: float) -> bool:
+    def finish(self, job: Reservation, report: Report | None, *, ran_s: float) -> bool:
         """A job has ended; its report, if any, goes on. False, and nothing done, where it was given up before."""
         with self._changed:
             if self._held.pop(id(job), None) is None:

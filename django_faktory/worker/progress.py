@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 
 from ..brokers.base import Broker
 from ..control import Part
@@ -15,6 +16,9 @@ from ..payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 logger = get_logger(__name__)
 
 WRITE_EVERY_S = 1.0
+SETTLE_S = 2.0
+"""How long the end of a job waits for an earlier word of it that is being written."""
+
 IDLE_S = 10.0
 """After so long without a word the connection is closed."""
 
@@ -26,6 +30,7 @@ class Progress:
         self._broker = broker
         self._write_every_s = write_every_s
         self._latest: dict[str, TrackUpdate] = {}
+        self._writing: set[str] = set()
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -39,6 +44,27 @@ class Progress:
                 self._thread.start()
             self._latest[job.jid] = update
             self._changed.notify_all()
+
+    def settle(self, jids: Collection[str]) -> None:
+        """Write what these jobs said last. Called before their ends are reported: a job that ended has no old word.
+
+        Costs nothing if they said nothing since the last write.
+        """
+        if not self._latest and not self._writing:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._writing.isdisjoint(jids), SETTLE_S)
+            updates = [self._latest.pop(jid) for jid in jids if jid in self._latest]
+        if updates:
+            self._write(updates)
+
+    def take(self, jid: str) -> TrackUpdate | None:
+        """Return what this job said last, if it is not written yet: for whoever writes it in a transaction of its own.
+
+        An earlier word that is being written may come after that transaction; then the last one is written once more.
+        """
+        with self._changed:
+            return self._latest.get(jid) if jid in self._writing else self._latest.pop(jid, None)
 
     def close(self, timeout_s: float) -> None:
         """Write what is left, and end the thread; waits for so long at most."""
@@ -55,10 +81,13 @@ class Progress:
                     self._broker.close()
                     continue
                 updates, self._latest = list(self._latest.values()), {}
+                self._writing = {update.jid for update in updates}
             if not updates:
                 break
             self._write(updates)
             with self._changed:
+                self._writing = set()
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_closed, self._write_every_s)
         self._broker.close()
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
 from ..logs import get_logger
-from ..payloads import Ack, Failure
+from ..payloads import Ack, Failure, Interruption
+from .held import Report
 from .patience import Patience
 
-R = TypeVar("R", Ack, Failure)
+R = TypeVar("R", Ack, Failure, Interruption)
 
 logger = get_logger(__name__)
 
@@ -35,13 +36,15 @@ class Reporter:
     def __init__(
         self,
         broker: Broker,
-        finished: SimpleQueue[Ack | Failure | None],
+        finished: SimpleQueue[Report | None],
         *,
         more_soon: Callable[[], bool] = lambda: False,
         acknowledge: Callable[[Sequence[Ack]], Sequence[FaktoryError | bool]] | None = None,
+        write_progress: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self._broker = broker
         self._acknowledge = acknowledge or broker.ack
+        self._write_progress = write_progress
         self._finished = finished
         self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
         self._patience = Patience("reports")
@@ -53,7 +56,7 @@ class Reporter:
 
     def run(self) -> None:
         """Send until closed and done, or until the deadline."""
-        unsent: list[Ack | Failure] = []
+        unsent: list[Report] = []
         while not (self._closing.is_set() and not unsent and self._finished.empty()):
             unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
             if unsent and not self._closing.is_set() and self._more_soon():
@@ -81,8 +84,8 @@ class Reporter:
         else:
             self._closing.wait(self._pause_s)
 
-    def _gather(self, most: int, *, block: bool) -> list[Ack | Failure]:
-        found: list[Ack | Failure] = []
+    def _gather(self, most: int, *, block: bool) -> list[Report]:
+        found: list[Report] = []
         try:
             while len(found) < most:
                 report = self._finished.get(block and not found)
@@ -93,11 +96,18 @@ class Reporter:
             pass
         return found
 
-    def _send(self, reports: Sequence[Ack | Failure]) -> list[Ack | Failure]:
+    def _send(self, reports: Sequence[Report]) -> list[Report]:
         """Send these; returns those to be sent again."""
+        if reports:
+            self._write_progress([report.jid for report in reports])
         acks = [report for report in reports if isinstance(report, Ack)]
         failures = [report for report in reports if isinstance(report, Failure)]
-        return [*self._deliver(self._acknowledge, acks), *self._deliver(self._broker.fail, failures)]
+        interruptions = [report for report in reports if isinstance(report, Interruption)]
+        return [
+            *self._deliver(self._acknowledge, acks),
+            *self._deliver(self._broker.fail, failures),
+            *self._deliver(self._broker.interrupt, interruptions),
+        ]
 
     def _deliver(self, verb: Callable[[Sequence[R]], Sequence[FaktoryError | bool]], reports: list[R]) -> list[R]:
         if not reports:
@@ -125,7 +135,7 @@ class Reporter:
         return unsent
 
 
-def _log_without_effect(report: Ack | Failure, answer: Any) -> None:
+def _log_without_effect(report: Report, answer: Any) -> None:
     kind = type(report).__name__.lower()
     if answer is False or isinstance(answer, JobNotFound):
         logger.warning("%s came too late, the job is no longer this worker's jid=%s", kind, report.jid)
@@ -133,5 +143,5 @@ def _log_without_effect(report: Ack | Failure, answer: Any) -> None:
         logger.error("%s was refused jid=%s error=%s", kind, report.jid, answer)
 
 
-def _jids(reports: Sequence[Ack | Failure]) -> str:
+def _jids(reports: Sequence[Report]) -> str:
     return ",".join(report.jid for report in reports)

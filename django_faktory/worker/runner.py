@@ -15,13 +15,12 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from .. import payloads
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
 from ..logs import get_logger
 from ..payloads import WorkerIdentity
 from ..wakeups import Listener
-from .executors import Executors
+from .executors import Executors, interruption
 from .fetching import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .held import HeldJobs
@@ -41,6 +40,9 @@ none read ahead, 6,000 with 25, 7,900 with 50, 7,500 with 100."""
 
 FLUSH_S = 2.0
 """For the last reports, after the time that running jobs have."""
+
+INTERRUPT_S = 0.5
+"""What tasks get to end after they were interrupted. Those that wait in C code go on until the process ends."""
 
 DRAINED = "drained"
 STUCK = "stuck"
@@ -111,7 +113,13 @@ class Worker:
             at_most=at_most or {},
         )
         acknowledge = self._fetcher.acknowledge
-        self._reporter = Reporter(broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge)
+        self._reporter = Reporter(
+            broker,
+            held.finished,
+            more_soon=held.has_waiting,
+            acknowledge=acknowledge,
+            write_progress=self._executors.write_progress,
+        )
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
 
@@ -237,16 +245,22 @@ class Worker:
         self._fetcher.stop()
 
     def _shut_down(self) -> bool:
-        """Stop fetching, give back, wait, fail the rest, report, say goodbye: in this order."""
+        """Stop fetching, wait for running jobs, interrupt the rest, report, unregister: in this order.
+
+        A job that is given back may start elsewhere at once. So its task is interrupted first, and this process ends
+        soon after for the tasks that cannot be.
+        """
         deadline = time.monotonic() + self._shutdown_timeout_s
         self._is_running = False
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
         self._loops["fetch"].join(self._shutdown_timeout_s)
-        self._held.wait_empty(deadline - time.monotonic())
-        self._fail_the_rest()
+        if not self._held.wait_empty(deadline - time.monotonic()):
+            self._executors.interrupt(self._interruption_reason())
+            self._held.wait_empty(INTERRUPT_S)
         has_ended = self._executors.close(time.monotonic() + 0.5)
+        self._give_back_begun()
         is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         self._heartbeat.stop()
         self._keeper.stop()
@@ -273,20 +287,13 @@ class Worker:
             )
         return not reporting.is_alive()
 
-    def _fail_the_rest(self) -> None:
+    def _interruption_reason(self) -> str:
+        return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
+
+    def _give_back_begun(self) -> None:
+        """Give back the jobs whose tasks did not end although they were interrupted. No later report of them counts."""
         for job in self._held.abandon():
-            logger.warning("job did not end in time, it runs again jid=%s", job.jid)
-            self._held.finished.put(
-                payloads.failure(
-                    jid=job.jid,
-                    wid=job.wid,
-                    attempt=job.attempt,
-                    errtype="WorkerShutdown",
-                    message=f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s",
-                    retry_in_s=FLUSH_S * 2,  # soon, but not before this process is gone
-                )
-            )
-        self._executors.cancel_async()
+            self._held.finished.put(interruption(job, self._interruption_reason(), self._broker))
 
     def _say_goodbye(self) -> None:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..control import Control
 from ..errors import FaktoryError, TaskTimeout
+from ..payloads import TrackUpdate
 
 
 class Stopped(BaseException):
@@ -25,7 +26,10 @@ class Stopped(BaseException):
 class Stoppable(Control):
     """One attempt at one job, and the means to stop it."""
 
-    __slots__ = ("_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "reason", "stopped_at", "was_hit")
+    __slots__ = (
+        "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "reason", "stopped_at", "take_progress",
+        "was_hit",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,6 +39,8 @@ class Stoppable(Control):
         """Why it was stopped."""
         self.was_hit = False
         """Whether its thread was interrupted, and may have left anything half done."""
+        self.take_progress: Callable[[], TrackUpdate | None] = _nothing_to_write
+        """Returns progress of the job that is not written yet."""
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,6 +106,10 @@ class Stoppable(Control):
     def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def _nothing_to_write() -> None:
+    return None
 
 
 def timed_out(timeout_s: float | None) -> TaskTimeout:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..brokers.base import Broker
-from ..errors import Cancelled, FaktoryError
+from ..errors import Cancelled, FaktoryError, WorkerShutdown
 from ..logs import get_logger
 from .execute import Execution
 from .patience import Patience
@@ -65,6 +65,11 @@ class Watch:
     def ended(self, execution: Execution) -> None:
         """This job needs no looking after any more."""
         self._running.pop(id(execution), None)
+
+    def interrupt(self, reason: str) -> None:
+        """Stop all jobs that run, since their worker stops."""
+        for execution in list(self._running.values()):
+            execution.control.stop(WorkerShutdown(reason))
 
     def close(self) -> None:
         """End the loop."""

@@ -188,13 +188,25 @@ def test_a_job_s_page_leads_to_all_that_belongs_to_it(admin_client):
     entry = CronEntry.objects.create(name="nightly", schedule="0 3 * * *", zone="UTC", jobtype="t")
     worker = WorkerFactory(wid="w1")
     queue = QueueFactory(name="mail")
-    job = JobFactory(working=True, queue="mail", about=f"shop.order/{order.pk}", bid=batch.bid, attempt=2)
+    job = JobFactory(working=True, queue="mail", about=f"shop.order/{order.pk}", bid=batch.bid, failures=1)
     CronRun.objects.create(entry=entry, jid=job.jid, outcome="enqueued", tick=timezone.now())
     shown = page(admin_client, "change", "", job.pk)
     for name, row in (("batch", batch), ("cronentry", entry), ("workerprocess", worker), ("queue", queue)):
         assert reverse(f"admin:django_faktory_{name}_change", args=[row.pk]) in shown
     assert reverse("admin:shop_order_change", args=[order.pk]) in shown
     assert "Attempt 2 runs" in shown
+
+
+def test_a_job_s_page_says_when_and_where_it_was_interrupted(admin_client):
+    failed = '{"errtype":"E","message":"m","failed_at":"2026-05-01T12:00:00Z"}'
+    stopped = (
+        '{"kind":"interrupted","wid":"w-7","started_at":"2026-05-01T13:00:00Z","failed_at":"2026-05-01T13:00:05Z"}'
+    )
+    job = JobFactory(working=True, attempt=3, failures=1, interruptions=1, history=f"[{failed},{stopped}]")
+    shown = page(admin_client, "change", "", job.pk)
+    assert shown.index("Attempt 1 failed") < shown.index("Interrupted by shutdown") < shown.index("Attempt 2 runs")
+    assert "w-7" in shown
+    assert "2, of at most 26" in shown
 
 
 def test_a_job_s_page_costs_few_queries(admin_client, django_assert_max_num_queries):

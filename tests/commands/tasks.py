@@ -4,9 +4,12 @@ import asyncio
 import os
 import subprocess
 import threading
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from django_faktory import task
+from tests.project.models import Mark
 
 
 @task
@@ -68,3 +71,64 @@ def tell_pid(folder):
 def leaves_a_process_behind():
     """Its parent ends at once: whoever is process 1 inherits it."""
     subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
+
+
+def go_on(folder, name, restarts):
+    """One step of the job `name` after the other, from the one that an earlier run reached: one for each restart."""
+    path = Path(folder) / f"{name}.steps"
+    path.touch()
+    while (done := path.stat().st_size) < restarts:
+        if (Path(folder) / "restarts").stat().st_size > done:
+            path.write_bytes(b"." * (done + 1))
+        yield
+
+
+@contextmanager
+def noted(folder, name):
+    """Write down when a run of this job began and ended, outside of the database."""
+    begun_at = time.monotonic()
+    try:
+        yield
+    finally:
+        with (Path(folder) / f"{name}.runs").open("a") as file:
+            file.write(f"{begun_at} {time.monotonic()} {os.getpid()}\n")
+
+
+STEP_S = 0.02
+
+
+def steps_of(folder, name, restarts):
+    with noted(folder, name):
+        for _ in go_on(folder, name, restarts):
+            time.sleep(STEP_S)
+
+
+@task(max_attempts=1)
+def is_long(folder, name, restarts):
+    steps_of(folder, name, restarts)
+
+
+@task(max_attempts=1)
+async def is_long_and_async(folder, name, restarts):
+    with noted(folder, name):
+        for _ in go_on(folder, name, restarts):
+            await asyncio.sleep(STEP_S)
+
+
+@task(max_attempts=1, atomic=True)
+def is_long_and_atomic(folder, name, restarts):
+    steps_of(folder, name, restarts)
+    Mark.objects.create(text=name)
+
+
+@task(max_attempts=1, lock=lambda folder, name, restarts: f"lock {int(name) % 20}")
+def is_long_and_locks(folder, name, restarts):
+    steps_of(folder, name, restarts)
+
+
+@task(max_attempts=1, limit=4)
+def is_long_and_limited(folder, name, restarts):
+    steps_of(folder, name, restarts)
+
+
+LONG = (is_long, is_long_and_async, is_long_and_atomic, is_long_and_locks, is_long_and_limited)

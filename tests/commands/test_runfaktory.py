@@ -130,14 +130,15 @@ class TestStopping:
         assert state_of(result) == "succeeded"
         assert not WorkerProcess.objects.exists()
 
-    def test_what_does_not_end_in_time_runs_again(self, runfaktory, meeting):
+    def test_a_job_that_does_not_end_in_time_goes_back(self, runfaktory, meeting):
         result = tasks.never_ends.enqueue(str(meeting))
         program = runfaktory(*WORKER, SHUTDOWN_TIMEOUT=0.5)
         meeting.pid()
         program.signal(signal.SIGTERM)
         assert program.code(15) == 0
         job = Job.objects.get(jid=result.id)
-        assert (job.state, job.errtype) == ("retries", "WorkerShutdown")
+        assert (job.state, job.errtype, job.failures, job.losses) == ("enqueued", "", 0, 0)
+        assert job.interruptions == 1
 
     def test_a_second_signal_ends_at_once_and_the_job_goes_back(self, runfaktory, meeting):
         result = tasks.never_ends.enqueue(str(meeting))

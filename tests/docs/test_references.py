@@ -138,13 +138,9 @@ def error_classes():
     return found
 
 
-TOLD_ONLY = {"WorkerShutdown"}
-"""Types of errors that are no classes."""
-
-
 def test_the_page_of_errors_has_each_class():
     page = section(text_of("reference", "errors.md"), "## Classes")
-    assert {cell for cell in first_cells(page) if cell[0].isupper()} == error_classes() | TOLD_ONLY
+    assert {cell for cell in first_cells(page) if cell[0].isupper()} == error_classes()
 
 
 def lines_of_the_log():

@@ -140,9 +140,16 @@ def leaves_transaction_open(text):
 
 
 @task
-def switches_autocommit_off():
+def switches_autocommit_off(text, then=""):
     transaction.set_autocommit(False)
-    Mark.objects.count()
+    Mark.objects.create(text=text)
+    match then:
+        case "commits":
+            transaction.commit()
+        case "rolls back":
+            transaction.rollback()
+        case "fails":
+            raise ValueError(text)
 
 
 @task(max_attempts=1)

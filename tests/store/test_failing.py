@@ -162,5 +162,5 @@ def test_columns_are_read_in_the_models_order():
     assert [name for name in names if name in READ] == list(READ)
     assert set(names) - set(READ) == {
         "weight", "payload", "reserve_for", "created_at", "result", "expires_at", "unique_expires_at",
-        "unique_until_start", "limit_key", "gate", "claim", "about",
+        "unique_until_start", "limit_key", "gate", "claim", "about", "interruptions",
     }  # fmt: skip

@@ -2,11 +2,14 @@
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 
 from django_faktory import task
+from django_faktory.brokers.base import Broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import BrokerUnavailable
+from tests.project.models import Mark
 
 
 class Gate:
@@ -51,6 +54,30 @@ async def cancels_itself():
     await asyncio.sleep(1)
 
 
+left = []
+"""Names of tasks that were left, whether they ended or were stopped."""
+
+
+@task
+def sleeps(name):
+    """Waits in Python, so that it can be interrupted."""
+    try:
+        gates[name].begun.release()
+        while not gates[name].opened.is_set():
+            time.sleep(0.005)
+    finally:
+        left.append(name)
+    return name
+
+
+@task(atomic=True)
+def writes_and_sleeps(name):
+    Mark.objects.create(text=name)
+    gates[name].begun.release()
+    while not gates[name].opened.is_set():
+        time.sleep(0.005)
+
+
 @task
 def enqueues(name, times):
     """Passes a gate, then makes `times` more like itself."""
@@ -89,6 +116,10 @@ class Unreliable(OrmBroker):
         self._come("fail")
         return super().fail(failures)
 
+    def interrupt(self, interruptions):
+        self._come("interrupt")
+        return super().interrupt(interruptions)
+
     def release(self, reservations):
         self._come("release")
         return super().release(reservations)
@@ -100,3 +131,10 @@ class Unreliable(OrmBroker):
     def bye(self, wids):
         self._come("bye")
         super().bye(wids)
+
+
+class CannotTakeBack(OrmBroker):
+    """Has the port's own `interrupt`, as servers elsewhere have."""
+
+    gives_back_begun = False
+    interrupt = Broker.interrupt

@@ -10,7 +10,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job
 from django_faktory.worker.runner import Worker
 from tests.waiting import wait_until
-from tests.worker.blocking import gates
+from tests.worker.blocking import gates, left
 
 
 class Running:
@@ -64,6 +64,7 @@ def work(transactional_db):
         if (reporting := one.worker._loops["report"]).is_alive():
             reporting.join(10)  # it may be late: what it still tells is not for the next test's database
     gates.clear()
+    left.clear()
 
 
 @pytest.fixture

@@ -79,14 +79,35 @@ def test_a_failure_inside_an_open_transaction_is_told_as_it_is(in_thread):
     assert clean
 
 
-def test_autocommit_switched_off_is_on_again_for_the_next_job(in_thread):
-    def autocommit():
-        connection.ensure_connection()
-        return connection.get_autocommit()
+def autocommit():
+    connection.ensure_connection()
+    return connection.get_autocommit()
 
-    report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off), autocommit)
+
+@pytest.mark.parametrize(("then", "rows"), [("commits", 1), ("rolls back", 0)])
+def test_autocommit_switched_off_is_on_again_for_the_next_job(in_thread, then, rows):
+    report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off, "by hand", then), autocommit)
     assert isinstance(report, Ack)
     assert is_on
+    assert Mark.objects.count() == rows
+
+
+def test_a_task_that_turns_autocommit_off_and_does_not_commit_fails(in_thread):
+    report, is_on, following = in_thread(
+        lambda: ran(tasks.switches_autocommit_off, "never seen"), autocommit, lambda: ran(tasks.writes_mark, "next")
+    )
+    assert report.errtype == "django.db.transaction.TransactionManagementError"
+    assert "left a transaction open on 'default'; it was rolled back" in report.message
+    assert is_on
+    assert isinstance(following, Ack)
+    assert [mark.text for mark in Mark.objects.all()] == ["next"]
+
+
+def test_a_failure_after_autocommit_was_turned_off_is_reported_as_it_is(in_thread):
+    report, is_on = in_thread(lambda: ran(tasks.switches_autocommit_off, "never seen", "fails"), autocommit)
+    assert report.errtype == "builtins.ValueError"
+    assert is_on
+    assert not Mark.objects.exists()
 
 
 def test_a_connection_the_database_complained_about_is_opened_anew(in_thread):

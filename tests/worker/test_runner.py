@@ -20,15 +20,20 @@ from django_faktory.worker import runner
 from django_faktory.worker.runner import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
+from tests.project.models import Mark
 from tests.waiting import wait_until
 from tests.worker.blocking import (
+    CannotTakeBack,
     Unreliable,
     cancels_itself,
     enqueues,
     gates,
     ignores_cancellation,
+    left,
     passes,
     passes_async,
+    sleeps,
+    writes_and_sleeps,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -218,33 +223,71 @@ class TestStopping:
         assert running.has_ended_well is True
         assert Job.objects.get(jid=result.id).state == "succeeded"
 
-    def test_what_does_not_end_in_time_is_failed_so_that_it_runs_again(self, work):
-        result = passes.enqueue("stuck")
+    @pytest.mark.parametrize(
+        ("task", "ends"), [(passes, False), (sleeps, True), (passes_async, True), (ignores_cancellation, False)]
+    )
+    def test_a_job_that_does_not_end_in_time_goes_back_with_nothing_counted(self, work, caplog, task, ends):
+        """Whether or not its task can be interrupted."""
+        result = task.enqueue("stuck")
         running = work(shutdown_timeout=0.2)
         begun("stuck")
         running.stop()
         assert running.ended()
-        assert running.has_ended_well is False
+        assert running.has_ended_well is ends
+        job = Job.objects.get(jid=result.id)
+        assert (job.state, job.errtype, job.failures, job.losses, job.interruptions) == ("enqueued", "", 0, 0, 1)
+        assert f"job interrupted by shutdown jid={result.id}" in caplog.text
+        work()
+        begun("stuck")
+        gates["stuck"].opened.set()
+        wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded")
+        found = task.get_result(result.id)
+        assert (found.attempts, found.errors) == (1, [])
+
+    def test_an_interrupted_task_is_left_before_its_job_is_given_back(self, work):
+        """Or both would run for a moment."""
+        result = sleeps.enqueue("left")
+        running = work(shutdown_timeout=0.1)
+        begun("left")
+        running.stop()
+        wait_until(lambda: Job.objects.get(jid=result.id).state == "enqueued")
+        assert left == ["left"]
+        assert running.ended()
+
+    def test_an_interrupted_atomic_task_rolls_back_and_goes_back(self, work):
+        result = writes_and_sleeps.enqueue("rolled back")
+        running = work(shutdown_timeout=0.1)
+        begun("rolled back")
+        running.stop()
+        assert running.ended()
+        assert not Mark.objects.exists()
+        assert Job.objects.get(jid=result.id).state == "enqueued"
+        gates["rolled back"].opened.set()
+        work()
+        wait_until(lambda: Job.objects.get(jid=result.id).state == "succeeded")
+        assert Mark.objects.count() == 1
+
+    def test_an_interruption_is_reported_until_the_deadline_when_the_broker_is_unavailable(self, work):
+        broker = Unreliable()
+        result = sleeps.enqueue("later")
+        running = work(broker, shutdown_timeout=0.1)
+        begun("later")
+        broker.away = {"interrupt"}
+        running.stop()
+        wait_until(lambda: broker.tried.count("interrupt") >= 2)
+        broker.away = set()
+        assert running.ended()
+        assert (Job.objects.get(jid=result.id).state, Job.objects.get(jid=result.id).interruptions) == ("enqueued", 1)
+
+    def test_a_broker_that_cannot_take_jobs_back_is_sent_failures(self, work, caplog):
+        result = sleeps.enqueue("failed")
+        running = work(CannotTakeBack("default"), shutdown_timeout=0.1)
+        begun("failed")
+        running.stop()
+        assert running.ended()
         job = Job.objects.get(jid=result.id)
         assert (job.state, job.errtype, job.failures) == ("retries", "WorkerShutdown", 1)
-
-    def test_an_async_task_that_does_not_end_in_time_is_cancelled(self, work):
-        result = passes_async.enqueue("stuck")
-        running = work(shutdown_timeout=0.2)
-        begun("stuck")
-        running.stop()
-        assert running.ended()
-        assert running.has_ended_well is True
-        assert Job.objects.get(jid=result.id).errtype == "WorkerShutdown"
-
-    def test_an_async_task_that_ignores_its_cancellation_holds_up_nothing(self, work):
-        result = ignores_cancellation.enqueue("deaf")
-        running = work(shutdown_timeout=0.2)
-        begun("deaf")
-        running.stop()
-        assert running.ended()
-        assert running.has_ended_well is False
-        assert Job.objects.get(jid=result.id).errtype == "WorkerShutdown"
+        assert "it is reported as failed" in caplog.text
 
     def test_jobs_read_ahead_go_back_to_their_place(self, work):
         tasks.noop.enqueue_many([()] * 100)

@@ -79,7 +79,7 @@ def _job(call: Call) -> int:
     if screen.is_json:
         screen.json(told)
         return OK
-    attempts = told.pop("attempts")
+    attempts, interrupted = told.pop("attempts"), told.pop("interrupted")
     for part in ("job", "result"):
         told[part] = None if told[part] is None else json.dumps(told[part], indent=2, ensure_ascii=False)
     screen.pairs(told)
@@ -87,6 +87,8 @@ def _job(call: Call) -> int:
         screen.line(f"attempt {number}: {one['failed_at'] or ''} {one['errtype']}: {one['message']}")
         for line in "\n".join(one["backtrace"]).splitlines():
             screen.line(f"  {line}")
+    for one in interrupted:
+        screen.line(f"interrupted by shutdown: {one['interrupted_at'] or ''} worker {one['worker']}")
     return OK
 
 

@@ -52,7 +52,8 @@ class PortableDialect(Dialect):
     _optional = ", expires_at, limit_key, about"
     _replaced = (
         "jobtype", "queue", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
-        "enqueued_at", "created_at", "failures", "losses", "errtype", "failure", "history", "result", "wid",
+        "enqueued_at", "created_at", "failures", "losses", "interruptions", "errtype", "failure", "history", "result",
+        "wid",
         "started_at", "reserved_until", "finished_at", "purge_at", "expires_at", "unique_key", "unique_expires_at",
         "unique_until_start", "lock_key", "lock_token", "limit_key", "gate", "passes",
         "bid", "callback_of", "has_run", "counts_failed", "about",
