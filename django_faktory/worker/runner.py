@@ -98,7 +98,9 @@ class Worker:
         self._executors = Executors(
             broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
         )
-        self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
+        self._heartbeat = Heartbeat(
+            broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put, known=held.known
+        )
         self._fetcher = Fetcher(
             broker,
             self._held,
@@ -111,7 +113,9 @@ class Worker:
             at_most=at_most or {},
         )
         acknowledge = self._fetcher.acknowledge
-        self._reporter = Reporter(broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge)
+        self._reporter = Reporter(
+            broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge, on_reported=held.reported
+        )
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
 
