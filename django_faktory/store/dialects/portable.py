@@ -183,13 +183,16 @@ class PortableDialect(Dialect):
         """See Dialect."""
         wanted = {one.job.jid: (one.job.wid, one.job.attempt) for one in handed}
         with connection.cursor() as cursor:
-            unconfirmed = f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)}) AND claim < 0"
+            unconfirmed = (
+                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)}) AND claim < 0"
+                " AND reserved_until IS NOT NULL"
+            )
             cursor.execute(f"{unconfirmed}{self.skip_lock}", [*wanted])
             found = {jid: row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)}
             if found:
                 cursor.execute(
                     f"UPDATE {JOB} SET claim = -claim, reserved_until = {self.after('started_at', 'reserve_for')}"
-                    f" WHERE id IN ({marks(found)}) AND started_at IS NOT NULL",
+                    f" WHERE id IN ({marks(found)})",
                     [*found.values()],
                 )
             if not self.skip_lock or len(found) == len(wanted):
@@ -211,7 +214,7 @@ class PortableDialect(Dialect):
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             due = (
                 f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)})"
-                f" AND reserved_until < {self.after('%s', f'{seconds} / 2')}"
+                f" AND reserved_until < {self.after('%s', f'({seconds} / 2)')}"
             )
             cursor.execute(due, [*wanted, clock])
             rows = [row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)]
