@@ -68,3 +68,27 @@ def tell_pid(folder):
 def leaves_a_process_behind():
     """Its parent ends at once: whoever is process 1 inherits it."""
     subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
+
+
+def _begins(folder):
+    with (Path(folder) / "begun").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+@task
+def runs_long(folder):
+    """Notes that it began, and goes on when the pipe says so."""
+    _begins(folder)
+    (Path(folder) / "pipe").read_text()
+
+
+@task(atomic=True)
+def runs_long_atomic(folder):
+    _begins(folder)
+    (Path(folder) / "pipe").read_text()
+
+
+@task
+async def runs_long_async(folder):
+    _begins(folder)
+    await asyncio.to_thread((Path(folder) / "pipe").read_text)
