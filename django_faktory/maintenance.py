@@ -278,7 +278,8 @@ class Maintenance:
 
     def _has_listened(self) -> bool:
         """Whether each worker and server that lives has had the time to say so since the database is there."""
-        return time.monotonic() - self._listens_since >= min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
+        listen_s: float = min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
+        return time.monotonic() - self._listens_since >= listen_s
 
     def _lose_vanished(self) -> bool:
         return self._give_up(workers.vanished(VANISHED_S, using=self.alias))

@@ -139,7 +139,9 @@ class Shelf:
             return None
         more = 0 if goes_along else self._more(now, queue)
         if queue in self._jobs:  # not for this one: is it a worker that may have jobs?
-            return self._sent(FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1), lease=Lease.DELIVERY))
+            return self._sent(
+                FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1), lease=Lease.DELIVERY)
+            )
         if more and queue in self._out:
             return None  # who asks now may be given what comes after that
         behind = (

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-import msgspec
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 

@@ -91,9 +91,7 @@ def test_an_outage_that_is_longer_than_the_reservation_takes_no_job_from_a_livin
         pytest.skip("a database server has a wire")
     meetings = long_jobs(tmp_path, tasks.runs_long, tasks.runs_long_async)
     with wire() as (proxy, environment):
-        runfaktory(
-            "127.0.0.1:0", "--processes", "1", "--no-reload", environment=environment, WORKER_TIMEOUT=TIMEOUT_S
-        )
+        runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", environment=environment, WORKER_TIMEOUT=TIMEOUT_S)
         all_run(meetings)
         wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).exists(), 30)
         proxy.harm("reset")

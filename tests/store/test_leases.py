@@ -35,9 +35,7 @@ def clock():
 
 @pytest.fixture
 def broker(clock):
-    broker = OrmBroker(
-        "default", announce=lambda *_: None, worker_timeout_s=TIMEOUT_S, delivery_lease_s=DELIVERY_S
-    )
+    broker = OrmBroker("default", announce=lambda *_: None, worker_timeout_s=TIMEOUT_S, delivery_lease_s=DELIVERY_S)
     broker.clock = lambda: clock.now
     return broker
 
@@ -191,7 +189,7 @@ class TestDelivery:
 
     def test_it_gives_back_its_lock_and_its_place(self, broker, clock):
         limit("queue", "default", 1)
-        [job] = claimed(broker, Lease.DELIVERY, payload("a", custom={"lock": "key"}))
+        claimed(broker, Lease.DELIVERY, payload("a", custom={"lock": "key"}))
         assert Job.objects.get().passes
         assert failures.reap(using="default", now=at(DELIVERY_S + 1)) == 1
         assert not JobLock.objects.exists()

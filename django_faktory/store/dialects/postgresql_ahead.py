@@ -111,5 +111,11 @@ def extend(
     connection: BaseDatabaseWrapper, held: Sequence[tuple[str, str, int]], at_least_s: float, now: datetime | None
 ) -> None:
     """Extend the reservations of these jobs (wid, jid, attempt) that are half over."""
-    values = [[jid for _, jid, _ in held], [attempt for *_, attempt in held], [wid for wid, *_ in held], at_least_s, now]
+    values = [
+        [jid for _, jid, _ in held],
+        [attempt for *_, attempt in held],
+        [wid for wid, *_ in held],
+        at_least_s,
+        now,
+    ]
     execute_on(connection, [(_EXTEND, values)])

@@ -273,9 +273,9 @@ def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call
         by_wid: dict[str, list[Slot]] = {}
         for slot in part.slots:
             by_wid.setdefault(slot.wid, []).append(slot)
-        calls += [  # fmt: skip
-            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, now, plan.mark,
-                     plan.at_least_s, plan.at_most_s])
+        leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]
+        calls += [
+            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, *leases])
             for wid, slots in by_wid.items()
         ]
     return calls
