@@ -488,6 +488,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "GEARMONKEY_MAX_INPUT_BYTES": _whole(1),
     "GEARMONKEY_AUDIT": (lambda value: isinstance(value, bool), "True or False"),
     "WORKER_TIMEOUT": _seconds(1),
+    "BEAT_KEEPS_JOBS": (lambda value: isinstance(value, bool), "True or False"),
     "DATABASE_TIMEOUT": _seconds(1),
     "DEAD_TTL": _seconds(0),
     "BATCH_TTL": _seconds(0),

@@ -61,8 +61,9 @@ FORGET_UNSEEN_S = 3600
 HEARD_WITHIN_S = 30.0
 """Twice the time between two BEATs: a worker that lives is heard so soon after an outage, if it lives.
 
-While no server or no database was there, nobody's BEAT could be heard: a node counts no worker as lost before it has
-listened that long itself, else each outage longer than WORKER_TIMEOUT would let all running jobs run twice."""
+While no server or no database was there, no BEAT could be received: a node counts no worker as lost, and ends no
+reservation that a BEAT may extend, before it has listened that long itself. Else each outage longer than
+WORKER_TIMEOUT, or than a reservation, would let running jobs run twice."""
 
 IDLE_GATES_S = 50.0
 """How long nobody looks after gates where none was in use."""
@@ -266,13 +267,19 @@ class Maintenance:
         return False
 
     def _reap(self) -> bool:
-        return failures.reap(using=self.alias, dead_for_s=conf.get("DEAD_TTL")) == failures.CHUNK
+        may_judge = self._has_listened()
+        dead_for_s = conf.get("DEAD_TTL")
+        return failures.reap(using=self.alias, dead_for_s=dead_for_s, spares_kept=not may_judge) == failures.CHUNK
 
     def _lose(self) -> bool:
-        timeout_s = conf.get("WORKER_TIMEOUT")
-        if time.monotonic() - self._listens_since < min(timeout_s, HEARD_WITHIN_S):
+        if not self._has_listened():
             return False
-        return self._give_up(workers.silent(timeout_s, using=self.alias))
+        return self._give_up(workers.silent(conf.get("WORKER_TIMEOUT"), using=self.alias))
+
+    def _has_listened(self) -> bool:
+        """Whether each worker and server that lives has had the time to say so since the database is there."""
+        listen_s: float = min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
+        return time.monotonic() - self._listens_since >= listen_s
 
     def _lose_vanished(self) -> bool:
         return self._give_up(workers.vanished(VANISHED_S, using=self.alias))

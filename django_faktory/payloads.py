@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -177,6 +178,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wid: str
     current_state: str = ""
     rss_kb: int = 0
+    held: tuple[tuple[str, int], ...] = ()
+    """Jid and attempt of each job that the worker process has: their reservations are extended. Not on the wire."""
+    keeps_delivered: bool = False
+    """Whether the reservations of all jobs known to be delivered to this wid are extended (`BEAT_KEEPS_JOBS`)."""
 
 
 class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -226,6 +231,17 @@ class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_broken: bool = False
 
 
+class Lease(StrEnum):
+    """What a claim's reservation lasts until, see `docs/adr/00XX-leases.md`."""
+
+    RESERVE_FOR = ""
+    """The job's own `reserve_for`."""
+    HEARTBEAT = "heartbeat"
+    """Each BEAT of its worker, which names the job, extends it. For workers that use this broker themselves."""
+    DELIVERY = "delivery"
+    """A short lease until `Broker.confirm`; then `reserve_for`. For a server, whose clients get the jobs."""
+
+
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection).
 
@@ -238,10 +254,11 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ahead: int = 0
     crowd: tuple[str, ...] = ()
     """The workers that may ask next: where one of them is to get no jobs, nothing is read ahead."""
+    lease: Lease = Lease.RESERVE_FOR
 
 
 class HandedOut(NamedTuple):
-    """A job that was read ahead, with the wid of who got it so many seconds ago."""
+    """A job to confirm: claimed with `Lease.DELIVERY` or read ahead, and sent to its wid `ago_s` seconds ago."""
 
     job: Reservation
     ago_s: float

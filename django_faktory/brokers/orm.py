@@ -84,6 +84,7 @@ class OrmBroker(Broker):
         dead_for_s: int = 180 * 86_400,
         max_interruptions: int | None = None,
         worker_timeout_s: float = 60,
+        delivery_lease_s: float = 60,
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
         announces_apart: bool = False,
@@ -97,6 +98,7 @@ class OrmBroker(Broker):
         self.dead_for_s = dead_for_s
         self.max_interruptions = max_interruptions
         self.worker_timeout_s = worker_timeout_s
+        self.delivery_lease_s = delivery_lease_s
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_apart = announces_apart  # in a thread of its own, so that nobody waits for it
@@ -163,8 +165,11 @@ class OrmBroker(Broker):
         requests: Sequence[FetchRequest],
         on_ended: jobs.OnEnded,
     ) -> jobs.Turn:
-        claiming_ = claiming.Claiming(self.alias, self.clock(), self.locket.lease_s, self._unanswered)
-        return jobs.Turn(jobs_, acks, requests, claiming_, on_ended)
+        return jobs.Turn(jobs_, acks, requests, self._claiming(requests), on_ended)
+
+    def _claiming(self, requests: Sequence[FetchRequest]) -> claiming.Claiming:
+        leases = claiming.Leases(self.locket.lease_s, self.worker_timeout_s, self.delivery_lease_s)
+        return leases.claiming(requests, using=self.alias, now=self.clock(), unanswered=self._unanswered)
 
     def lend(self) -> Lent | None:
         """See Broker."""
@@ -223,13 +228,7 @@ class OrmBroker(Broker):
         """See Broker."""
         self._give_back_unanswered()
         self.locket.refuse_wrong()
-        found = claiming.fetch(
-            requests,
-            using=self.alias,
-            now=self.clock(),
-            lease_s=self.locket.lease_s,
-            unanswered=self._unanswered,
-        )
+        found = claiming.fetch_for([*map(claiming.answerable, requests)], self._claiming(requests))
         self._notes.started(_handed_out(found))
         return found
 
@@ -318,7 +317,7 @@ class OrmBroker(Broker):
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """See Broker."""
         self._give_back_unanswered()
-        return workers.beat(beats, using=self.alias)
+        return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
         """See Broker."""

@@ -1,5 +1,5 @@
-"""What the server must know of jobs that it handed out: those from the shelf, of which the database does not know yet
-who has them (ADR 0022), and those of batches, whose ends may have to wait (ADR 0023)."""
+"""Deliveries of this node: jobs that were sent to clients and are to be confirmed (ADR 0022, 00XX-leases), and jobs of
+batches, whose ends may have to wait (ADR 0023)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from ..errors import FaktoryError
 from ..payloads import HandedOut, Reservation
 
 CONFIRM_S = 0.25
-"""A job that runs as long as this, and at most one and a half times as long, is confirmed."""
+"""Until a job that was read ahead is confirmed, or half as long again: its row does not name its worker before."""
+
+CONFIRM_CLAIMED_S = 2.0
+"""Until a job that was claimed for its client is confirmed, or half as long again. Most have ended by then, and cost no
+statement. A job delivered less than this before its node is killed runs again when its lease ends."""
 
 MOST_MEMBERS = 10_000
 """So many jobs of batches are known; an older one's end is taken for one that need not wait."""
@@ -20,7 +24,7 @@ NOBODYS_ATTEMPT = -1
 
 
 class HandOuts:
-    """Those of the node. `confirm` carries `Broker.confirm` out and calls back with its answer."""
+    """The deliveries of the node. `confirm` calls `Broker.confirm` and passes its answer to the callback."""
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class HandOuts:
         self._is_asking = False
 
     def add(self, job: Reservation) -> None:
-        """Somebody got it."""
+        """Note that a client gets this job, until it ends or is confirmed."""
         self._handed[job.jid] = (self._loop.time(), job)
         if self._timer is None:
             self._timer = self._loop.call_later(CONFIRM_S, self._look)
@@ -54,7 +58,9 @@ class HandOuts:
     def attempt_of(self, jid: str, wid: str) -> int | None:
         """The attempt that a report of this worker is about: None, any, unless it is known that another has the job."""
         handed = self._handed.get(jid)
-        if handed is None or not wid or not handed[1].wid or handed[1].wid == wid:
+        if handed is None or not handed[1].is_ahead:
+            return None  # its row says which worker has it
+        if not wid or not handed[1].wid or handed[1].wid == wid:
             return None
         return NOBODYS_ATTEMPT
 
@@ -64,16 +70,26 @@ class HandOuts:
         self._members.pop(jid, None)
 
     def confirm_all(self) -> None:
-        """Confirm what is left, however young it is."""
+        """Confirm all deliveries that are left, however recent."""
         self._send(list(self._handed.values()))
 
     def _look(self) -> None:
         self._timer = None
         if not self._is_asking:  # a database that is slow is not asked the same again and again
-            until = self._loop.time() - CONFIRM_S / 2
-            self._send([handed for handed in self._handed.values() if handed[0] <= until])
+            self._send(self._due(self._loop.time()))
         if self._handed:
             self._timer = self._loop.call_later(CONFIRM_S, self._look)
+
+    def _due(self, now: float) -> list[tuple[float, Reservation]]:
+        """The deliveries to confirm now. Once one is due, those that soon will be go along."""
+        due: list[tuple[float, Reservation]] = []
+        is_any_late = False
+        for handed in self._handed.values():
+            at, job = handed
+            if now - at >= (CONFIRM_S if job.is_ahead else CONFIRM_CLAIMED_S) / 2:
+                due.append(handed)
+                is_any_late = is_any_late or job.is_ahead or now - at >= CONFIRM_CLAIMED_S
+        return due if is_any_late else []
 
     def _send(self, due: Sequence[tuple[float, Reservation]]) -> None:
         if not due:

@@ -268,10 +268,10 @@ class Server:
     async def _wind_down(self) -> None:
         self.fetchers.stop()
         self.shelf.close()
-        self.handed_out.confirm_all()
         await asyncio.sleep(LINGER_S if self._connections else 0)
         await self._drain()
         await self._part()
+        self.handed_out.confirm_all()  # at the end: claims that were under way have been delivered, or released
         await self._drain()  # jobs whose clients had gone before they were sent
         if self._hints:
             self._hints.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from ..payloads import FetchRequest, Reservation
+from ..payloads import FetchRequest, Lease, Reservation
 
 HOLD_S = 0.05
 """So long a job may lie there; then it goes back to its place in the queue."""
@@ -139,7 +139,9 @@ class Shelf:
             return None
         more = 0 if goes_along else self._more(now, queue)
         if queue in self._jobs:  # not for this one: is it a worker that may have jobs?
-            return self._sent(FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1)))
+            return self._sent(
+                FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1), lease=Lease.DELIVERY)
+            )
         if more and queue in self._out:
             return None  # who asks now may be given what comes after that
         behind = (
@@ -160,7 +162,7 @@ class Shelf:
         now = self._loop.time()
         low, self._low = self._low, set()
         return [
-            self._sent(FetchRequest(queues=(queue,), count=0, ahead=more))
+            self._sent(FetchRequest(queues=(queue,), count=0, ahead=more, lease=Lease.DELIVERY))
             for queue in low
             if not self._is_moving(queue) and queue not in self._out and (more := self._more(now, queue))
         ]

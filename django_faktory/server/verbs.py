@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from .. import __version__, jsonsteps, jsontext
+from .. import __version__, conf, jsonsteps, jsontext
 from ..errors import FaktoryError, InvalidPayload, UnknownWorker
 from ..jsonsteps import Steps
 from ..logs import get_logger
-from ..payloads import Ack, FetchRequest, JobPayload, Reservation, failure, rfc3339
+from ..payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
 from ..protocol import resp
 from ..protocol.commands import (
     AckJob,
@@ -164,14 +164,14 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
         if not isinstance(told, Reservation):
             connection.finish(resp.NULL if told is None else _error(told))
             return
-        if not told.is_ahead:
-            server.handed_out.forget(told.jid)  # whoever had it before
         if (reply := _job(server, told)) is None:
             connection.finish(resp.NULL)
         else:
+            if not told.is_ahead:  # the others are known since they left the buffer
+                server.handed_out.add(told)
             connection.hand_over(reply, on_unsent=lambda: server.release([told]))
 
-    request = FetchRequest(queues=command.queues, wid=wid)
+    request = FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)
     server.shelf.saw(request, id(connection))
     if job := server.shelf.take(request):
         reply = _job(server, job)
@@ -233,7 +233,8 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
         else:
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
-    server.control.submit(lambda: server.broker.beat([command.beat]), answer)
+    sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
+    server.control.submit(lambda: server.broker.beat([sign]), answer)
     return None
 
 

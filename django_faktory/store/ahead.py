@@ -1,4 +1,8 @@
-"""Jobs that a server read ahead: reserved, and nobody's until they are handed out (ADR 0022)."""
+"""Jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 00XX-leases).
+
+The claim's number is negative until then. When the lease ends first, the job is released: it was not delivered, or
+its server died within seconds of delivering it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import Job
@@ -39,13 +44,24 @@ def go_along(
     return found
 
 
+CHUNK = 500
+
+
 def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> set[str]:
     """See `Broker.confirm`."""
-    return run(using, lambda connection: dialect_of(connection).confirm(connection, handed, now), atomic=False)
+    left: set[str] = set()
+    for start in range(0, len(handed), CHUNK):
+        chunk = handed[start : start + CHUNK]
+        left |= run(
+            using,
+            lambda connection, chunk=chunk: dialect_of(connection).confirm(connection, chunk, now),  # type: ignore[misc]
+            atomic=not dialect_of(connections[using]).one_statement,
+        )
+    return left
 
 
-def is_nobodys(job: Job) -> bool:
-    """Whether a working job was read ahead, and no more is known of it."""
+def is_unconfirmed(job: Job) -> bool:
+    """Whether a working job was read ahead, or claimed for a client, and its delivery is not confirmed."""
     return job.claim is not None and job.claim < 0
 
 

@@ -12,10 +12,10 @@ from django.db import Error, connections
 
 from ..errors import BrokerUnavailable
 from ..logs import get_logger
-from ..payloads import FetchRequest, Reservation, is_storable
+from ..payloads import FetchRequest, Lease, Reservation, is_storable
 from . import gates, giving_back, locks
 from .dialects import dialect_of
-from .dialects.base import Plan, Slot
+from .dialects.base import DELIVERY_LEASE_S, Plan, Slot
 from .transactions import run
 from .unanswered import Unanswered
 
@@ -40,8 +40,7 @@ def fetch(
     No row is locked that is not handed out: requests of one worker that name the same queues are claimed for together,
     otherwise each tries its first queue; who got too little is planned for by what waits in each queue.
     """
-    requests = [answerable(request) for request in requests]
-    return fetch_for(requests, Claiming(using, now, lease_s, unanswered or Unanswered()))
+    return fetch_for([*map(answerable, requests)], Claiming(using, now, lease_s, unanswered or Unanswered()))
 
 
 def fetch_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
@@ -164,6 +163,32 @@ def has_all_it_needs(job: Reservation) -> bool:
     return (job.lock_key is None or job.lock_token is not None) and job.passes is None
 
 
+class Leases(NamedTuple):
+    """How long claims of one broker last, in seconds."""
+
+    lock_s: float = locks.LEASE_S
+    """A lock of a job whose worker extends it itself."""
+    worker_timeout_s: float = 60.0
+    delivery_s: float = DELIVERY_LEASE_S
+    """From a claim for a client to the confirmation of its delivery."""
+
+    def claiming(
+        self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, unanswered: Unanswered
+    ) -> Claiming:
+        """How to claim for these requests, which ask for the same kind of lease.
+
+        Twice WORKER_TIMEOUT: a beat extends what is half over, so that a reservation never ends before the silence of
+        its worker is noticed. A client extends the locks of its jobs with its BEAT, at most WORKER_TIMEOUT apart.
+        """
+        lease = next((request.lease for request in requests if request.lease), Lease.RESERVE_FOR)
+        lock_s, at_least_s, at_most_s = self.lock_s, None, None
+        if lease is Lease.HEARTBEAT:
+            at_least_s = 2 * self.worker_timeout_s
+        elif lease is Lease.DELIVERY:
+            lock_s, at_most_s = max(lock_s, self.worker_timeout_s), self.delivery_s
+        return Claiming(using, now, lock_s, unanswered, at_least_s, at_most_s)
+
+
 class Claiming(NamedTuple):
     """How jobs are claimed, and locked for where they have a key."""
 
@@ -171,11 +196,20 @@ class Claiming(NamedTuple):
     now: datetime | None
     lease_s: float
     unanswered: Unanswered
+    at_least_s: float | None = None
+    at_most_s: float | None = None
+    """See `Plan` for these two."""
+
+    def numbered(self, plan: Plan, number: int) -> Plan:
+        """The plan with the number of the claim, and with its leases."""
+        return msgspec.structs.replace(
+            plan, lease_s=self.lease_s, claim=number, at_least_s=self.at_least_s, at_most_s=self.at_most_s
+        )
 
     def claim(self, plan: Plan) -> list[Reservation]:
         """Claim what the plan says, or what there is of it."""
         with self.unanswered.numbered() as number:
-            plan = msgspec.structs.replace(plan, claim=number)
+            plan = self.numbered(plan, number)
             return self.locked(plan, self._claim(plan))
 
     def _claim(self, plan: Plan) -> list[Reservation]:
@@ -223,7 +257,7 @@ def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
     slots = [
         Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
     ]
-    return Plan(slots, plan.limit - len(found), claim=plan.claim)
+    return msgspec.structs.replace(plan, slots=slots, limit=plan.limit - len(found), ahead=(), crowd=(), then=())
 
 
 def _plan(

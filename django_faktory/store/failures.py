@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from .. import jsontext
@@ -50,21 +50,29 @@ def fail(
 
 
 def reap(
-    *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance
-) -> int:
-    """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19). What was
-    read ahead by a server that is gone goes back instead."""
+    *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance,
+    spares_kept: bool = False,
+) -> int:  # fmt: skip
+    """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19).
+
+    A job that was claimed for a client and whose delivery is not confirmed is released instead: no retry is used.
+    `spares_kept`: leave the jobs that a heartbeat or a confirmation may still extend. For a node that has just
+    begun to listen: after an outage no worker and no server could extend anything (ADR 0017).
+    """
     overdue = overdue_jobs(using=using, now=now)
+    if spares_kept:
+        beating = WorkerProcess.objects.using(using).filter(beat_at__isnull=False)
+        overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
     if not run(using, lambda _: overdue.exists(), atomic=False):  # nearly always: one statement, no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
         rows = list(failing.locked(overdue.order_by("reserved_until"), skip=True)[:limit])
-        nobodys = {job.pk for job in rows if ahead.is_nobodys(job)}
-        if nobodys:
-            put_back(connection, Job.objects.using(using).filter(pk__in=nobodys))
-        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job.pk not in nobodys])
+        unconfirmed = {job.pk for job in rows if ahead.is_unconfirmed(job)}
+        if unconfirmed:
+            put_back(connection, Job.objects.using(using).filter(pk__in=unconfirmed))
+        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job.pk not in unconfirmed])
         return len(rows)
 
     return run(using, verb)

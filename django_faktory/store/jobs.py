@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-import msgspec
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -132,7 +131,7 @@ class Turn:
             plan = plan_in_turn(self.requests)
         if not plan.slots:
             plan = first_plan(self.requests)
-        plan = msgspec.structs.replace(plan, lease_s=self.claiming.lease_s, claim=number)
+        plan = self.claiming.numbered(plan, number)
         return ahead.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
 
     def ends_here(self, plan: Plan, ending: Ending, claimed: Sequence[Reservation]) -> bool:
@@ -209,7 +208,7 @@ def _relayed(turn: Turn) -> Exchanged | None:
     if first.count != 1 or not plan.slots:
         return None
     with claiming.unanswered.numbered() as number:
-        plan = msgspec.structs.replace(plan, lease_s=claiming.lease_s, claim=number)
+        plan = claiming.numbered(plan, number)
         relayed = run(
             claiming.using,
             lambda connection: dialect_of(connection).relay(connection, ack, plan, claiming.now),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BigIntegerField, Case, Count, Exists, F, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Now
@@ -14,9 +15,11 @@ from ..lifecycle import State
 from ..models import Job, WorkerProcess
 from ..payloads import Beat, WorkerIdentity
 from . import failures, locks
+from .dialects import dialect_of
 from .jobs import is_storable
 from .transactions import run
 
+CHUNK = 500
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
 
 
@@ -42,10 +45,13 @@ def _row(worker: WorkerIdentity) -> WorkerProcess:
     )
 
 
-def beat(beats: Sequence[Beat], *, using: str) -> list[FaktoryError | str]:
+def beat(
+    beats: Sequence[Beat], *, using: str, at_least_s: float = 120.0, now: datetime | None = None
+) -> list[FaktoryError | str]:
     """Take signs of life; answer each with "" or the state it must enter, which only ever goes forward.
 
-    Two statements and no transaction: a worker that was forgotten in between is unknown to the second.
+    Two statements and no transaction: a worker that was forgotten in between is unknown to the second. One more where
+    beats name jobs, whose reservations are extended, by `at_least_s` or more.
     """
     latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
     workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
@@ -58,12 +64,39 @@ def beat(beats: Sequence[Beat], *, using: str) -> list[FaktoryError | str]:
         run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False)
     known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
     locks.extend(known, using=using)
+    _extend([beat for wid, beat in latest.items() if wid in known], at_least_s, using=using, now=now)
     states = {wid: max(state, latest[wid].current_state, key=_rank) for wid, state in known.items()}
     for state in ("quiet", "terminate"):
         moved = [wid for wid in known if states[wid] == state and known[wid] != state]
         if moved:
             advance(moved, state, using=using)
     return [_answer(beat.wid, states) for beat in beats]
+
+
+def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: datetime | None) -> None:
+    """Extend the reservations of the jobs that these workers are known to have."""
+    held = [(beat.wid, jid, attempt) for beat in beats for jid, attempt in beat.held if is_storable(jid)]
+    held += _delivered([beat.wid for beat in beats if beat.keeps_delivered and beat.wid], using=using)
+    for start in range(0, len(held), CHUNK):
+        chunk = held[start : start + CHUNK]
+        run(
+            using,
+            lambda connection, chunk=chunk: dialect_of(connection).extend(connection, chunk, at_least_s, now),  # type: ignore[misc]
+            atomic=not dialect_of(connections[using]).one_statement,
+        )
+
+
+def _delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
+    """The jobs of these workers whose delivery is confirmed (wid, jid, attempt).
+
+    A claim that is not confirmed was perhaps never delivered: a BEAT of a worker that does not know of it must not
+    extend it.
+    """
+    if not wids:
+        return []
+    working = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
+    delivered = working.filter(Q(claim__isnull=True) | Q(claim__gte=0)).values_list("wid", "jid", "attempt")
+    return run(using, lambda _: list(delivered), atomic=False)
 
 
 def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:

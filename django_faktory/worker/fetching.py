@@ -13,7 +13,7 @@ from random import Random
 from ..brokers.base import Broker
 from ..errors import FaktoryError
 from ..logs import get_logger
-from ..payloads import Ack, FetchRequest, Reservation
+from ..payloads import Ack, FetchRequest, Lease, Reservation
 from ..wakeups import Listener, PollingListener
 from .held import STUCK_S, HeldJobs
 from .patience import Patience
@@ -179,7 +179,7 @@ class Fetcher:
             left = {queue: most - held[queue] for queue, most in self._at_most.items()}
             queues = tuple(queue for queue in queues if left.get(queue, 1) > 0)
             count = min([count, *(left[queue] for queue in queues if queue in left)])
-        return FetchRequest(queues=queues, wid=self._wid, count=count)
+        return FetchRequest(queues=queues, wid=self._wid, count=count, lease=Lease.HEARTBEAT)
 
     def _has_ended(self, job: Reservation) -> None:
         if job.queue in self._at_most:

@@ -1,4 +1,4 @@
-"""A worker's signs of life, and the orders that come back with them. Knows no job. Rules: W20, W21."""
+"""A worker's heartbeat: it extends the reservations of the worker's jobs, and brings back orders. Rules: W19 to W21."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from ..brokers.base import Broker
 from ..errors import FaktoryError, UnknownWorker
@@ -24,10 +24,24 @@ QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 
 
 class Heartbeat:
-    """Beats every `interval_s`; `run` is a thread's. `obey` hears QUIET, TERMINATE or LOST."""
+    """Beats every `interval_s`; `run` is a thread's. `obey` is called with QUIET, TERMINATE or LOST.
 
-    def __init__(self, broker: Broker, *, wid: str, interval_s: float, obey: Callable[[str], None]) -> None:
+    `known` returns jid and attempt of the jobs that this process has: a beat names those that it had at the beat before
+    too. A claim reserves a job for longer than that, and the beats of short jobs name none.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        wid: str,
+        interval_s: float,
+        obey: Callable[[str], None],
+        known: Callable[[], Set[tuple[str, int]]] = frozenset,
+    ) -> None:
         self._broker = broker
+        self._known = known
+        self._known_before: Set[tuple[str, int]] = frozenset()
         self._wid = wid
         self._interval_s = interval_s
         self._obey = obey
@@ -65,8 +79,11 @@ class Heartbeat:
     def beat(self) -> None:
         """Beat once, and pass on the order that came back. Raises nothing."""
         self._pause_s = self._interval_s
+        known = self._known()
+        held, self._known_before = tuple(sorted(known & self._known_before)), known
+        beat = Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb(), held=held)
         try:
-            [answer] = self._broker.beat([Beat(wid=self._wid, current_state=self._state, rss_kb=rss_kb())])
+            [answer] = self._broker.beat([beat])
         except FaktoryError as error:
             self._pause_s = min(self._interval_s, self._patience.after(error))
             return

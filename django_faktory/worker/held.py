@@ -40,6 +40,7 @@ class HeldJobs:
         self._is_closed = False
         self.on_end: Callable[[Reservation], None] | None = None
         """Hears of each job that has ended."""
+        self._unreported: set[tuple[str, int | None]] = set()  # ended, and the broker does not know it
         self.lost_locks: set[int] = set()
         """Tokens of locks that were lost while their jobs were held."""
 
@@ -79,6 +80,18 @@ class HeldJobs:
         with self._changed:
             return Counter(job.queue for job in self._held.values())
 
+    def known(self) -> set[tuple[str, int]]:
+        """Jid and attempt of each job that waits, runs, or has ended and is not reported yet."""
+        with self._changed:
+            known = {(job.jid, job.attempt) for job in self._held.values()}
+            known.update((jid, attempt) for jid, attempt in self._unreported if attempt is not None)
+        return known
+
+    def reported(self, reports: Iterable[Report]) -> None:
+        """The broker knows of these ends, or will never take them."""
+        with self._changed:
+            self._unreported.difference_update((report.jid, report.attempt) for report in reports)
+
     def locked(self) -> dict[int, Reservation]:
         """The jobs held that hold a lock, by its token."""
         with self._changed:
@@ -102,6 +115,7 @@ class HeldJobs:
                 if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
                 self.reports += 1
+                self._unreported.add((report.jid, report.attempt))
                 self.finished.put(report)
             if not self._held or self._room():
                 self._changed.notify_all()

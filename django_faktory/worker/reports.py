@@ -41,11 +41,13 @@ class Reporter:
         more_soon: Callable[[], bool] = lambda: False,
         acknowledge: Callable[[Sequence[Ack]], Sequence[FaktoryError | bool]] | None = None,
         write_progress: Callable[[Collection[str]], None] = lambda _: None,
+        on_reported: Callable[[Sequence[Report]], None] = lambda _: None,
     ) -> None:
         self._broker = broker
         self._acknowledge = acknowledge or broker.ack
         self._write_progress = write_progress
         self._finished = finished
+        self._on_reported = on_reported
         self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
         self._patience = Patience("reports")
         self._pause_s = 0.0
@@ -121,17 +123,19 @@ class Reporter:
             self._broker.close()
             if len(reports) == 1:
                 logger.exception("the broker cannot take this report, its job will run again jid=%s", reports[0].jid)
+                self._on_reported(reports)
                 return []
             half = len(reports) // 2
             return self._deliver(verb, reports[:half]) + self._deliver(verb, reports[half:])
         self._patience.rewarded()
-        unsent = []
+        unsent: list[R] = []
         for report, answer in zip(reports, answers, strict=True):
             if isinstance(answer, BrokerUnavailable):  # the others were told all the same
                 self._pause_s = self._patience.after(answer)
                 unsent.append(report)
             elif answer is not True:
                 _log_without_effect(report, answer)
+        self._on_reported([report for report in reports if report not in unsent] if unsent else reports)
         return unsent
 
 

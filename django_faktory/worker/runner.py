@@ -100,7 +100,9 @@ class Worker:
         self._executors = Executors(
             broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
         )
-        self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
+        self._heartbeat = Heartbeat(
+            broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put, known=held.known
+        )
         self._fetcher = Fetcher(
             broker,
             self._held,
@@ -119,6 +121,7 @@ class Worker:
             more_soon=held.has_waiting,
             acknowledge=acknowledge,
             write_progress=self._executors.write_progress,
+            on_reported=held.reported,
         )
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()

@@ -132,3 +132,27 @@ def is_long_and_limited(folder, name, restarts):
 
 
 LONG = (is_long, is_long_and_async, is_long_and_atomic, is_long_and_locks, is_long_and_limited)
+
+
+def _begins(folder):
+    with (Path(folder) / "begun").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+@task
+def runs_long(folder):
+    """Notes that it began, and goes on when the pipe says so."""
+    _begins(folder)
+    (Path(folder) / "pipe").read_text()
+
+
+@task(atomic=True)
+def runs_long_atomic(folder):
+    _begins(folder)
+    (Path(folder) / "pipe").read_text()
+
+
+@task
+async def runs_long_async(folder):
+    _begins(folder)
+    await asyncio.to_thread((Path(folder) / "pipe").read_text)

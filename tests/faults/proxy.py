@@ -38,7 +38,7 @@ class Proxy:
 
     def harm(self, mode):
         """From now on: `reset` cuts all and takes none, `silence` lets nothing through though connections stand,
-        `delay` adds two seconds, `dribble` passes a byte at a time; "" is well."""
+        `delay` adds two seconds, `dribble` passes a byte at a time; "" is well. `mute` holds back what servers say."""
         self._mode = mode
         (self._may_pass.clear if mode == "silence" else self._may_pass.set)()
         if mode == "reset":
@@ -91,6 +91,8 @@ class Proxy:
         try:
             while data := source.recv(CHUNK):
                 self._may_pass.wait()
+                while self._mode == "mute" and source is pair[1] and not self._is_closed:
+                    wait(0.01)
                 if self._mode == "delay":
                     wait(SLOW_S)
                 step = 1 if self._mode == "dribble" else len(data)

@@ -68,8 +68,9 @@ def job(name):
 
 
 def on_the_shelf():
-    """Names of the jobs that are reserved for nobody yet."""
-    jids = Job.objects.filter(state="working", claim__lt=0).order_by("enqueued_at", "id").values_list("jid", flat=True)
+    """Names of the jobs whose rows name no worker yet."""
+    working = Job.objects.filter(state="working", claim__lt=0, wid="")
+    jids = working.order_by("enqueued_at", "id").values_list("jid", flat=True)
     return " ".join(one.removeprefix("job-").rstrip(".") for one in jids)
 
 
@@ -368,11 +369,11 @@ class TestHandedOut:
     def test_one_that_ended_before_is_not_brought_back(self, client, server):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
-        [(_, handed)] = server.handed_out._handed.values()
+        _, handed = server.handed_out._handed[jid("b")]
         assert ack(client, "b") == b"+OK"
         OrmBroker("default").confirm([handed_out.HandedOut(handed, 0.0)])
         assert not Job.objects.filter(jid=jid("b")).exists()
-        assert server.handed_out._handed == {}
+        assert jid("b") not in server.handed_out._handed
 
     def test_an_early_end_is_nobody_else_s(self, client, connect):
         store("a", "b")

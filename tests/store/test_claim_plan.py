@@ -38,7 +38,7 @@ def plan(statement, values):
 
 def test_a_claim_beside_a_large_backlog_looks_up_only_what_it_takes():
     Job.objects.bulk_create(JobFactory.many(3000, queue="other"), batch_size=1000)
-    assert set(scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1"))) == {
+    assert set(scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))) == {
         ("ModifyTable", None),
         ("Index Scan", "faktory_ready"),
         ("Index Scan", "django_faktory_job_pkey"),

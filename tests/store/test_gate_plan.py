@@ -36,7 +36,7 @@ def read(node):
 def test_a_claim_reads_no_parked_job():
     Job.objects.bulk_create(JobFactory.many(3000, state="blocked", gate=1), batch_size=1000)
     free = JobFactory()
-    assert ("Index Scan", "faktory_ready") in scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1"))
+    assert ("Index Scan", "faktory_ready") in scans(plan(CLAIM, "'{default}', '{1}', 'w', 1, NULL, 1, NULL, 60"))
     sql = CLAIM.sql
     for place, value in (
         ("$1", "'{default}'::text[]"),
@@ -45,6 +45,8 @@ def test_a_claim_reads_no_parked_job():
         ("$4", "1"),
         ("$5", "NULL"),
         ("$6", "1"),
+        ("$7", "NULL"),
+        ("$8", "60"),
     ):
         sql = sql.replace(place, value)
     told = explained(sql, None)

@@ -131,3 +131,23 @@ def test_only_who_is_acknowledged_with_a_lock_is_remembered_until_it_is_told(hel
     assert not held.held_locks(["job-2"])
     assert held.held_locks(["job-1"])
     assert not held.held_locks(["job-1"])
+
+
+def test_a_job_is_known_until_its_end_is_reported(held):
+    """The heartbeat keeps what it knows: a job that ended while the database is down must not run again."""
+    first, second = reserved(1), reserved(2)
+    report = Ack(jid=first.jid, attempt=first.attempt)
+    held.add([first, second])
+    assert held.known() == {(first.jid, 1), (second.jid, 1)}
+    held.finish(held.next(), report, ran_s=0.0)
+    assert held.known() == {(first.jid, 1), (second.jid, 1)}
+    held.reported([report])
+    assert held.known() == {(second.jid, 1)}
+    held.finish(held.next(), None, ran_s=0.0)
+    assert held.known() == set()
+
+
+def test_a_job_that_is_taken_out_is_not_known(held):
+    held.add([reserved(1)])
+    held.take_waiting()
+    assert held.known() == set()

@@ -25,6 +25,9 @@ COUNTER = "django_faktory_counter"
 LOCK = "django_faktory_joblock"
 LIMIT = "django_faktory_limit"
 GATE = "django_faktory_gate"
+DELIVERY_LEASE_S = 60.0
+"""Until the delivery of a job is confirmed: the shortest reservation there is (W9), so that none is shortened."""
+
 _ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
@@ -67,13 +70,22 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     lease_s: float = 0.0
     """How long a lock is held that comes with a job at once, see `Dialect.exchange`."""
     claim: int | None = None
-    """What the rows are marked with, see `store.unanswered`."""
+    """What the rows are marked with, see `store.unanswered`; with its negative until their delivery is confirmed."""
+    at_least_s: float | None = None
+    """Minimum of a reservation: that of a job whose worker's heartbeat extends it lasts longer than WORKER_TIMEOUT."""
+    at_most_s: float | None = None
+    """Lease until the delivery is confirmed; None: the claim needs no confirmation."""
     ahead: Sequence[Slot] = ()
     """What may be claimed beyond that, for whoever asks next; of these slots the wid does not count (ADR 0022)."""
     crowd: Collection[str] = ()
     """The wids that may: none of them must be quiet or terminating."""
     then: Sequence[Plan] = ()
     """What is claimed behind that, one after the other, where a dialect `claims_in_turn`: slots and limits."""
+
+    @property
+    def mark(self) -> int | None:
+        """The number that the rows of a direct claim get."""
+        return self.claim if self.claim is None or self.at_most_s is None else -self.claim
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
@@ -301,14 +313,22 @@ class Dialect(ABC):
         nothing was done (ADR 0021)."""
         return None
 
-    def confirm(
-        self,
-        connection: BaseDatabaseWrapper,  # noqa: ARG002
-        handed: Sequence[HandedOut],  # noqa: ARG002
-        now: datetime | None,  # noqa: ARG002
-    ) -> set[str]:
+    @abstractmethod
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
         """See `Broker.confirm`."""
-        return set()
+
+    @abstractmethod
+    def extend(
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[str, str, int]],
+        at_least_s: float,
+        now: datetime | None,
+    ) -> None:
+        """Extend the reservations of these jobs (wid, jid, attempt) by `reserve_for`, at least by `at_least_s`.
+
+        Only of those that are half over, so that short jobs cost no write. Skips locked rows, does not wait for them.
+        """
 
     def relay(
         self,

@@ -12,7 +12,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...lifecycle import State
 from ...options import JobOptions
-from ...payloads import Ack, JobPayload, Reservation
+from ...payloads import Ack, HandedOut, JobPayload, Reservation
 from .base import (
     COUNTER,
     GATE,
@@ -44,6 +44,7 @@ class PortableDialect(Dialect):
 
     upsert_tail = ""
     count_tail = ""
+    greatest, least = "GREATEST", "LEAST"
 
     _columns = (
         "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at,"
@@ -115,7 +116,7 @@ class PortableDialect(Dialect):
                 mine = [(row[0], job) for row, job in zip(taken, found, strict=True) if job.wid == wid]
                 for is_gated in {job.passes is not None for _, job in mine}:
                     ids = [row_id for row_id, job in mine if (job.passes is not None) == is_gated]
-                    self._mark_working(cursor, ids, wid, adapted, plan.claim, is_gated=is_gated)
+                    self._mark_working(cursor, ids, wid, adapted, plan, is_gated=is_gated)
         return found
 
     def _lock_first(
@@ -159,16 +160,76 @@ class PortableDialect(Dialect):
         )
 
     def _mark_working(
-        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, claim: int | None, *, is_gated: bool
+        self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: Plan, *, is_gated: bool
     ) -> None:
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(
             f"UPDATE {JOB} SET state = 'working', wid = %s, attempt = attempt + 1, started_at = %s, run_at = NULL,"
-            f" gate = NULL, claim = %s, {gated}, reserved_until = {self.after('%s', 'reserve_for')}"
+            f" gate = NULL, claim = %s, {gated}, reserved_until = {self.after('%s', self._lease(plan))}"
             f" WHERE id IN ({marks(ids)})",
-            [wid, clock, claim, clock, *ids],
+            [wid, clock, plan.mark, clock, *ids],
         )
+
+    def _lease(self, plan: Plan) -> str:
+        """SQL: how many seconds a claim of this plan reserves a job for."""
+        seconds = "reserve_for"
+        if plan.at_least_s is not None:
+            seconds = f"{self.greatest}({seconds}, {float(plan.at_least_s)!r})"
+        if plan.at_most_s is not None:
+            seconds = f"{self.least}({seconds}, {float(plan.at_most_s)!r})"
+        return seconds
+
+    def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:  # noqa: ARG002  (the reservation starts with the claim)
+        """See Dialect."""
+        wanted = {one.job.jid: (one.job.wid, one.job.attempt) for one in handed}
+        with connection.cursor() as cursor:
+            unconfirmed = (
+                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)}) AND claim < 0"
+                " AND reserved_until IS NOT NULL"
+            )
+            cursor.execute(f"{unconfirmed}{self.skip_lock}", [*wanted])
+            found = {jid: row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)}
+            if found:
+                cursor.execute(
+                    f"UPDATE {JOB} SET claim = -claim, reserved_until = {self.after('started_at', 'reserve_for')}"
+                    f" WHERE id IN ({marks(found)})",
+                    [*found.values()],
+                )
+            if not self.skip_lock or len(found) == len(wanted):
+                return set()
+            cursor.execute(unconfirmed, [*wanted])
+            return {jid for _, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)} - found.keys()
+
+    def extend(
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[str, str, int]],
+        at_least_s: float,
+        now: datetime | None,
+    ) -> None:
+        """See Dialect."""
+        wanted = {jid: (wid, attempt) for wid, jid, attempt in held}
+        seconds = f"{self.greatest}(reserve_for, {float(at_least_s)!r})"
+        with connection.cursor() as cursor:
+            clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
+            due = (
+                f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)})"
+                f" AND reserved_until < {self.after('%s', f'({seconds} / 2)')}"
+            )
+            cursor.execute(due, [*wanted, clock])
+            rows = [row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)]
+            if rows and self.skip_lock:  # once more: another transaction may have changed it in between
+                cursor.execute(
+                    f"SELECT id, jid, wid, attempt FROM {JOB} WHERE id IN ({marks(rows)}){self.skip_lock}", rows
+                )
+                rows = [row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)]
+            if rows:
+                cursor.execute(
+                    f"UPDATE {JOB} SET reserved_until = {self.after('%s', seconds)}"
+                    f" WHERE id IN ({marks(rows)}) AND reserved_until IS NOT NULL",
+                    [clock, *rows],
+                )
 
     def waiting(
         self,

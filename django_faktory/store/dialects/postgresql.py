@@ -17,7 +17,7 @@ from ...errors import ReservationLost
 from ...payloads import Ack, HandedOut, JobPayload, Reservation
 from .base import LOCK, Changed, Dialect, Ending, Found, Held, Plan, Relayed, Stored, Tally, Underway
 from .pipeline import Rows
-from .postgresql_ahead import ahead_call, confirm
+from .postgresql_ahead import ahead_call, confirm, extend
 from .postgresql_failures import READ, failing_calls, save_calls
 from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
 from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
@@ -137,6 +137,16 @@ class PostgresqlDialect(Dialect):
     def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
         """See Dialect."""
         return confirm(connection, handed, now)
+
+    def extend(
+        self,
+        connection: BaseDatabaseWrapper,
+        held: Sequence[tuple[str, str, int]],
+        at_least_s: float,
+        now: datetime | None,
+    ) -> None:
+        """See Dialect."""
+        extend(connection, held, at_least_s, now)
 
     def relay(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
         """See Dialect."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...payloads import HandedOut
-from .base import JOB, WORKER, Plan
+from .base import DELIVERY_LEASE_S, JOB, WORKER, Plan
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
 from .prepared import Call, Statement, execute_on
@@ -21,7 +21,7 @@ from .prepared import Call, Statement, execute_on
 # after it.
 AHEAD = Statement(
     "ahead",
-    ["text[]", "int[]", "timestamptz", "bigint", "int", "text[]"],
+    ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
     f"""
 UPDATE {JOB} AS j SET state = 'working', wid = '', attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => $5), gate = NULL, claim = -$4
@@ -57,30 +57,65 @@ mine AS MATERIALIZED (
 confirmed AS (
   UPDATE {JOB} AS j SET claim = -j.claim, wid = mine.wid, started_at = mine.at,
     reserved_until = GREATEST(j.reserved_until, mine.at + make_interval(secs => j.reserve_for))
-  FROM mine WHERE j.id = mine.id AND j.attempt = mine.attempt AND j.claim < 0 AND j.reserved_until IS NOT NULL)
+  FROM mine WHERE j.id = mine.id AND j.attempt = mine.attempt AND j.wid IN ('', mine.wid) AND j.claim < 0
+    AND j.reserved_until IS NOT NULL)
 SELECT r.jid FROM handed AS r JOIN {JOB} AS j ON j.jid = r.jid AND j.attempt = r.attempt
 WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid FROM mine)""",
 )
 
 
-LEASE_S = 60
-"""How long what was read ahead stays away where its server crashed: the shortest reservation there is (W9), so that
-none is shortened by it."""
+# Rows are found by jid alone, see `postgresql_verbs`; only those that are due are locked. A row that is locked is
+# skipped: a transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
+_EXTEND = Statement(
+    "extend",
+    ["text[]", "int[]", "text[]", "double precision", "timestamptz"],
+    f"""
+WITH clock AS (SELECT COALESCE($5, STATEMENT_TIMESTAMP()) AS now),
+due AS MATERIALIZED (
+  SELECT j.id FROM unnest($1, $2, $3) AS r (jid, attempt, wid) CROSS JOIN clock
+  CROSS JOIN LATERAL (
+    SELECT id, wid, attempt, reserved_until, reserve_for FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+  WHERE j.wid = r.wid AND j.attempt = r.attempt
+    AND j.reserved_until < now + make_interval(secs => GREATEST(j.reserve_for, $4) / 2)),
+mine AS MATERIALIZED (
+  SELECT j.id, j.wid, j.attempt FROM {JOB} AS j WHERE j.id = ANY (ARRAY(SELECT id FROM due))
+  FOR UPDATE SKIP LOCKED)
+UPDATE {JOB} AS j SET reserved_until = now + make_interval(secs => GREATEST(j.reserve_for, $4))
+FROM mine, clock, unnest($1, $2, $3) AS r (jid, attempt, wid)
+WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r.attempt
+  AND j.reserved_until IS NOT NULL""",
+    gives_rows=False,
+)
 
 
 def ahead_call(plan: Plan, now: datetime | None) -> Call:
     """How jobs are read ahead."""
     return AHEAD, [
-        [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim, LEASE_S,
+        [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim,
+        DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s,
         list(plan.crowd),
     ]  # fmt: skip
 
 
 def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
-    """Let the reservations of these begin; return those that somebody has locked."""
+    """Start the reservations of these; return the jids whose rows are locked."""
     values = [
         [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
         [one.ago_s for one in handed], now,
     ]  # fmt: skip
     [rows] = execute_on(connection, [(_CONFIRM, values)])
     return {jid for (jid,) in rows}
+
+
+def extend(
+    connection: BaseDatabaseWrapper, held: Sequence[tuple[str, str, int]], at_least_s: float, now: datetime | None
+) -> None:
+    """Extend the reservations of these jobs (wid, jid, attempt) that are half over."""
+    values = [
+        [jid for _, jid, _ in held],
+        [attempt for *_, attempt in held],
+        [wid for wid, *_ in held],
+        at_least_s,
+        now,
+    ]
+    execute_on(connection, [(_EXTEND, values)])

@@ -27,7 +27,20 @@ _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 # by key hides its state from the planner, see `postgresql_locks`.
 RELAY = Statement(
     "relay",
-    ["timestamptz", "double precision", "text", "text", "int", "text", "text[]", "text", "bigint", "smallint"],
+    [
+        "timestamptz",
+        "double precision",
+        "text",
+        "text",
+        "int",
+        "text",
+        "text[]",
+        "text",
+        "bigint",
+        "smallint",
+        "double precision",
+        "double precision",
+    ],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
 held AS MATERIALIZED (
@@ -64,7 +77,8 @@ kept AS (
 token AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{LOCK}', 'id')) AS id FROM heir),
 taken AS (
   UPDATE {JOB} AS j SET state = 'working', wid = $8, attempt = attempt + 1, started_at = now, run_at = NULL,
-    reserved_until = now + make_interval(secs => reserve_for), claim = $9, lock_token = token.id,
+    reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $11), $12)), claim = $9,
+    lock_token = token.id,
     unique_key = CASE WHEN unique_until_start THEN NULL ELSE unique_key END
   FROM heir, token, clock WHERE j.id = heir.id
   RETURNING 1, j.weight, j.id AS row_id, {RETURNED}),
@@ -111,8 +125,8 @@ class Relay:
             self._heirs.pop(ack.jid, None)
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid
         values: list[Any] = [
-            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.claim,
-            counter_slot(connection),
+            now, plan.lease_s, ack.jid, ack.wid, ack.attempt, ack.result, queues, wid, plan.mark,
+            counter_slot(connection), plan.at_least_s, plan.at_most_s,
         ]  # fmt: skip
         [rows] = execute_on(connection, [(RELAY, values)])
         if not rows:

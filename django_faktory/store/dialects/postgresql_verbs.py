@@ -94,7 +94,7 @@ _READY = f"""
 # of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
-  reserved_until = now + make_interval(secs => reserve_for), gate = NULL, claim = $6,
+  reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $7), $8)), gate = NULL, claim = $6,
   passes = CASE WHEN {IS_GATED} THEN '' END,
   unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
 FROM {clock(5)} WHERE j.id = ANY (ARRAY(
@@ -106,7 +106,7 @@ FROM {clock(5)} WHERE j.id = ANY (ARRAY(
   LIMIT (SELECT $4)))
 RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
 
-_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint"]
+_CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint", "double precision", "double precision"]
 CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
 
 # Alone, a claim commits without waiting for the disk: one that a crash of the database takes back is a job that runs
@@ -274,8 +274,9 @@ def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call
         by_wid: dict[str, list[Slot]] = {}
         for slot in part.slots:
             by_wid.setdefault(slot.wid, []).append(slot)
+        leases = [now, plan.mark, plan.at_least_s, plan.at_most_s]
         calls += [
-            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, now, plan.claim])
+            (claim, [[slot.queue for slot in slots], [slot.count for slot in slots], wid, part.limit, *leases])
             for wid, slots in by_wid.items()
         ]
     return calls

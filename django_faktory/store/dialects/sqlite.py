@@ -24,6 +24,7 @@ class SqliteDialect(PortableDialect):
         + ", ".join(f"{column} = excluded.{column}" for column in PortableDialect._replaced)  # noqa: SLF001
         + f" WHERE {replaceable(f'{JOB}.')}"
     )
+    greatest, least = "MAX", "MIN"
     count_tail = (
         "ON CONFLICT (day, slot) DO UPDATE SET processed = processed + excluded.processed,"
         " failed = failed + excluded.failed, late = late + excluded.late"

@@ -1,0 +1,136 @@
+"""Jobs that a server claimed for its clients: leased until their delivery is confirmed. Rules: W14, W19, W20."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.test import override_settings
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job, JobLock
+from django_faktory.server import handed_out
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Confirming(OrmBroker):
+    """Notes what it confirmed."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.confirmed = []
+
+    def confirm(self, handed):
+        self.confirmed.append([one.job.jid for one in handed])
+        return super().confirm(handed)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(handed_out, "CONFIRM_CLAIMED_S", 0.3)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    monkeypatch.setattr(handed_out, "CONFIRM_CLAIMED_S", 600.0)
+
+
+def fetched(client):
+    return json.loads(client.ask("FETCH default"))["jid"]
+
+
+def is_confirmed(jid):
+    return Job.objects.filter(jid=jid, state="working", claim__gt=0).exists()
+
+
+def lasts(row, seconds):
+    """SQLite keeps milliseconds of a reservation."""
+    return abs(row.reserved_until - row.started_at - timedelta(seconds=seconds)) < timedelta(milliseconds=2)
+
+
+@pytest.mark.parametrize("hello", [worker(), {}], ids=["a worker", "a client without wid"])
+def test_a_job_that_runs_a_while_is_confirmed_and_has_its_reservation(soon, connect, hello):
+    client = connect(**hello)
+    client.ask(push(jid="runs-long", reserve_for=600))
+    assert fetched(client) == "runs-long"
+    row = Job.objects.get()
+    assert row.claim < 0
+    assert lasts(row, 60)
+    wait_until(lambda: is_confirmed("runs-long"), 20)
+    row.refresh_from_db()
+    assert lasts(row, 600)
+    assert client.ask('ACK {"jid":"runs-long"}') == b"+OK"
+    assert not Job.objects.exists()
+
+
+def test_jobs_that_are_done_soon_cost_no_confirmation(serve):
+    broker = Confirming("default")
+    client = RawClient.identified(serve(broker).address, **worker())
+    try:
+        for number in range(20):
+            client.ask(push(jid=f"quick-{number:03d}"))
+            assert client.ask(f'ACK {{"jid":"{fetched(client)}"}}') == b"+OK"
+    finally:
+        client.close()
+    assert broker.confirmed == []
+
+
+def test_jobs_are_confirmed_together(soon, serve):
+    broker = Confirming("default")
+    client = RawClient.identified(serve(broker).address, **worker())
+    try:
+        client.ask("PUSHB " + json.dumps([{"jid": f"long-{n:04d}", "jobtype": "noop", "args": []} for n in range(30)]))
+        jids = {fetched(client) for _ in range(30)}
+        wait_until(lambda: not Job.objects.filter(claim__lt=0).exists(), 20)
+    finally:
+        client.close()
+    assert set().union(*broker.confirmed) == jids
+    assert len(broker.confirmed) < 10
+
+
+def test_a_server_that_stops_confirms_what_it_delivered(late, serve):
+    server = serve()
+    client = RawClient.identified(server.address, **worker())
+    try:
+        client.ask(push(jid="still-runs"))
+        assert fetched(client) == "still-runs"
+        server.stop()
+        wait_until(lambda: is_confirmed("still-runs"), 20)
+    finally:
+        client.close()
+
+
+def test_a_report_of_another_worker_is_judged_by_the_row(late, connect, server):
+    """The node that delivered a job may know less than the database: another node has given it to another worker."""
+    first, second = connect(**worker("wid-1")), connect(**worker("wid-2"))
+    first.ask(push(jid="moves-on"))
+    assert fetched(first) == "moves-on"
+    Job.objects.update(wid="wid-2", attempt=2)
+    assert second.ask('ACK {"jid":"moves-on"}') == b"+OK"
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_beat_extends_the_jobs_of_its_wid_where_that_is_set(soon, connect, keeps):
+    client = connect(**worker())
+    client.ask(push(jid="runs-long", reserve_for=600))
+    fetched(client)
+    wait_until(lambda: is_confirmed("runs-long"), 20)
+    row = Job.objects.get()
+    almost_over = row.started_at + timedelta(seconds=5)
+    Job.objects.update(reserved_until=almost_over)
+    with override_settings(FAKTORY={"BEAT_KEEPS_JOBS": keeps}):
+        assert client.ask('BEAT {"wid":"wid-1"}') == b"+OK"
+    row.refresh_from_db()
+    assert (row.reserved_until > almost_over) is keeps
+
+
+def test_a_lock_lasts_from_one_beat_of_a_slow_client_to_the_next(connect):
+    """It may be silent for WORKER_TIMEOUT."""
+    client = connect(**worker())
+    client.ask(push(jid="has-a-lock", custom={"lock": "key"}))
+    fetched(client)
+    lock = JobLock.objects.get()
+    assert lock.expires_at - lock.acquired_at >= timedelta(seconds=60)
