@@ -36,6 +36,9 @@ class HeldJobs:
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
         self._is_closed = False
+        self._alone: Reservation | None = None  # runs with no other job here
+        self._is_alone_pending = False  # until the other jobs have ended
+        self._alone_since = 0.0
         self.on_end: Callable[[Reservation], None] | None = None
         """Hears of each job that has ended."""
         self.lost_locks: set[int] = set()
@@ -61,9 +64,9 @@ class HeldJobs:
         return not self._waiting.empty()
 
     def add(self, jobs: Sequence[Reservation]) -> bool:
-        """Take jobs in; False, and nothing done, where it is too late for them."""
+        """Take jobs in. False, and nothing done, where it is too late for them or a job here runs alone."""
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or self._alone is not None:
                 return False
             self._held.update((id(job), job) for job in jobs)
             self._moved_at = time.monotonic()
@@ -71,6 +74,32 @@ class HeldJobs:
         for job in jobs:
             self._waiting.put(job)
         return True
+
+    def add_alone(self, job: Reservation) -> bool:
+        """Take in a job that begins when the others have ended; until it ends there is no room. False as in `add`."""
+        with self._changed:
+            if self._is_closed or self._alone is not None:
+                return False
+            self._held[id(job)] = self._alone = job
+            self._is_alone_pending, self._alone_since = True, time.monotonic()
+            self._pace.began(self._alone_since)
+            self._begin_alone()
+        return True
+
+    def take_pending(self, *, after_s: float) -> Reservation | None:
+        """Take out the job that is to run alone, if the others have kept it waiting for so long."""
+        with self._changed:
+            job = self._alone if self._is_alone_pending else None
+            if job is None or time.monotonic() - self._alone_since < after_s:
+                return None
+            self._remove(job)
+            self._changed.notify_all()
+            return job
+
+    def report(self, report: Failure) -> None:
+        """Pass on the report of a job that was taken out and not begun."""
+        self.reports += 1
+        self.finished.put(report)
 
     def in_queues(self) -> Counter[str]:
         """How many jobs of each queue are held."""
@@ -93,7 +122,7 @@ class HeldJobs:
     def finish(self, job: Reservation, report: Ack | Failure | None, *, ran_s: float) -> bool:
         """A job has ended; its report, if any, goes on. False, and nothing done, where it was given up before."""
         with self._changed:
-            if self._held.pop(id(job), None) is None:
+            if not self._remove(job):
                 return False
             self._pace.ended(ran_s)
             if report is not None:
@@ -121,10 +150,14 @@ class HeldJobs:
             return []
         with self._changed:
             self._pace.got_stuck()
-        return self.take_waiting()
+        return self._take_waiting()
 
     def take_waiting(self) -> list[Reservation]:
         """Take out every job that no thread has begun."""
+        pending = self.take_pending(after_s=0.0)
+        return [*([pending] if pending else []), *self._take_waiting()]
+
+    def _take_waiting(self) -> list[Reservation]:
         taken, ends = [], 0
         while True:
             try:
@@ -139,7 +172,7 @@ class HeldJobs:
             self._waiting.put(None)
         with self._changed:
             for job in taken:
-                del self._held[id(job)]
+                self._remove(job)
             self._changed.notify_all()
         return taken
 
@@ -149,6 +182,7 @@ class HeldJobs:
             self._is_closed = True
             left = list(self._held.values())
             self._held.clear()
+            self._alone, self._is_alone_pending = None, False
             return left
 
     def end(self, threads: int) -> None:
@@ -156,7 +190,20 @@ class HeldJobs:
         for _ in range(threads):
             self._waiting.put(None)
 
+    def _remove(self, job: Reservation) -> bool:
+        if self._held.pop(id(job), None) is None:
+            return False
+        if job is self._alone:
+            self._alone, self._is_alone_pending = None, False
+        self._begin_alone()
+        return True
+
+    def _begin_alone(self) -> None:
+        if self._is_alone_pending and len(self._held) == 1:
+            self._is_alone_pending = False
+            self._waiting.put(self._alone)
+
     def _room(self) -> int:
-        if self._is_closed or self.finished.qsize() > MAX_UNREPORTED:
+        if self._is_closed or self._alone is not None or self.finished.qsize() > MAX_UNREPORTED:
             return 0
         return self._pace.room(len(self._held), now=time.monotonic())
