@@ -92,7 +92,6 @@ class Attempt(msgspec.Struct):
     backtrace: list[str] = []
     started_at: str = ""
     failed_at: str = ""
-    attempt: int = 0
 
 
 _EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}

@@ -31,7 +31,8 @@ _UNLIMITED: Mapping[str, int] = {}
 class Fetcher:
     """The loop; `run` is a thread's. It fetches while `may_fetch` says so.
 
-    With `on_drained` it ends, and calls it, when nothing is ready or running.
+    With `on_drained` it ends, and calls it, when nothing is ready or running. `is_reported`: whether the broker knows
+    the end of each job that has ended.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Fetcher:
         may_fetch: Callable[[], bool],
         on_drained: Callable[[], None] | None,
         at_most: Mapping[str, int] = _UNLIMITED,
+        is_reported: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker = broker
         self._held = held
@@ -56,6 +58,7 @@ class Fetcher:
         self._may_fetch = may_fetch
         self._on_drained = on_drained
         self._at_most = at_most
+        self._is_reported = is_reported
         if at_most:
             held.on_end = self._has_ended
         self._stopping = threading.Event()
@@ -121,7 +124,7 @@ class Fetcher:
 
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
-        self._put_off_suspect()
+        self._look_after_suspect()
         if not self._broker.blocking and self._give_back_stuck():
             return
         if not room:
@@ -200,17 +203,18 @@ class Fetcher:
 
     def _take_in_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
         """Take in a job whose worker was lost twice, and give back the jobs that were fetched with it."""
-        if not self._held.add_alone(suspect):
+        if not self._held.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
             self._give_back(jobs)
             return
         logger.info(
-            "job runs alone, because its worker was lost twice before jid=%s jobtype=%s wid=%s",
+            "job will run alone, because its worker was lost twice before jid=%s jobtype=%s wid=%s",
             *(suspect.jid, suspect.jobtype, self._wid),
         )
         self._give_back([job for job in jobs if job is not suspect])
 
-    def _put_off_suspect(self) -> None:
-        if job := self._held.take_pending(after_s=suspects.WAIT_S):
+    def _look_after_suspect(self) -> None:
+        self._held.settle_alone(is_reported=self._is_reported())
+        if job := self._held.take_overdue():
             logger.info(
                 "job is put off: it runs alone, and others did not end in time jid=%s wid=%s", job.jid, self._wid
             )

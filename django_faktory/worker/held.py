@@ -36,9 +36,9 @@ class HeldJobs:
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
         self._is_closed = False
-        self._alone: Reservation | None = None  # runs with no other job here
+        self._alone: Reservation | None = None  # no other job runs with it; kept until its end is reported
         self._is_alone_pending = False  # until the other jobs have ended
-        self._alone_since = 0.0
+        self._overdue_at = 0.0
         self.on_end: Callable[[Reservation], None] | None = None
         """Hears of each job that has ended."""
         self.lost_locks: set[int] = set()
@@ -75,26 +75,40 @@ class HeldJobs:
             self._waiting.put(job)
         return True
 
-    def add_alone(self, job: Reservation) -> bool:
-        """Take in a job that begins when the others have ended; until it ends there is no room. False as in `add`."""
+    def add_alone(self, job: Reservation, *, wait_s: float) -> bool:
+        """Take in a job that runs alone, and waits for the others to end for `wait_s` at most. False as in `add`.
+
+        `settle_alone` is called until it has ended.
+        """
         with self._changed:
             if self._is_closed or self._alone is not None:
                 return False
             self._held[id(job)] = self._alone = job
-            self._is_alone_pending, self._alone_since = True, time.monotonic()
-            self._pace.began(self._alone_since)
-            self._begin_alone()
+            now = time.monotonic()
+            self._is_alone_pending, self._overdue_at = True, now + wait_s
+            self._pace.began(now)
         return True
 
-    def take_pending(self, *, after_s: float) -> Reservation | None:
-        """Take out the job that is to run alone, if the others have kept it waiting for so long."""
+    def settle_alone(self, *, is_reported: bool) -> None:
+        """Begin the job that runs alone once no other is held, and make room again once it has ended.
+
+        Neither before `is_reported`: the broker knows the end of each job that has ended. If the process died while
+        it does not, the loss would be counted for a job that has done its work.
+        """
         with self._changed:
-            job = self._alone if self._is_alone_pending else None
-            if job is None or time.monotonic() - self._alone_since < after_s:
-                return None
-            self._remove(job)
-            self._changed.notify_all()
-            return job
+            if self._alone is None or not is_reported:
+                return
+            if self._is_alone_pending and len(self._held) == 1:
+                self._is_alone_pending = False
+                self._moved_at = time.monotonic()
+                self._waiting.put(self._alone)
+            elif id(self._alone) not in self._held:
+                self._alone = None
+                self._changed.notify_all()
+
+    def take_overdue(self) -> Reservation | None:
+        """Take out the job that is to run alone, if the others have kept it waiting for too long."""
+        return self._take_pending() if time.monotonic() >= self._overdue_at else None
 
     def report(self, report: Failure) -> None:
         """Pass on the report of a job that was taken out and not begun."""
@@ -122,7 +136,7 @@ class HeldJobs:
     def finish(self, job: Reservation, report: Ack | Failure | None, *, ran_s: float) -> bool:
         """A job has ended; its report, if any, goes on. False, and nothing done, where it was given up before."""
         with self._changed:
-            if not self._remove(job):
+            if self._held.pop(id(job), None) is None:
                 return False
             self._pace.ended(ran_s)
             if report is not None:
@@ -154,8 +168,15 @@ class HeldJobs:
 
     def take_waiting(self) -> list[Reservation]:
         """Take out every job that no thread has begun."""
-        pending = self.take_pending(after_s=0.0)
+        pending = self._take_pending()
         return [*([pending] if pending else []), *self._take_waiting()]
+
+    def _take_pending(self) -> Reservation | None:
+        with self._changed:
+            job = self._alone if self._is_alone_pending else None
+            if job is not None:
+                self._take_out(job)
+            return job
 
     def _take_waiting(self) -> list[Reservation]:
         taken, ends = [], 0
@@ -172,8 +193,7 @@ class HeldJobs:
             self._waiting.put(None)
         with self._changed:
             for job in taken:
-                self._remove(job)
-            self._changed.notify_all()
+                self._take_out(job)
         return taken
 
     def abandon(self) -> list[Reservation]:
@@ -190,18 +210,11 @@ class HeldJobs:
         for _ in range(threads):
             self._waiting.put(None)
 
-    def _remove(self, job: Reservation) -> bool:
-        if self._held.pop(id(job), None) is None:
-            return False
+    def _take_out(self, job: Reservation) -> None:
+        del self._held[id(job)]
         if job is self._alone:
             self._alone, self._is_alone_pending = None, False
-        self._begin_alone()
-        return True
-
-    def _begin_alone(self) -> None:
-        if self._is_alone_pending and len(self._held) == 1:
-            self._is_alone_pending = False
-            self._waiting.put(self._alone)
+        self._changed.notify_all()
 
     def _room(self) -> int:
         if self._is_closed or self._alone is not None or self.finished.qsize() > MAX_UNREPORTED:

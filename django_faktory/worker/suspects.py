@@ -7,26 +7,37 @@ Faktory server elsewhere sends no history; its jobs are never suspects.
 from __future__ import annotations
 
 from .. import payloads
+from ..errors import InvalidPayload
 from ..lifecycle import MAX_LOSSES, WORKER_LOST
-from ..payloads import Failure, Reservation
+from ..payloads import Failure, Reservation, parse_instant
 from ..results import Attempt, attempts_of
 
 WAIT_S = 10.0
-"""How long a suspect waits in its process for the other jobs to end. The process fetches nothing meanwhile."""
+"""How long a suspect waits at least in its process for the other jobs to end; the process fetches nothing meanwhile."""
 
-MOST_TRIES = 12
-"""A suspect that was put off so many times since its latest loss runs as other jobs do, or it could wait for as long as
-every process has a long job: about six minutes of waiting."""
+SHARE = 0.5
+"""It waits longer, the longer it has had no process of its own: for this part of the time since its latest loss. Or it
+would never run where every process always has a job of a minute."""
 
-LONGEST_PAUSE_S = 30.0
+PAUSE_S = 5.0
+"""Before it is ready again after it was put off: the process that had no time for it fetches other jobs."""
 
 
 def is_suspect(job: Reservation) -> bool:
-    """Whether the next loss of this job is its last, and it has not been put off too often."""
-    if not job.history or WORKER_LOST not in job.history:
-        return False
+    """Whether the next loss of this job is its last."""
+    return WORKER_LOST in job.history and len(_losses(job)) >= MAX_LOSSES - 1
+
+
+def wait_s(job: Reservation) -> float:
+    """Return how long this suspect waits for the other jobs of its process to end."""
     losses = _losses(job)
-    return len(losses) >= MAX_LOSSES - 1 and _tries(job, losses) < MOST_TRIES
+    try:
+        lost_at = parse_instant("failed_at", losses[-1].failed_at)
+    except (IndexError, InvalidPayload):
+        return WAIT_S
+    if job.started_at is None or lost_at is None:
+        return WAIT_S
+    return max(WAIT_S, SHARE * (job.started_at - lost_at).total_seconds())
 
 
 def put_off(job: Reservation) -> Failure:
@@ -37,15 +48,10 @@ def put_off(job: Reservation) -> Failure:
         attempt=job.attempt,
         errtype=WORKER_LOST,
         message="it runs alone, and other jobs of this process did not end in time",
-        retry_in_s=min(2.0 ** _tries(job, _losses(job)), LONGEST_PAUSE_S),
+        retry_in_s=PAUSE_S,
         verdict="later",
     )
 
 
 def _losses(job: Reservation) -> list[Attempt]:
     return [attempt for attempt in attempts_of(job.history) if attempt.errtype == WORKER_LOST]
-
-
-def _tries(job: Reservation, losses: list[Attempt]) -> int:
-    """How often the job was claimed and not begun since its latest loss: each claim has a number of its own."""
-    return max(0, job.attempt - losses[-1].attempt - 1)

@@ -84,7 +84,7 @@ def holds_the_gil(launch):
 def does_nothing(launch):
     """Has threads that run, and does not do its work."""
     obey(launch, stop=lambda: tell("stopped", os.getpid()), responds=None if launch.lost else threading.Event().wait)
-    tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
+    tell("started", os.getpid(), launch.wid, "does-nothing", ",".join(launch.lost))
     if not launch.lost:  # the first heartbeat makes the supervisor watch
         os.write(launch.beats, launch.wid.encode())
     threading.Event().wait()
@@ -137,7 +137,7 @@ SCENES = {
     "ends": {"roles": {"one": leaves, "two": steady}, "ends": {"one"}},
     "cannot-start": {"roles": {"one": steady, "two": cannot_start}},
     "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_alarms}, "silence_s": 2},
-    "does-nothing": {"roles": {"one": does_nothing, "two": steady}, "silence_s": 2},
+    "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 5},
     "holds-the-gil-for-ever": {"roles": {"one": holds_the_gil}, "grace_s": 1},
     "orphan": {"roles": {"one": steady}, "parent": 1},
 }

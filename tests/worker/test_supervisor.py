@@ -151,8 +151,6 @@ def test_a_child_that_holds_the_gil_is_killed_and_replaced(play):
     assert silent_s >= 2
     program.said("started", f"{wid} {{'{wid}': {silent_s}}}")
     assert is_gone(int(pid))
-    program.signal(signal.SIGTERM)
-    program.said("stopped", times=2)
 
 
 def test_while_a_child_does_not_respond_the_others_can_see_it(play):
@@ -165,7 +163,7 @@ def test_while_a_child_does_not_respond_the_others_can_see_it(play):
 
 def test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced(play):
     program = play("does-nothing")
-    _, _, wid = program.said("started", times=2)[0].split()[:3]
+    wid = program.said("started", "does-nothing")[0].split()[2]
     program.said("process does not respond, killed it role=one")
     program.said("started", f" {wid}")
 
@@ -173,7 +171,7 @@ def test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced(pla
 def test_a_child_that_a_signal_suspends_is_not_killed(play):
     """It cannot respond, and nothing is wrong with it. The others are watched meanwhile."""
     program = play("holds-the-gil")
-    suspended = [int(line.split()[1]) for line in program.said("started", times=3) if "{}" not in line][0]
+    suspended = next(int(line.split()[1]) for line in program.said("started", times=3) if "{}" not in line)
     os.kill(suspended, signal.SIGSTOP)
     program.said("process does not respond, killed it role=one", times=2)  # the second began long after the stop
     os.kill(suspended, signal.SIGCONT)
@@ -185,13 +183,14 @@ def test_a_child_that_a_signal_suspends_is_not_killed(play):
 def test_heartbeats_of_the_time_in_which_the_supervisor_itself_stood_still_are_not_missed(play):
     """As on a machine that was suspended: then no child could send any."""
     program = play("does-nothing")
-    program.said("started", times=2)
+    program.said("alarm")  # half of the 5 s have passed
     os.kill(program.pid, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_STOPPED)
-    threading.Event().wait(3)  # longer than the 2 s after which a child is killed
+    threading.Event().wait(5)
+    went_on_at = time.monotonic()
     os.kill(program.pid, signal.SIGCONT)
-    [line] = program.said("process does not respond, killed it role=one")
-    assert int(re.search(r"silent=(\d+) s", line).group(1)) >= 4, "3 s of pause, and most of 2 s"
+    program.said("process does not respond, killed it role=one")
+    assert time.monotonic() - went_on_at >= 0.5, "a second heartbeat or more was still to be missed"
 
 
 def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
