@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 
 from .terms import (
+    ALARM_BEATS,
     BEAT_BYTES,
     CANNOT_START,
     CLEAN,
@@ -296,7 +297,7 @@ class Supervisor:
 
     def _set_alarm(self, alarm: tuple[int, int]) -> None:
         """Let the children see whether one of them does not respond: probes report it."""
-        is_alarmed = any(child.missed >= SILENT_BEATS // 2 for child in self._children)
+        is_alarmed = any(child.missed >= ALARM_BEATS for child in self._children)
         if is_alarmed and not self._is_alarmed:
             os.write(alarm[1], b"!")
         elif self._is_alarmed and not is_alarmed:

@@ -23,6 +23,10 @@ BEAT_BYTES = 16
 SILENT_BEATS = 9
 """A child that misses this many heartbeats in a row is killed and replaced."""
 
+ALARM_BEATS = 6
+"""From then on probes report it: late enough that a Kubernetes with its usual three failures in 30 s does not restart
+the whole node for one process that is about to be replaced (15 s with the default settings)."""
+
 NEWS_BYTES = 512
 """Of one piece of news, filled up with blanks. POSIX promises that as much goes through a pipe in one piece."""
 

@@ -64,8 +64,10 @@ def answering():
 def test_a_node_with_a_server_tells_of_its_loops(runfaktory):
     program = runfaktory("127.0.0.1:0", "--health", "127.0.0.1:0", "--processes", "1")
     address = place(program)
-    assert asked(address, "/healthz") == good("server", "maintenance")
-    wait_until(lambda: asked(address, "/readyz") == good("server", "maintenance", "database", "workers"), 60)
+    assert asked(address, "/healthz") == good("processes", "server", "maintenance")
+    wait_until(
+        lambda: asked(address, "/readyz") == good("processes", "server", "maintenance", "database", "workers"), 60
+    )
     assert asked(address, "/readyz", "HEAD") == (200, {})
     assert asked(address, "/metrics")[0] == 404
 
@@ -73,8 +75,8 @@ def test_a_node_with_a_server_tells_of_its_loops(runfaktory):
 def test_a_node_with_workers_alone_tells_of_the_first(runfaktory):
     program = runfaktory("--worker-only", "--health", "127.0.0.1:0", "--processes", "2")
     address = place(program)
-    assert asked(address, "/healthz") == good("worker", "maintenance")
-    wait_until(lambda: asked(address, "/readyz") == good("worker", "maintenance", "database"), 60)
+    assert asked(address, "/healthz") == good("processes", "worker", "maintenance")
+    wait_until(lambda: asked(address, "/readyz") == good("processes", "worker", "maintenance", "database"), 60)
 
 
 def test_a_port_that_is_taken_is_one_line_and_no_start(runfaktory):

@@ -137,7 +137,7 @@ SCENES = {
     "ends": {"roles": {"one": leaves, "two": steady}, "ends": {"one"}},
     "cannot-start": {"roles": {"one": steady, "two": cannot_start}},
     "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_alarms}, "silence_s": 2},
-    "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 5},
+    "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 10},
     "holds-the-gil-for-ever": {"roles": {"one": holds_the_gil}, "grace_s": 1},
     "orphan": {"roles": {"one": steady}, "parent": 1},
 }

@@ -183,7 +183,7 @@ def test_a_child_that_a_signal_suspends_is_not_killed(play):
 def test_heartbeats_of_the_time_in_which_the_supervisor_itself_stood_still_are_not_missed(play):
     """As on a machine that was suspended: then no child could send any."""
     program = play("does-nothing")
-    program.said("alarm")  # half of the 5 s have passed
+    program.said("alarm")  # six of the nine heartbeats are missed
     os.kill(program.pid, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_STOPPED)
     threading.Event().wait(5)
