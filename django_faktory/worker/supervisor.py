@@ -51,6 +51,12 @@ SAME_ORDER_S = 0.5
 SLOW_STOP_S = 2.0
 """Who has not stopped after that may have to be killed: the farewell is prepared."""
 
+SILENT_STOP = 0.9
+"""After this part of the time to stop a child is killed that has missed `STOP_BEATS` heartbeats: it will not stop, and
+what comes after the kill takes time too."""
+
+STOP_BEATS = 3
+
 MAX_LOST = 20
 FIRST = 1
 """The process that inherits all whose parent has ended: in a container, the command itself."""
@@ -172,6 +178,7 @@ class Supervisor:
         self._stopping_since = 0.0
         self._kill_at: float | None = None
         self._prepare_at: float | None = None
+        self._kill_silent_at: float | None = None
         self._killed: list[str] = []
         self._code = CLEAN
 
@@ -225,17 +232,20 @@ class Supervisor:
         if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
             self._prepare_at = None
             self._ways.prepare_farewell()
+        if self._kill_silent_at is not None and time.monotonic() >= self._kill_silent_at:
+            self._kill_silent_at = None
+            self._kill_silent(STOP_BEATS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill()
 
     def _patience_s(self) -> float | None:
         """How long there is nothing to do unless a signal comes; None: for ever."""
         now = time.monotonic()
-        dues = [due for due in (self._kill_at, self._prepare_at) if due is not None]
+        dues = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
+        if self._check_every_s is not None:
+            dues.append(self._check_at)
         if not self._is_stopping:
             dues += [child.start_at - self._ways.head_start_s for child in self._children if child.start_at is not None]
-            if self._check_every_s is not None:
-                dues.append(self._check_at)
         if self._parent is not None and not self._is_stopping:
             dues.append(now + PARENT_CHECK_S)
         if (patience_s := self._ways.patience_s()) is not None:
@@ -252,11 +262,12 @@ class Supervisor:
         self._ways.tell(INFO, "stopping")
         self._is_stopping, self._stopping_since = True, now
         self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
+        self._kill_silent_at = now + SILENT_STOP * self._grace_s
         self._send(signal.SIGTERM)
 
     def _kill(self) -> None:
-        self._killed = [child.wid for child in self._children if child.pid] or self._killed
-        self._kill_at = self._prepare_at = None
+        self._killed += [child.wid for child in self._children if child.pid and child.wid not in self._killed]
+        self._kill_at = self._prepare_at = self._kill_silent_at = None
         self._send(signal.SIGKILL)
         # Only now: who is to log it must not be killed with it in hand.
         self._ways.tell(WARNING, "stopping at once: what runs is given back and runs again")
@@ -270,7 +281,7 @@ class Supervisor:
 
     def _check_beats(self, cords: Cords) -> None:
         """Read the heartbeats when a check is due, and kill the children that have missed too many."""
-        if self._check_every_s is None or self._is_stopping or time.monotonic() < self._check_at:
+        if self._check_every_s is None or time.monotonic() < self._check_at:
             return
         self._check_at = time.monotonic() + self._check_every_s
         beaten = _read_beats(cords.beats[0])
@@ -281,17 +292,24 @@ class Supervisor:
                 child.missed, child.beat_at = 0, time.monotonic()
             else:
                 child.missed += 1
-                if child.missed == SILENT_BEATS:
-                    self._kill_silent(child)
+        self._kill_silent(SILENT_BEATS)
         self._set_alarm(cords.alarm)
 
-    def _kill_silent(self, child: Child) -> None:
+    def _kill_silent(self, beats: int) -> None:
+        """Kill the children that have missed so many heartbeats in a row, once each."""
+        for child in self._children:
+            if child.pid and child.missed >= beats and child.wid not in child.unresponsive:
+                self._kill_one(child)
+
+    def _kill_one(self, child: Child) -> None:
+        if self._is_stopping:
+            self._killed.append(child.wid)
         silent_s = round(time.monotonic() - child.beat_at)
         child.unresponsive[child.wid] = silent_s
         os.kill(child.pid, signal.SIGKILL)  # nothing gentler reaches a thread that does not give up the GIL
         self._ways.tell(
             ERROR,
-            "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back, another starts",
+            "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
             *(child.name, child.pid, child.wid, silent_s),
         )
 

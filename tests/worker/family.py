@@ -139,6 +139,7 @@ SCENES = {
     "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_alarms}, "silence_s": 2},
     "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 10},
     "holds-the-gil-for-ever": {"roles": {"one": holds_the_gil}, "grace_s": 1},
+    "holds-the-gil-while-stopping": {"roles": {"one": holds_the_gil}, "grace_s": 10, "silence_s": 20},
     "orphan": {"roles": {"one": steady}, "parent": 1},
 }
 

@@ -203,6 +203,17 @@ def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
     assert f"farewell {line.split()[2]}" in program.lines
 
 
+def test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over(play):
+    """The kill is not the end: its jobs go back after it, and all that before the 30 s are over."""
+    program = play("holds-the-gil-while-stopping")
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("process does not respond, killed it role=one")
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+    assert "stopping at once" not in program.text
+
+
 def test_when_all_that_end_have_ended_the_rest_is_stopped(play):
     program = play("ends")
     assert program.code() == 0
