@@ -219,7 +219,7 @@ class Broker(ABC):
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
         """Give up worker processes known to be dead: their jobs go back, or to dead at the third loss (W20).
 
-        `reason` says how they died; it becomes part of the loss in each job's history.
+        `reason` is how they died; it becomes part of the loss in each job's history.
         """
 
     @abstractmethod

@@ -94,7 +94,7 @@ def lose(
 ) -> int:
     """Give up workers: their jobs go back to their old places, no retry used, or to dead at the third loss (W20).
 
-    `reason` says how the workers died. Returns how many jobs they had. The workers' rows are deleted last, so that
+    `reason` is how the workers died. Returns how many jobs they had. The workers' rows are deleted last, so that
     the next call repairs what a crash in between left, and gets the jobs whose rows a dying transaction still locked.
     """
     lost = 0

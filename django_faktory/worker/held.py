@@ -112,8 +112,9 @@ class HeldJobs:
 
     def report(self, report: Failure) -> None:
         """Pass on the report of a job that was taken out and not begun."""
-        self.reports += 1
-        self.finished.put(report)
+        with self._changed:
+            self.reports += 1
+            self.finished.put(report)
 
     def in_queues(self) -> Counter[str]:
         """How many jobs of each queue are held."""

@@ -138,7 +138,7 @@ def _beat(launch: Launch, responds: Callable[[], object] | None) -> None:
     while True:
         if responds:
             responds()
-        with suppress(BlockingIOError, BrokenPipeError):  # full while the parent stands still; closed when it has ended
+        with suppress(BlockingIOError, BrokenPipeError):  # full while the parent does not run; closed when it has ended
             os.write(launch.beats, beat)
         time.sleep(launch.beat_every_s)
 

@@ -167,7 +167,7 @@ class Supervisor:
         self._children = list(children)
         self._ways = ways
         self._grace_s = grace_s
-        # Checks are counted, not seconds: while the supervisor itself stands still, or the machine sleeps, no check is
+        # Checks are counted, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
         # made, and a pause of any length is one missed heartbeat.
         self._check_every_s = None if silence_s is None else silence_s / (SILENT_BEATS + 1)
         self._check_at = time.monotonic() + (self._check_every_s or 0.0)

@@ -1,6 +1,7 @@
 """`runfaktory --health`: what its own loops did last, told to who starts and ends it."""
 
 import json
+import os
 import re
 import socket
 import threading
@@ -114,6 +115,22 @@ def test_a_loop_that_goes_round_without_success_lives_and_is_not_ready(answering
 
 def fail():
     raise FaktoryError("the database is away")
+
+
+def test_a_process_of_the_node_that_does_not_respond_is_reported(answering):
+    alarm, ring = os.pipe()
+    try:
+        address = answering(probes.of_processes(alarm))
+        assert asked(address, "/healthz") == good("processes")
+        os.write(ring, b"!")
+        for path in ("/healthz", "/readyz", "/healthz"):  # looking changes nothing
+            assert asked(address, path)[0] == 503
+        os.read(alarm, 1)
+        assert asked(address, "/healthz") == good("processes")
+        assert asked(answering(probes.of_processes(-1)), "/healthz") == good("processes")
+    finally:
+        os.close(alarm)
+        os.close(ring)
 
 
 def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):

@@ -3,20 +3,28 @@
 import os
 import signal
 import time
+from datetime import timedelta
 from http.client import HTTPException
 
 import psutil
 import pytest
 
+from django_faktory.brokers import get_broker
+from django_faktory.dashboard.job_page import timeline
+from django_faktory.management.handing_over import launch_of
+from django_faktory.management.losses import report_lost
 from django_faktory.models import Job
+from django_faktory.worker.terms import Launch, new_wid
 from tests.commands import tasks
 from tests.commands.test_probes import asked, place
 from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
+from tests.factories import T0, JobFactory
 from tests.project.tasks import add, noop
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+HELD = {"started_at": T0, "reserved_until": T0 + timedelta(seconds=1800)}
 SHORT = {"WORKER_TIMEOUT": 6, "BEAT_INTERVAL": 1}
 """5 s without a heartbeat: a process is killed."""
 
@@ -82,6 +90,32 @@ def test_a_server_whose_event_loop_is_blocked_is_replaced(runfaktory, address):
     program.said("process does not respond, killed it role=server", f"pid={server.pid}")
     program.said("server listens", times=2)
     program.said("probes are answered", times=2)
+
+
+def test_the_loss_says_how_the_process_died():
+    silent, crashed = (JobFactory(state="working", wid=wid, attempt=1, **HELD) for wid in ("wid-silent", "wid-crashed"))
+    launch = Launch(
+        wid=new_wid(), lost=("wid-silent", "wid-crashed"), unresponsive={"wid-silent": 41}, lifeline=-1, news=-1
+    )
+    report_lost(get_broker(), launch)
+    silent.refresh_from_db()
+    crashed.refresh_from_db()
+    assert (silent.state, silent.losses, crashed.state, crashed.losses) == ("enqueued", 1, "enqueued", 1)
+    lost = "was lost while it ran this job (1 of 3)"
+    _, attempt, _ = timeline(silent)
+    assert attempt.message == f"worker wid-silent {lost}: its process stopped responding and was killed after 41 s"
+    _, attempt, _ = timeline(crashed)
+    assert attempt.message == f"worker wid-crashed {lost}"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("more", [{}, {"unresponsive": {"w": 41}, "beats": 7}, {"of a later release": 1}])
+def test_a_child_understands_the_orders_of_a_supervisor_of_another_release(more):
+    """A replacement runs the code that is on the disk, which may be newer or older than the supervisor's."""
+    told = {"wid": "w", "lost": ["v"], "lifeline": 3, "news": 4, "not_before": 1.0} | more
+    launch = launch_of(told)
+    assert (launch.wid, launch.lost, launch.beats) == ("w", ("v",), more.get("beats", -1))
+    assert launch.pipes() == ((3, 4, 7) if "beats" in more else (3, 4))
 
 
 def test_sigterm_ends_a_worker_that_holds_the_gil_and_its_job_goes_back(stuck):

@@ -180,7 +180,7 @@ def test_a_child_that_a_signal_suspends_is_not_killed(play):
     assert program.text.count("process does not respond") == 3
 
 
-def test_heartbeats_of_the_time_in_which_the_supervisor_itself_stood_still_are_not_missed(play):
+def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed(play):
     """As on a machine that was suspended: then no child could send any."""
     program = play("does-nothing")
     program.said("alarm")  # six of the nine heartbeats are missed

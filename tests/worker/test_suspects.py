@@ -44,7 +44,7 @@ def reservation(number=1, *, losses=0, **fields):
 
 @pytest.mark.django_db(transaction=True)
 class TestWorker:
-    def test_a_suspect_waits_for_the_job_beside_it_and_nothing_is_fetched_meanwhile(self, work, state):
+    def test_a_suspect_waits_for_the_other_job_and_nothing_is_fetched_meanwhile(self, work, state):
         first = passes.enqueue("first")
         work(concurrency=3)
         assert begun("first")
@@ -120,9 +120,9 @@ class TestWorker:
         assert running.ended()
 
     def test_one_loss_makes_no_suspect(self, work, state):
-        passes.enqueue("beside")
+        passes.enqueue("other")
         work(concurrency=3)
-        assert begun("beside")
+        assert begun("other")
         state(enqueue_lost(noop, losses=1), "succeeded")
 
 
