@@ -190,7 +190,7 @@ def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_miss
     went_on_at = time.monotonic()
     os.kill(program.pid, signal.SIGCONT)
     program.said("process does not respond, killed it role=one")
-    assert time.monotonic() - went_on_at >= 0.5, "a second heartbeat or more was still to be missed"
+    assert time.monotonic() - went_on_at >= 1.8, "two heartbeats or three, one a second, were still to be missed"
 
 
 def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
