@@ -15,6 +15,9 @@ from .errors import InvalidTransition
 DEAD_FOR_S = 180 * 86_400
 MAX_LOSSES = 3
 
+WORKER_LOST = "WorkerLost"
+"""Error type of a loss in a job's history."""
+
 
 class State(StrEnum):
     """Where a job is; spelled as the protocol's own sets are."""

@@ -232,8 +232,11 @@ class Broker(ABC):
         """Forget worker processes that ended well; what they still hold goes back to its old place."""
 
     @abstractmethod
-    def lost(self, wids: Sequence[str]) -> int:
-        """Give up worker processes known to be dead: their jobs go back, or to dead at the third loss (W20)."""
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
+        """Give up worker processes known to be dead: their jobs go back, or to dead at the third loss (W20).
+
+        `reason` is how they died; it becomes part of the loss in each job's history.
+        """
 
     @abstractmethod
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:

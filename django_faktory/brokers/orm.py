@@ -324,9 +324,9 @@ class OrmBroker(Broker):
         if workers.bye(wids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})
 
-    def lost(self, wids: Sequence[str]) -> int:
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
         """See Broker."""
-        lost = failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s)
+        lost = failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s, reason=reason)
         if lost:
             self._announce(self.alias, {ANY_QUEUE})
         return lost

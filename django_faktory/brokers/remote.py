@@ -166,7 +166,7 @@ class RemoteBroker(Broker):
         for connection in leaving:
             connection.end()
 
-    def lost(self, wids: Sequence[str]) -> int:  # noqa: ARG002  (the protocol has no verb for it)
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (the protocol has no verb for it)
         """See Broker. The server notices by itself: missing BEATs, or the reservation's end."""
         return 0
 

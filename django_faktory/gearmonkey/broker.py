@@ -63,7 +63,7 @@ class GearMonkeyBroker(Broker):
         self._station.dismiss(wids)
         self._held.clear()
 
-    def lost(self, wids: Sequence[str]) -> int:
+    def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (there is no place to keep it)
         """See Broker."""
         self._station.dismiss(wids, have_died=True)
         swept = self._station.sweep()

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,13 @@ def can_start_anew() -> bool:
 
 
 def become_slim(
-    children: Sequence[Child], cords: Cords, *, common: dict[str, Any], grace_s: float, parent: int | None
+    children: Sequence[Child],
+    cords: Cords,
+    *,
+    common: dict[str, Any],
+    grace_s: float,
+    silence_s: float,
+    parent: int | None,
 ) -> None:
     """Go on as the supervisor without Django, under the same pid. Returns where that cannot be done."""
     told = {
@@ -43,6 +50,7 @@ def become_slim(
         "children": [vars(child) for child in children],
         "cords": vars(cords),
         "grace_s": grace_s,
+        "silence_s": silence_s,
         "parent": parent,
         "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),
     }
@@ -64,8 +72,9 @@ def become_slim(
 
 
 def launch_of(told: dict[str, Any]) -> Launch:
-    """The launch in a child's orders."""
-    return Launch(**told | {"lost": tuple(told["lost"])})
+    """Read the launch in a child's orders. The supervisor may run older or newer code than this process."""
+    known = {name: value for name, value in told.items() if name in signature(Launch).parameters}
+    return Launch(**known | {"lost": tuple(told["lost"])})
 
 
 def say_farewell(killed: int, news: int, farewell: Callable[[list[str]], None]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What a child has to say of those before it, in whose place it was started."""
+"""Report the predecessors of a restarted worker as lost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ logger = get_logger(__name__)
 
 
 def report_lost(broker: Broker, launch: Launch) -> None:
-    """Say which workers before this one died: what they held goes on now, not after a minute without beats (W20)."""
-    if not launch.lost:
-        return
+    """Give back the jobs of the workers before this one that died: now, not after a minute without BEATs (W20)."""
+    silent = launch.unresponsive
     try:
-        broker.lost(launch.lost)
+        for wid in launch.lost:
+            if wid in silent:
+                reason = f"its process stopped responding and was killed after {silent[wid]} s"
+                broker.lost([wid], reason=reason)
+        if others := [wid for wid in launch.lost if wid not in silent]:
+            broker.lost(others)
     except FaktoryError as error:
         logger.warning("lost workers could not be reported wids=%s error=%s", ",".join(launch.lost), error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import select
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
@@ -44,6 +45,16 @@ class Checks(NamedTuple):
 
     alive: dict[str, Check]
     ready: dict[str, Check]
+
+
+def of_processes(alarm: int) -> Checks:
+    """Every process of this node responds to its supervisor, which makes the pipe `alarm` readable while one does not.
+
+    -1 is no pipe: the supervisor does not watch.
+    """
+    silent = "a process of this node does not respond: it will be killed and replaced; read the log"
+    check = {"processes": lambda: silent if alarm >= 0 and select.select([alarm], [], [], 0)[0] else ""}
+    return Checks(check, check)
 
 
 def of_server(server: Server) -> Checks:

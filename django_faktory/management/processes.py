@@ -5,6 +5,7 @@ Everything that connects is made here, after the fork.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,7 @@ from ..server.listener import Server
 from ..store import locks
 from ..worker.forking import Forking
 from ..worker.launch import Role, live, obey, wait_for_turn
+from ..worker.loop_watch import LoopWatch
 from ..worker.runner import Worker
 from ..worker.share import Share
 from ..worker.supervisor import Child, Supervisor
@@ -33,6 +35,9 @@ from .losses import report_lost
 from .plan import Plan
 
 logger = get_logger(__name__)
+
+SHORTEST_SILENCE_S = 5.0
+"""A machine under load may let a process wait for a second or two; shorter silence proves nothing."""
 
 EXIT_MARGIN_S = 4.5
 """After the time running jobs get: for the last reports, and to be gone before 30 s."""
@@ -49,13 +54,24 @@ def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = 
         wakeups.tell_also(neighbours.ring)
     roles = _roles(plan, neighbours)
     grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
+    silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
     then = None
     # A drain is soon over; the pipes of neighbours are known to those only that were forked.
     if may_become_slim and not plan.drain and neighbours is None and handing_over.can_start_anew():
-        then = partial(handing_over.become_slim, common={"plan": asdict(plan)}, grace_s=grace_s, parent=parent)
+        bounds = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
+        then = partial(handing_over.become_slim, common={"plan": asdict(plan)}, **bounds)
     ways = Forking(roles, farewell=lambda wids: broker_of(plan).bye(wids))
     children = [Child(name=role.name, ends=role.ends) for role in roles]
-    return Supervisor(children, ways, grace_s=grace_s, parent=parent).run(then=then)
+    return Supervisor(children, ways, grace_s=grace_s, silence_s=silence_s, parent=parent).run(then=then)
+
+
+def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
+    """Return how long a process may not respond before it is killed.
+
+    It is dead before its last BEAT is `worker_timeout_s` old: then other nodes give its jobs to other workers, and no
+    job runs in both.
+    """
+    return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
 
 
 def play(told: dict[str, Any]) -> NoReturn:
@@ -102,8 +118,9 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     maintenance = Maintenance(plan.alias, on_lost=server.drop, on_work=server.wake)
     server.on_scheduled = maintenance.expect
     locks.on_ready.append(lambda _, queues: server.wake(queues))
-    obey(launch, stop=server.stop)
+    obey(launch, stop=server.stop, responds=_loop_watch(server).check)
     checks = (
+        probes.of_processes(launch.alarm),
         probes.of_server(server),
         probes.of_maintenance(maintenance),
         probes.of_database(plan.alias, works=plan.works),
@@ -158,7 +175,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         beside.start(maintenance, "maintenance")
         beside.start(relay() if keeps_house else None, "outbox")
         try:
-            beside.start(_probes(plan, worker, maintenance) if keeps_house else None, "probes")
+            beside.start(_probes(plan, launch, worker, maintenance) if keeps_house else None, "probes")
             worker.run()
         except FaktoryError as error:
             logger.error("worker cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
@@ -166,16 +183,22 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
     return worker.exit_code()
 
 
-def _probes(plan: Plan, worker: Worker, maintenance: Maintenance | None) -> probes.Probes | None:
+def _probes(plan: Plan, launch: Launch, worker: Worker, maintenance: Maintenance | None) -> probes.Probes | None:
     """Those of the first worker, where there is no server to have them."""
     if plan.health is None:
         return None
-    checks = [probes.of_worker(worker)]
+    checks = [probes.of_processes(launch.alarm), probes.of_worker(worker)]
     if maintenance:
         checks.append(probes.of_maintenance(maintenance))
     if plan.alias:
         checks.append(probes.of_database(plan.alias, works=False))
     return probes.Probes(plan.health, *checks)
+
+
+def _loop_watch(server: Server) -> LoopWatch:
+    """The watch of the server's event loop, which runs in the main thread of its process."""
+    thread = threading.main_thread().ident
+    return LoopWatch("server", lambda: (server.loop, thread) if server.started.is_set() else None)
 
 
 def _listen(

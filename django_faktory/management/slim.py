@@ -53,7 +53,7 @@ class Fresh:
     def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
         """See `Ways`."""
         del lifeline_end  # not inherited
-        return self._execute({"role": name, "launch": vars(launch)}, (launch.lifeline, launch.news))
+        return self._execute({"role": name, "launch": vars(launch)}, launch.pipes())
 
     def tell(self, level: int, message: str, *args: object) -> None:
         """See `Ways`. A child publishes it; who has none left says it on stderr (`patience_s`, `finish`)."""
@@ -133,7 +133,10 @@ def main(reader: int) -> NoReturn:
         os.set_inheritable(end, False)
     ways = Fresh(command=told["command"], common=told["common"], news=cords.news, level=told["level"])
     children = [Child.again(child) for child in told["children"]]
-    sys.exit(Supervisor(children, ways, grace_s=told["grace_s"], parent=told["parent"], cords=cords).run())
+    successor = Supervisor(
+        children, ways, grace_s=told["grace_s"], silence_s=told["silence_s"], parent=told["parent"], cords=cords
+    )
+    sys.exit(successor.run())
 
 
 def _say(told: bytes) -> None:

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from .. import jsontext
 from ..errors import FaktoryError, JobNotFound
-from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
+from ..lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..models import Job, WorkerProcess
 from ..payloads import INTERRUPTED, Failure, Interruption, kept_lines, rfc3339, shutdown_failure
 from . import ahead, gates, locks, members
@@ -131,18 +131,25 @@ def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, u
     return len(held)
 
 
-def lose(wids: Sequence[str], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S) -> int:
+def lose(
+    wids: Sequence[str],
+    *,
+    using: str,
+    now: datetime | None = None,
+    dead_for_s: int = DEAD_FOR_S,
+    reason: str = "",
+) -> int:
     """Give up workers: their jobs go back to their old places, no retry used, or to dead at the third loss (W20).
 
-    Returns how many jobs there were. Their rows go last, so that the next call mends what a crash in between left, and
-    gets the jobs whose rows a dying transaction still locked.
+    `reason` is how the workers died. Returns how many jobs they had. The workers' rows are deleted last, so that
+    the next call repairs what a crash in between left, and gets the jobs whose rows a dying transaction still locked.
     """
     lost = 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, _chance)
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
-        return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]))
+        return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]), reason=reason)
 
     while count := run(using, verb):
         lost += count
@@ -269,7 +276,7 @@ class _Failing:
         with connection.cursor() as cursor:
             return dialect_of(connection).now(cursor)
 
-    def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> int:
+    def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
         """Take locked rows from their lost workers."""
         if not jobs:
             return 0
@@ -280,7 +287,7 @@ class _Failing:
         held = [copy.copy(job) for job in lost if job.lock_token is not None]
         passes = [job.passes for job in lost]
         for job in lost:
-            self._lost(job, now)
+            self._lost(job, now, reason)
         dialect = dialect_of(connection)
         dialect.save(connection, _changed(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
@@ -351,13 +358,13 @@ class _Failing:
         self._end(job, outcome, now)
         return outcome.state
 
-    def _lost(self, job: Job, now: datetime) -> None:
+    def _lost(self, job: Job, now: datetime, reason: str) -> None:
         job.losses += 1
         state = outcome_of_loss(job.losses)
         failure = Failure(
             jid=job.jid,
-            errtype="WorkerLost",
-            message=f"worker {job.wid} was lost while it ran this job ({job.losses} of 3)",
+            errtype=WORKER_LOST,
+            message=f"worker {job.wid} was lost while it ran this job ({job.losses} of 3){reason and f': {reason}'}",
         )
         if state is State.DEAD:
             self._note(job, failure, Outcome(state), now)

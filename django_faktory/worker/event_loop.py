@@ -1,4 +1,7 @@
-"""One event loop, in one thread, for the tasks that are `async def`; starts with the first of them. Knows no broker."""
+"""One event loop, in one thread, for the tasks that are `async def`. Knows no broker.
+
+It starts with the first of them, and a second thread with it, which logs a warning when a coroutine blocks the loop.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,16 @@ from django.db import connections
 
 from ..event_loops import new_event_loop
 from ..logs import get_logger
+from ..payloads import Reservation
 from .held import Report
+from .loop_watch import LoopWatch
 
 logger = get_logger(__name__)
+
+CHECK_EVERY_S = 0.5
+"""Between two checks whether the loop is blocked; none is made while no coroutine runs."""
+
+MOST_NAMED = 5
 
 
 class EventLoop:
@@ -24,18 +34,24 @@ class EventLoop:
         self._starting = threading.Lock()
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
-        self._running: set[asyncio.Task[Report]] = set()
+        self._running: dict[asyncio.Task[Report], Reservation] = {}
+        self._is_busy = threading.Event()
+        self._is_closed = threading.Event()
 
     def submit(
-        self, make: Callable[[], Coroutine[Any, Any, Report]], done: Callable[[Report | BaseException], None]
+        self,
+        job: Reservation,
+        make: Callable[[], Coroutine[Any, Any, Report]],
+        done: Callable[[Report | BaseException], None],
     ) -> None:
-        """Run `make()` as an asyncio task of its own; `done` hears its report, or what it raised, on the loop."""
+        """Run `make()` for this job as an asyncio task; `done` gets its report, or what it raised, on the loop."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="faktory-async", daemon=True)
                 self._thread.start()
+                threading.Thread(target=self._watch, name="faktory-async-watch", daemon=True).start()
         self._started.wait()
-        self._loop.call_soon_threadsafe(self._begin, make, done)
+        self._loop.call_soon_threadsafe(self._begin, job, make, done)
 
     def cancel(self) -> None:
         """Cancel every task that runs."""
@@ -46,6 +62,8 @@ class EventLoop:
         """End the loop and what still runs there. False where a task that ignores its cancellation keeps it."""
         if self._thread is None:
             return True
+        self._is_closed.set()
+        self._is_busy.set()
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -61,15 +79,38 @@ class EventLoop:
         # The ORM of async tasks lives in asgiref's thread: its connections end with this loop.
         await sync_to_async(connections.close_all)()
 
+    def _watch(self) -> None:
+        self._started.wait()
+        thread = self._thread.ident if self._thread else None
+        watch = LoopWatch("tasks", lambda: (self._loop, thread), describe=self._describe)
+        while not self._is_closed.is_set():
+            self._is_busy.wait()
+            self._is_busy.clear()  # before the look at what runs: a task that begins after the look sets it again
+            while self._running and not self._is_closed.is_set():
+                watch.check()
+                self._is_closed.wait(CHECK_EVERY_S)
+
+    def _describe(self, task: asyncio.Task[Any] | None) -> str:
+        job = self._running.get(task) if task else None
+        if job is not None:
+            return f"jobtype={job.jobtype} jid={job.jid} "
+        # An asyncio task that one of the jobs has started, or a callback.
+        return f"jids={','.join([job.jid for job in list(self._running.values())[:MOST_NAMED]])} "
+
     def _begin(
-        self, make: Callable[[], Coroutine[Any, Any, Report]], done: Callable[[Report | BaseException], None]
+        self,
+        job: Reservation,
+        make: Callable[[], Coroutine[Any, Any, Report]],
+        done: Callable[[Report | BaseException], None],
     ) -> None:
         task = self._loop.create_task(make())
-        self._running.add(task)
+        self._running[task] = job
+        if not self._is_busy.is_set():
+            self._is_busy.set()
         task.add_done_callback(lambda task: self._ended(task, done))
 
     def _ended(self, task: asyncio.Task[Report], done: Callable[[Report | BaseException], None]) -> None:
-        self._running.discard(task)
+        self._running.pop(task, None)
         if task.cancelled():
             done(asyncio.CancelledError("the task was cancelled"))
         else:

@@ -116,7 +116,7 @@ class Executors:
         execution.control.lost_locks = self._held.lost_locks
         self._watch.began(execution)
         if execution.is_async:
-            self._loop.submit(execution.arun, lambda end: self._ended(execution, end, began_at))
+            self._loop.submit(execution.reservation, execution.arun, lambda end: self._ended(execution, end, began_at))
             return
         try:
             end: End = execution.run(self._broker)

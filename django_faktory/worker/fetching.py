@@ -15,6 +15,7 @@ from ..errors import FaktoryError
 from ..logs import get_logger
 from ..payloads import Ack, FetchRequest, Lease, Reservation
 from ..wakeups import Listener, PollingListener
+from . import suspects
 from .held import STUCK_S, HeldJobs
 from .patience import Patience
 from .queue_order import QueueOrder
@@ -30,7 +31,8 @@ _UNLIMITED: Mapping[str, int] = {}
 class Fetcher:
     """The loop; `run` is a thread's. It fetches while `may_fetch` says so.
 
-    With `on_drained` it ends, and calls it, when nothing is ready or running.
+    With `on_drained` it ends, and calls it, when nothing is ready or running. `is_reported`: whether the broker knows
+    the end of each job that has ended.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Fetcher:
         may_fetch: Callable[[], bool],
         on_drained: Callable[[], None] | None,
         at_most: Mapping[str, int] = _UNLIMITED,
+        is_reported: Callable[[], bool] = lambda: True,
     ) -> None:
         self._broker = broker
         self._held = held
@@ -55,6 +58,7 @@ class Fetcher:
         self._may_fetch = may_fetch
         self._on_drained = on_drained
         self._at_most = at_most
+        self._is_reported = is_reported
         if at_most:
             held.on_end = self._has_ended
         self._stopping = threading.Event()
@@ -62,6 +66,7 @@ class Fetcher:
         self._patience = Patience("fetch")
         self._looks = 0
         self._returning: list[Reservation] = []  # could not be given back yet
+        self._giving_back = threading.Lock()
         self._rng = Random()
         self._fetching = threading.Lock()  # until what was fetched is held, or two would fetch for the same room
 
@@ -119,6 +124,7 @@ class Fetcher:
 
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
+        self._look_after_suspect()
         if not self._broker.blocking and self._give_back_stuck():
             return
         if not room:
@@ -187,8 +193,32 @@ class Fetcher:
 
     def _take_in(self, jobs: Sequence[Reservation]) -> None:
         is_too_late = self._stopping.is_set() and not self._broker.blocking
-        if is_too_late or not self._held.add(jobs):
+        suspect = next((job for job in jobs if job.history and suspects.is_suspect(job)), None)
+        if is_too_late:
             self._give_back(jobs)
+        elif suspect is not None:
+            self._take_in_alone(suspect, jobs)
+        elif not self._held.add(jobs):
+            self._give_back(jobs)
+
+    def _take_in_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
+        """Take in a job whose worker was lost twice, and give back the jobs that were fetched with it."""
+        if not self._held.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
+            self._give_back(jobs)
+            return
+        logger.info(
+            "job will run alone, because its worker was lost twice before jid=%s jobtype=%s wid=%s",
+            *(suspect.jid, suspect.jobtype, self._wid),
+        )
+        self._give_back([job for job in jobs if job is not suspect])
+
+    def _look_after_suspect(self) -> None:
+        self._held.settle_alone(is_reported=self._is_reported())
+        if job := self._held.take_overdue():
+            logger.info(
+                "job is put off: it runs alone, and others did not end in time jid=%s wid=%s", job.jid, self._wid
+            )
+            self._held.report(suspects.put_off(job))
 
     def _give_back_stuck(self) -> bool:
         """Whether there were jobs that wait while none is begun. Those that could not be given back go along."""
@@ -198,14 +228,15 @@ class Fetcher:
         return bool(stuck)
 
     def _give_back(self, jobs: Sequence[Reservation]) -> None:
-        """Now, or as soon as the broker can be asked again."""
-        self._returning += jobs
-        if not self._returning:
+        """Now, or as soon as the broker can be asked again. From the threads that fetch and report."""
+        with self._giving_back:
+            returning, self._returning = [*self._returning, *jobs], []
+        if not returning:
             return
         try:
-            self._broker.release(self._returning)
+            self._broker.release(returning)
         except Exception as error:  # noqa: BLE001  (a loop)
-            # Not begun, and not run here: who takes leave by `bye`, or is lost, gives them back too.
-            logger.warning("jobs could not be given back yet count=%d error=%s", len(self._returning), error)
-        else:
-            self._returning.clear()
+            # Not begun, and not run here: `bye` gives them back too, or the loss of this worker.
+            logger.warning("jobs could not be given back yet count=%d error=%s", len(returning), error)
+            with self._giving_back:
+                self._returning += returning

@@ -38,6 +38,9 @@ class HeldJobs:
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
         self._is_closed = False
+        self._alone: Reservation | None = None  # no other job runs with it; kept until its end is reported
+        self._is_alone_pending = False  # until the other jobs have ended
+        self._overdue_at = 0.0
         self.on_end: Callable[[Reservation], None] | None = None
         """Hears of each job that has ended."""
         self._unreported: set[tuple[str, int | None]] = set()  # ended, and the broker does not know it
@@ -64,9 +67,9 @@ class HeldJobs:
         return not self._waiting.empty()
 
     def add(self, jobs: Sequence[Reservation]) -> bool:
-        """Take jobs in; False, and nothing done, where it is too late for them."""
+        """Take jobs in. False, and nothing done, where it is too late for them or a job here runs alone."""
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or self._alone is not None:
                 return False
             self._held.update((id(job), job) for job in jobs)
             self._moved_at = time.monotonic()
@@ -74,6 +77,47 @@ class HeldJobs:
         for job in jobs:
             self._waiting.put(job)
         return True
+
+    def add_alone(self, job: Reservation, *, wait_s: float) -> bool:
+        """Take in a job that runs alone, and waits for the others to end for `wait_s` at most. False as in `add`.
+
+        `settle_alone` is called until it has ended.
+        """
+        with self._changed:
+            if self._is_closed or self._alone is not None:
+                return False
+            self._held[id(job)] = self._alone = job
+            now = time.monotonic()
+            self._is_alone_pending, self._overdue_at = True, now + wait_s
+            self._pace.began(now)
+        return True
+
+    def settle_alone(self, *, is_reported: bool) -> None:
+        """Begin the job that runs alone once no other is held, and make room again once it has ended.
+
+        Neither before `is_reported`: the broker knows the end of each job that has ended. If the process died while
+        it does not, the loss would be counted for a job that has done its work.
+        """
+        with self._changed:
+            if self._alone is None or not is_reported:
+                return
+            if self._is_alone_pending and len(self._held) == 1:
+                self._is_alone_pending = False
+                self._moved_at = time.monotonic()
+                self._waiting.put(self._alone)
+            elif id(self._alone) not in self._held:
+                self._alone = None
+                self._changed.notify_all()
+
+    def take_overdue(self) -> Reservation | None:
+        """Take out the job that is to run alone, if the others have kept it waiting for too long."""
+        return self._take_pending() if time.monotonic() >= self._overdue_at else None
+
+    def report(self, report: Failure) -> None:
+        """Pass on the report of a job that was taken out and not begun."""
+        with self._changed:
+            self.reports += 1
+            self.finished.put(report)
 
     def in_queues(self) -> Counter[str]:
         """How many jobs of each queue are held."""
@@ -137,10 +181,21 @@ class HeldJobs:
             return []
         with self._changed:
             self._pace.got_stuck()
-        return self.take_waiting()
+        return self._take_waiting()
 
     def take_waiting(self) -> list[Reservation]:
         """Take out every job that no thread has begun."""
+        pending = self._take_pending()
+        return [*([pending] if pending else []), *self._take_waiting()]
+
+    def _take_pending(self) -> Reservation | None:
+        with self._changed:
+            job = self._alone if self._is_alone_pending else None
+            if job is not None:
+                self._take_out(job)
+            return job
+
+    def _take_waiting(self) -> list[Reservation]:
         taken, ends = [], 0
         while True:
             try:
@@ -155,8 +210,7 @@ class HeldJobs:
             self._waiting.put(None)
         with self._changed:
             for job in taken:
-                del self._held[id(job)]
-            self._changed.notify_all()
+                self._take_out(job)
         return taken
 
     def abandon(self) -> list[Reservation]:
@@ -165,6 +219,7 @@ class HeldJobs:
             self._is_closed = True
             left = list(self._held.values())
             self._held.clear()
+            self._alone, self._is_alone_pending = None, False
             return left
 
     def end(self, threads: int) -> None:
@@ -172,7 +227,13 @@ class HeldJobs:
         for _ in range(threads):
             self._waiting.put(None)
 
+    def _take_out(self, job: Reservation) -> None:
+        del self._held[id(job)]
+        if job is self._alone:
+            self._alone, self._is_alone_pending = None, False
+        self._changed.notify_all()
+
     def _room(self) -> int:
-        if self._is_closed or self.finished.qsize() > MAX_UNREPORTED:
+        if self._is_closed or self._alone is not None or self.finished.qsize() > MAX_UNREPORTED:
             return 0
         return self._pace.room(len(self._held), now=time.monotonic())

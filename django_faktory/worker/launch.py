@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple, NoReturn
 
 from ..logs import Lines, get_logger
-from .terms import CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell
+from .terms import BEAT_BYTES, CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
 
 logger = get_logger(__name__)
 
@@ -37,15 +37,29 @@ class Role(NamedTuple):
     """Whether a clean exit means that it is done, and not to be started again."""
 
 
-def obey(launch: Launch, *, stop: Callable[[], None], quiet: Callable[[], None] | None = None) -> None:
-    """Take signals from now on; call it before any thread is started. `stop` also comes when the parent dies."""
-    acts = {signal.SIGTERM: stop, signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
+def obey(
+    launch: Launch,
+    *,
+    stop: Callable[[], None],
+    quiet: Callable[[], None] | None = None,
+    responds: Callable[[], object] | None = None,
+) -> None:
+    """Handle signals and send heartbeats from now on. Call it before any thread is started.
+
+    `stop` is also called when the parent dies. `responds` blocks for as long as this process does not do its work:
+    the next heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
+    """
+    acts: dict[int, Callable[[], None]] = {number: stop for number in stops() if number != signal.SIGINT}
+    acts |= {signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
     heard, bell = make_bell()
     for number in acts:
         signal.signal(number, partial(_ring, bell))  # an event loop may take the wakeup_fd away from us
     signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_watch, args=(launch, heard, acts), name="faktory-watch", daemon=True).start()
+    if launch.beats >= 0:
+        # A thread of its own: logging may block for long, and an order that logs must not delay heartbeats.
+        threading.Thread(target=_beat, args=(launch, responds), name="faktory-heartbeat", daemon=True).start()
 
 
 def wait_for_turn(launch: Launch) -> None:
@@ -58,7 +72,7 @@ def live(role: Role, launch: Launch) -> NoReturn:
     code = CRASHED
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says TERM
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent sends TERM
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         code = role.main(launch)
     except BaseException:
@@ -115,6 +129,18 @@ def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -
             if number in acts and time.monotonic() - latest.get(number, -1.0) >= ONE_RING_S:
                 latest[number] = time.monotonic()
                 acts[number]()
+
+
+def _beat(launch: Launch, responds: Callable[[], object] | None) -> None:
+    """Send heartbeats to the parent until the process ends."""
+    beat = launch.wid.encode()
+    assert len(beat) == BEAT_BYTES, launch.wid  # noqa: S101  (`new_wid` makes them)
+    while True:
+        if responds:
+            responds()
+        with suppress(BlockingIOError, BrokenPipeError):  # full while the parent does not run; closed when it has ended
+            os.write(launch.beats, beat)
+        time.sleep(launch.beat_every_s)
 
 
 def _ring(bell: int, number: int, _: object) -> None:

@@ -113,6 +113,7 @@ class Worker:
             may_fetch=self._heartbeat.is_fresh,
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
             at_most=at_most or {},
+            is_reported=self._is_reported,
         )
         acknowledge = self._fetcher.acknowledge
         self._reporter = Reporter(
@@ -199,8 +200,11 @@ class Worker:
     def _holds_nothing(self) -> bool:
         """Whether no job runs, waits, can still come in, or has an end that the broker does not know: who leaves
         unasked has all the time there is."""
-        is_told = self._held.is_empty() and self._reporter.done >= self._held.reports
+        is_told = self._held.is_empty() and self._is_reported()
         return not self._loops["fetch"].is_alive() and is_told
+
+    def _is_reported(self) -> bool:
+        return self._reporter.done >= self._held.reports
 
     def _count(self) -> None:
         """A job has ended: maybe that was this process' share."""

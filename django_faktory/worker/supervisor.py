@@ -1,7 +1,8 @@
-"""Keeps child processes alive, and ends them. Knows no database, no broker and no thread: it starts, waits, signals.
+"""Keep child processes alive, replace those that stop responding, and end them.
 
-How a child is started is its `Ways`', what it does its role's. Little of the standard library only: it may run
-without Django (ADR 0012). Rules: interface "Commands" (signals, exit codes); W20 for who reports the lost.
+Knows no database, no broker and no thread: it starts children, reads their heartbeats, and signals. `Ways` start a
+child, a role defines its work. It imports little of the standard library, because it may run without Django
+(ADR 0012). Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,23 @@ import signal
 import time
 from contextlib import suppress
 
-from .terms import CANNOT_START, CLEAN, DEBUG, ERROR, INFO, SIGNALS, SPENT, WARNING, Launch, make_bell, new_wid
+from .terms import (
+    ALARM_BEATS,
+    BEAT_BYTES,
+    CANNOT_START,
+    CLEAN,
+    DEBUG,
+    ERROR,
+    INFO,
+    SIGNALS,
+    SILENT_BEATS,
+    SPENT,
+    WARNING,
+    Launch,
+    make_bell,
+    new_wid,
+    stops,
+)
 
 TYPE_CHECKING = False  # `typing` itself would be a megabyte
 if TYPE_CHECKING:
@@ -33,6 +50,12 @@ SAME_ORDER_S = 0.5
 
 SLOW_STOP_S = 2.0
 """Who has not stopped after that may have to be killed: the farewell is prepared."""
+
+SILENT_STOP = 0.9
+"""After this part of the time to stop a child is killed that has missed `STOP_BEATS` heartbeats: it will not stop, and
+what comes after the kill takes time too."""
+
+STOP_BEATS = 3
 
 MAX_LOST = 20
 FIRST = 1
@@ -72,6 +95,17 @@ class Child:
         self.start_at: float | None = 0.0
         """When its turn begins; None: it runs, or is done."""
         self.crashes = 0
+        self.unresponsive: dict[str, int] = {}
+        """Of the `lost`, those that were killed because they stopped responding: how many seconds they were silent."""
+        self.has_beaten = self.is_suspended = False
+        """Before its first heartbeat a child is not watched: imports take their time, and older code sends none."""
+        self.missed = 0
+        """Heartbeats missed in a row."""
+        self.beat_at = 0.0
+
+    def may_be_silent(self) -> bool:
+        """Whether its silence proves nothing: it does not run, has just begun, or a signal has suspended it."""
+        return not self.pid or not self.has_beaten or self.is_suspended
 
     @classmethod
     def again(cls, told: dict[str, Any]) -> Child:
@@ -84,29 +118,40 @@ class Child:
 class Cords:
     """The pipes between a supervisor and its children, and from signals to it; each is (what is read, what is written).
 
-    `lifeline` ends with the supervisor. `news` are records for a child to log.
+    `lifeline` ends with the supervisor. `news` are records for a child to log. `beats` are the children's heartbeats.
+    `alarm` is readable while a child does not respond; any child may look.
     """
 
-    def __init__(self, *, lifeline: tuple[int, int], signals: tuple[int, int], news: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        *,
+        lifeline: tuple[int, int],
+        signals: tuple[int, int],
+        news: tuple[int, int],
+        beats: tuple[int, int],
+        alarm: tuple[int, int],
+    ) -> None:
         self.lifeline, self.signals, self.news = lifeline, signals, news
+        self.beats, self.alarm = beats, alarm
 
     @classmethod
     def make(cls) -> Cords:
         """New ones."""
-        news = os.pipe()
-        for end in news:
+        news, beats, alarm = os.pipe(), os.pipe(), os.pipe()
+        for end in (*news, *beats, *alarm):
             os.set_blocking(end, False)
-        return cls(lifeline=os.pipe(), signals=make_bell(), news=news)
+        return cls(lifeline=os.pipe(), signals=make_bell(), news=news, beats=beats, alarm=alarm)
 
     def ends(self) -> tuple[int, ...]:
         """All file descriptors."""
-        return (*self.lifeline, *self.signals, *self.news)
+        return (*self.lifeline, *self.signals, *self.news, *self.beats, *self.alarm)
 
 
 class Supervisor:
-    """Starts the children and runs until they are done, or until it is told to stop.
+    """Start the children and run until they are done, or until a signal stops it.
 
-    `grace_s` is what children get between TERM and KILL. `parent` ends it when that process is no longer its parent.
+    `grace_s` is what children get between TERM and KILL. `silence_s`: a child whose heartbeats stop for that long is
+    killed and replaced; None: children are not watched. `parent` ends it when that process is no longer its parent.
     """
 
     def __init__(
@@ -115,18 +160,25 @@ class Supervisor:
         ways: Ways,
         *,
         grace_s: float,
+        silence_s: float | None = None,
         parent: int | None = None,
         cords: Cords | None = None,
     ) -> None:
         self._children = list(children)
         self._ways = ways
         self._grace_s = grace_s
+        # Checks are counted, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
+        # made, and a pause of any length is one missed heartbeat.
+        self._check_every_s = None if silence_s is None else silence_s / (SILENT_BEATS + 1)
+        self._check_at = time.monotonic() + (self._check_every_s or 0.0)
+        self._is_alarmed = False
         self._parent = parent
         self._cords = cords
         self._is_stopping = False
         self._stopping_since = 0.0
         self._kill_at: float | None = None
         self._prepare_at: float | None = None
+        self._kill_silent_at: float | None = None
         self._killed: list[str] = []
         self._code = CLEAN
 
@@ -134,7 +186,8 @@ class Supervisor:
         """Supervise; returns the exit code for the whole. `then` comes once the children have been started."""
         self._cords = self._cords or Cords.make()
         heard, bell = self._cords.signals
-        before = {number: signal.signal(number, _nothing) for number in SIGNALS}
+        heeded = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
+        before = {number: signal.signal(number, _nothing) for number in heeded}
         # Written to at once; a handler in Python would wait until the main thread has woken up.
         before_bell = signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -146,6 +199,7 @@ class Supervisor:
                     then = None
                 self._take_signals(heard)
                 self._reap()
+                self._check_beats(self._cords)
             self._ways.finish(self._killed)
         finally:
             signal.set_wakeup_fd(before_bell)
@@ -169,7 +223,7 @@ class Supervisor:
         """Wait for signals, or until something else is due, and obey."""
         ready, _, _ = select.select([heard], [], [], self._patience_s())
         for number in os.read(heard, 100) if ready else b"":
-            if number in (signal.SIGTERM, signal.SIGINT):
+            if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
                 self._send(number)
@@ -178,13 +232,18 @@ class Supervisor:
         if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
             self._prepare_at = None
             self._ways.prepare_farewell()
+        if self._kill_silent_at is not None and time.monotonic() >= self._kill_silent_at:
+            self._kill_silent_at = None
+            self._kill_silent(STOP_BEATS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill()
 
     def _patience_s(self) -> float | None:
         """How long there is nothing to do unless a signal comes; None: for ever."""
         now = time.monotonic()
-        dues = [due for due in (self._kill_at, self._prepare_at) if due is not None]
+        dues = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
+        if self._check_every_s is not None:
+            dues.append(self._check_at)
         if not self._is_stopping:
             dues += [child.start_at - self._ways.head_start_s for child in self._children if child.start_at is not None]
         if self._parent is not None and not self._is_stopping:
@@ -203,11 +262,12 @@ class Supervisor:
         self._ways.tell(INFO, "stopping")
         self._is_stopping, self._stopping_since = True, now
         self._kill_at, self._prepare_at = now + self._grace_s, now + SLOW_STOP_S
+        self._kill_silent_at = now + SILENT_STOP * self._grace_s
         self._send(signal.SIGTERM)
 
     def _kill(self) -> None:
-        self._killed = [child.wid for child in self._children if child.pid] or self._killed
-        self._kill_at = self._prepare_at = None
+        self._killed += [child.wid for child in self._children if child.pid and child.wid not in self._killed]
+        self._kill_at = self._prepare_at = self._kill_silent_at = None
         self._send(signal.SIGKILL)
         # Only now: who is to log it must not be killed with it in hand.
         self._ways.tell(WARNING, "stopping at once: what runs is given back and runs again")
@@ -216,6 +276,51 @@ class Supervisor:
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, number)  # ours and not yet reaped: the pid cannot be another's
+
+    # --- heartbeats ---
+
+    def _check_beats(self, cords: Cords) -> None:
+        """Read the heartbeats when a check is due, and kill the children that have missed too many."""
+        if self._check_every_s is None or time.monotonic() < self._check_at:
+            return
+        self._check_at = time.monotonic() + self._check_every_s
+        beaten = _read_beats(cords.beats[0])
+        for child in self._children:
+            if child.wid in beaten:
+                child.has_beaten, child.missed, child.beat_at = True, 0, time.monotonic()
+            elif child.may_be_silent():
+                child.missed, child.beat_at = 0, time.monotonic()
+            else:
+                child.missed += 1
+        self._kill_silent(SILENT_BEATS)
+        self._set_alarm(cords.alarm)
+
+    def _kill_silent(self, beats: int) -> None:
+        """Kill the children that have missed so many heartbeats in a row, once each."""
+        for child in self._children:
+            if child.pid and child.missed >= beats and child.wid not in child.unresponsive:
+                self._kill_one(child)
+
+    def _kill_one(self, child: Child) -> None:
+        if self._is_stopping:
+            self._killed.append(child.wid)
+        silent_s = round(time.monotonic() - child.beat_at)
+        child.unresponsive[child.wid] = silent_s
+        os.kill(child.pid, signal.SIGKILL)  # nothing gentler reaches a thread that does not give up the GIL
+        self._ways.tell(
+            ERROR,
+            "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
+            *(child.name, child.pid, child.wid, silent_s),
+        )
+
+    def _set_alarm(self, alarm: tuple[int, int]) -> None:
+        """Let the children see whether one of them does not respond: probes report it."""
+        is_alarmed = any(child.missed >= ALARM_BEATS for child in self._children)
+        if is_alarmed and not self._is_alarmed:
+            os.write(alarm[1], b"!")
+        elif self._is_alarmed and not is_alarmed:
+            os.read(alarm[0], 1)
+        self._is_alarmed = is_alarmed
 
     # --- children ---
 
@@ -228,8 +333,17 @@ class Supervisor:
     def _start(self, child: Child, turn: float, cords: Cords) -> None:
         child.wid, child.start_at = new_wid(), None
         child.started_at = max(turn, time.monotonic())
+        child.has_beaten, child.is_suspended, child.missed = False, False, 0
         launch = Launch(
-            wid=child.wid, lost=tuple(child.lost), lifeline=cords.lifeline[0], news=cords.news[0], not_before=turn
+            wid=child.wid,
+            lost=tuple(child.lost),
+            unresponsive=child.unresponsive,
+            lifeline=cords.lifeline[0],
+            news=cords.news[0],
+            not_before=turn,
+            beats=-1 if self._check_every_s is None else cords.beats[1],
+            beat_every_s=self._check_every_s or 0.0,
+            alarm=-1 if self._check_every_s is None else cords.alarm[0],
         )
         # Blocked until the child has its own handlers: a TERM in between must not get lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -239,9 +353,13 @@ class Supervisor:
 
     def _reap(self) -> None:
         for child in self._children:
-            if child.pid:
-                pid, status = os.waitpid(child.pid, os.WNOHANG)
-                if pid:
+            while child.pid:
+                pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                if not pid:
+                    break
+                if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                    child.is_suspended, child.missed = os.WIFSTOPPED(status), 0
+                else:
                     self._ended(child, os.waitstatus_to_exitcode(status))
         if os.getpid() == FIRST and not self._is_stopping:  # when it ends the system clears up
             _bury_others({child.pid for child in self._children})
@@ -258,11 +376,12 @@ class Supervisor:
         if code == CLEAN and child.ends:
             return
         if code == SPENT:  # its own line says why
-            child.crashes, child.lost, child.start_at = 0, [], time.monotonic()
+            child.crashes, child.lost, child.unresponsive, child.start_at = 0, [], {}, time.monotonic()
             self._ways.tell(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
             return
         if time.monotonic() - child.started_at >= STEADY_S:
             child.crashes, child.lost = 0, []
+            child.unresponsive = {wid: silent for wid, silent in child.unresponsive.items() if wid == child.wid}
         if code != CLEAN:
             child.lost = [*child.lost, child.wid][-MAX_LOST:]
         pause_s = min(2**child.crashes, LONGEST_PAUSE_S)
@@ -277,6 +396,16 @@ class Supervisor:
 
 def _nothing(*_: object) -> None:
     """A signal that is heard elsewhere."""
+
+
+def _read_beats(beats: int) -> set[str]:
+    """The wids of the children that have sent a heartbeat since the last time."""
+    beaten: set[str] = set()
+    with suppress(BlockingIOError):
+        while found := os.read(beats, 1024 * BEAT_BYTES):
+            starts = range(0, len(found), BEAT_BYTES)
+            beaten.update(found[start : start + BEAT_BYTES].decode() for start in starts)
+    return beaten
 
 
 def _bury_others(ours: Collection[int]) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import signal
 import subprocess
 import threading
 import time
@@ -156,3 +158,61 @@ def runs_long_atomic(folder):
 async def runs_long_async(folder):
     _begins(folder)
     await asyncio.to_thread((Path(folder) / "pipe").read_text)
+
+
+CATASTROPHE = re.compile("(a+)+$")
+
+
+@task(timeout=3)
+def holds_the_gil(folder):
+    """A regular expression that takes 2 to the power of 60 steps; until it ends no other thread of the process runs."""
+    with (Path(folder) / "runs").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    tell_pid(folder)
+    CATASTROPHE.match("a" * 60 + "b")
+
+
+@task
+async def blocks_the_loop(folder):
+    """Waits as a function would, not as a coroutine."""
+    tell_pid(folder)
+    (Path(folder) / "pipe").read_text()
+
+
+LONGEST_ALONE_S = 3.0
+
+
+@task
+def dies_beside_another(folder):
+    """Takes the process with it once `runs_beside_it` runs there; alone it waits for that in vain, and dies too."""
+    deaths = Path(folder) / "deaths"
+    wait_for(lambda: _count(Path(folder) / "runs") > _count(deaths), LONGEST_ALONE_S)
+    with deaths.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    os._exit(9)
+
+
+@task
+def runs_beside_it(folder):
+    with (Path(folder) / "runs").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    wait_for(lambda: False, 2 * LONGEST_ALONE_S)
+
+
+def wait_for(condition, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and not condition():
+        time.sleep(0.01)
+
+
+def _count(path):
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def block_main_thread(*_):
+    """In a server that is the thread of its event loop. Its other threads go on."""
+    time.sleep(120)
+
+
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGUSR1, block_main_thread)

@@ -1,6 +1,7 @@
 """`runfaktory --health`: what its own loops did last, told to who starts and ends it."""
 
 import json
+import os
 import re
 import socket
 import threading
@@ -64,8 +65,10 @@ def answering():
 def test_a_node_with_a_server_tells_of_its_loops(runfaktory):
     program = runfaktory("127.0.0.1:0", "--health", "127.0.0.1:0", "--processes", "1")
     address = place(program)
-    assert asked(address, "/healthz") == good("server", "maintenance")
-    wait_until(lambda: asked(address, "/readyz") == good("server", "maintenance", "database", "workers"), 60)
+    assert asked(address, "/healthz") == good("processes", "server", "maintenance")
+    wait_until(
+        lambda: asked(address, "/readyz") == good("processes", "server", "maintenance", "database", "workers"), 60
+    )
     assert asked(address, "/readyz", "HEAD") == (200, {})
     assert asked(address, "/metrics")[0] == 404
 
@@ -73,8 +76,8 @@ def test_a_node_with_a_server_tells_of_its_loops(runfaktory):
 def test_a_node_with_workers_alone_tells_of_the_first(runfaktory):
     program = runfaktory("--worker-only", "--health", "127.0.0.1:0", "--processes", "2")
     address = place(program)
-    assert asked(address, "/healthz") == good("worker", "maintenance")
-    wait_until(lambda: asked(address, "/readyz") == good("worker", "maintenance", "database"), 60)
+    assert asked(address, "/healthz") == good("processes", "worker", "maintenance")
+    wait_until(lambda: asked(address, "/readyz") == good("processes", "worker", "maintenance", "database"), 60)
 
 
 def test_a_port_that_is_taken_is_one_line_and_no_start(runfaktory):
@@ -112,6 +115,22 @@ def test_a_loop_that_goes_round_without_success_lives_and_is_not_ready(answering
 
 def fail():
     raise FaktoryError("the database is away")
+
+
+def test_a_process_of_the_node_that_does_not_respond_is_reported(answering):
+    alarm, ring = os.pipe()
+    try:
+        address = answering(probes.of_processes(alarm))
+        assert asked(address, "/healthz") == good("processes")
+        os.write(ring, b"!")
+        for path in ("/healthz", "/readyz", "/healthz"):  # looking changes nothing
+            assert asked(address, path)[0] == 503
+        os.read(alarm, 1)
+        assert asked(address, "/healthz") == good("processes")
+        assert asked(answering(probes.of_processes(-1)), "/healthz") == good("processes")
+    finally:
+        os.close(alarm)
+        os.close(ring)
 
 
 def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):

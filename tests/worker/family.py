@@ -5,6 +5,8 @@ Each line of its output is one thing that happened, with the process' id; the te
 
 import logging
 import os
+import re
+import select
 import signal
 import sys
 import threading
@@ -70,6 +72,35 @@ def cannot_start(launch):
     return CANNOT_START
 
 
+def holds_the_gil(launch):
+    """Runs a regular expression that does not end, in a thread: no other thread of the process runs again."""
+    obey(launch, stop=lambda: tell("stopped", os.getpid()))
+    tell("started", os.getpid(), launch.wid, ",".join(launch.lost), launch.unresponsive)
+    if len(launch.lost) < 3:
+        threading.Thread(target=CATASTROPHE.match, args=("a" * 60 + "b",)).start()
+    threading.Event().wait()
+
+
+def does_nothing(launch):
+    """Has threads that run, and does not do its work."""
+    obey(launch, stop=lambda: tell("stopped", os.getpid()), responds=None if launch.lost else threading.Event().wait)
+    tell("started", os.getpid(), launch.wid, "does-nothing", ",".join(launch.lost))
+    if not launch.lost:  # the first heartbeat makes the supervisor watch
+        os.write(launch.beats, launch.wid.encode())
+    threading.Event().wait()
+
+
+def sees_alarms(launch):
+    """Tells when a process of the family does not respond, and when all do again."""
+    obey(launch, stop=lambda: os._exit(0))
+    tell("started", os.getpid(), launch.wid)
+    for word, timeout_s in (("alarm", None), ("calm", 0)):
+        while bool(select.select([launch.alarm], [], [], timeout_s)[0]) != (word == "alarm"):
+            threading.Event().wait(0.01)
+        tell(word)
+    threading.Event().wait()
+
+
 def farewell(wids):
     tell("farewell", *wids)
 
@@ -90,6 +121,9 @@ def sleep_through_term():
     threading.Thread(target=relay, daemon=True).start()
 
 
+CATASTROPHE = re.compile("(a+)+$")
+"""Two to the power of 60 steps for 60 letters and another one, all of them in C."""
+
 SCENES = {
     "steady": {"roles": {"one": steady, "two": steady}},
     "sleeps": {"roles": {"one": steady}, "before": sleep_through_term},
@@ -102,6 +136,10 @@ SCENES = {
     "leaves": {"roles": {"one": leaves}},
     "ends": {"roles": {"one": leaves, "two": steady}, "ends": {"one"}},
     "cannot-start": {"roles": {"one": steady, "two": cannot_start}},
+    "holds-the-gil": {"roles": {"one": holds_the_gil, "two": steady, "three": sees_alarms}, "silence_s": 2},
+    "does-nothing": {"roles": {"one": does_nothing, "two": sees_alarms}, "silence_s": 10},
+    "holds-the-gil-for-ever": {"roles": {"one": holds_the_gil}, "grace_s": 1},
+    "holds-the-gil-while-stopping": {"roles": {"one": holds_the_gil}, "grace_s": 10, "silence_s": 20},
     "orphan": {"roles": {"one": steady}, "parent": 1},
 }
 

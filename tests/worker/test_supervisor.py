@@ -1,7 +1,10 @@
 """The parent of all processes: restarts, signals, exit codes. No database."""
 
 import os
+import re
 import signal
+import threading
+import time
 
 import psutil
 import pytest
@@ -34,9 +37,9 @@ def is_gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_term_and_int_stop_the_children_and_then_the_parent(play, number):
-    """And it leaves the signals to whom they belonged."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_term_int_hup_and_quit_stop_the_children_and_then_the_parent(play, number):
+    """Afterwards the signals have the handlers that they had before."""
     program = play("steady")
     program.said("started", times=2)
     program.signal(number)
@@ -45,13 +48,29 @@ def test_term_and_int_stop_the_children_and_then_the_parent(play, number):
     assert "ended 0 True" in program.lines
 
 
-def test_ctrl_c_in_a_terminal_is_one_order_not_two(play):
-    """It reaches the whole group; the children leave it to their parent."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_to_the_whole_process_group_stops_it_gracefully(play, number):
+    """A terminal sends one for Ctrl-C, when it hangs up, and for Ctrl-\\."""
     program = play("steady")
     program.said("started", times=2)
-    os.killpg(program.pid, signal.SIGINT)
+    os.killpg(program.pid, number)
     program.said("stopped", times=2)
     assert program.code() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play, number):
+    """`nohup` ignores HUP for the command that it starts; a shell ignores QUIT for commands in the background."""
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        program = play("steady")
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+    program.said("started", times=2)
+    os.killpg(program.pid, number)
+    program.signal(signal.SIGTSTP)
+    program.said("quiet", times=2)
+    assert "stopped" not in program.text
 
 
 def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(play):
@@ -122,6 +141,77 @@ def test_a_child_that_ends_well_unasked_is_started_again_and_nobody_was_lost(pla
     program = play("leaves")
     lines = program.said("started", times=3)
     assert {len(line.split()) for line in lines} == {3}
+
+
+def test_a_child_that_holds_the_gil_is_killed_and_replaced(play):
+    program = play("holds-the-gil")
+    _, pid, wid, *_ = program.said("started", "{}")[0].split()
+    [line] = program.said("process does not respond, killed it role=one", f"pid={pid}", f"wid={wid}")
+    silent_s = int(re.search(r"silent=(\d+) s", line).group(1))
+    assert silent_s >= 2
+    program.said("started", f"{wid} {{'{wid}': {silent_s}}}")
+    assert is_gone(int(pid))
+
+
+def test_while_a_child_does_not_respond_the_others_can_see_it(play):
+    program = play("holds-the-gil")
+    program.said("alarm")
+    program.said("calm")
+    lines = [line.split()[0] for line in program.lines]
+    assert lines.index("alarm") < lines.index("ERROR") < lines.index("calm")
+
+
+def test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced(play):
+    program = play("does-nothing")
+    wid = program.said("started", "does-nothing")[0].split()[2]
+    program.said("process does not respond, killed it role=one")
+    program.said("started", f" {wid}")
+
+
+def test_a_child_that_a_signal_suspends_is_not_killed(play):
+    """It cannot respond, and nothing is wrong with it. The others are watched meanwhile."""
+    program = play("holds-the-gil")
+    suspended = next(int(line.split()[1]) for line in program.said("started", times=3) if "{}" not in line)
+    os.kill(suspended, signal.SIGSTOP)
+    program.said("process does not respond, killed it role=one", times=2)  # the second began long after the stop
+    os.kill(suspended, signal.SIGCONT)
+    program.said("process does not respond, killed it role=one", times=3)
+    assert not is_gone(suspended)
+    assert program.text.count("process does not respond") == 3
+
+
+def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed(play):
+    """As on a machine that was suspended: then no child could send any."""
+    program = play("does-nothing")
+    program.said("alarm")  # six of the nine heartbeats are missed
+    os.kill(program.pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(program.pid).status() == psutil.STATUS_STOPPED)
+    threading.Event().wait(5)
+    went_on_at = time.monotonic()
+    os.kill(program.pid, signal.SIGCONT)
+    program.said("process does not respond, killed it role=one")
+    assert time.monotonic() - went_on_at >= 1.8, "two heartbeats or three, one a second, were still to be missed"
+
+
+def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
+    program = play("holds-the-gil-for-ever")
+    [line] = program.said("started")
+    began = time.monotonic()
+    program.signal(signal.SIGTERM)
+    assert program.code() == 0
+    assert time.monotonic() - began < 20, "SIGKILL after the grace of 1 s"
+    assert f"farewell {line.split()[2]}" in program.lines
+
+
+def test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over(play):
+    """The kill is not the end: its jobs go back after it, and all that before the 30 s are over."""
+    program = play("holds-the-gil-while-stopping")
+    [line] = program.said("started")
+    program.signal(signal.SIGTERM)
+    program.said("process does not respond, killed it role=one")
+    assert program.code() == 0
+    assert f"farewell {line.split()[2]}" in program.lines
+    assert "stopping at once" not in program.text
 
 
 def test_when_all_that_end_have_ended_the_rest_is_stopped(play):

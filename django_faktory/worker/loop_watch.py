@@ -1,0 +1,71 @@
+"""Log a warning when an event loop is blocked: what blocks it, the stack of its thread, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ..logs import Lines, get_logger
+
+logger = get_logger(__name__)
+
+BLOCKED_S = 1.0
+"""An event loop that does not answer for so long is blocked."""
+
+BACKOFF = 3
+"""Each further warning of the same block comes after this many times the time of the warning before."""
+
+
+class LoopWatch:
+    """Check one event loop from another thread.
+
+    `name` is the loop's, for the log. `find_loop` returns the loop and the identifier of its thread; None while there
+    is no loop. `describe` says in `name=value` pairs what the loop's current asyncio task belongs to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find_loop: Callable[[], tuple[asyncio.AbstractEventLoop, int | None] | None],
+        *,
+        describe: Callable[[asyncio.Task[Any] | None], str] = lambda _: "",
+    ) -> None:
+        self._name = name
+        self._find_loop = find_loop
+        self._describe = describe
+
+    def check(self) -> None:
+        """Return once the loop has answered, or has ended. Log warnings with backoff until then."""
+        found = self._find_loop()
+        if found is None:
+            return
+        loop, thread = found
+        answered = threading.Event()
+        asked_at = time.monotonic()
+        try:
+            loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:  # it is closed
+            return
+        warn_after_s, has_warned, blocker = BLOCKED_S, False, ""
+        while not answered.wait(asked_at + warn_after_s - time.monotonic()):
+            if loop.is_closed():
+                return
+            has_warned, blocker = True, self._describe(asyncio.current_task(loop))
+            self._warn(blocker, time.monotonic() - asked_at, thread)
+            warn_after_s *= BACKOFF
+        if has_warned:
+            blocked_s = time.monotonic() - asked_at
+            logger.warning("event loop answers again loop=%s %sblocked=%.1f s", self._name, blocker, blocked_s)
+
+    def _warn(self, blocker: str, blocked_s: float, thread: int | None) -> None:
+        frame = sys._current_frames().get(thread or 0)  # noqa: SLF001  (documented, and the only way)
+        stack = "".join(traceback.format_stack(frame)).rstrip() if frame else "its thread has ended"
+        logger.warning(
+            "event loop is blocked, its other coroutines wait loop=%s %sblocked=%.1f s%s",
+            *(self._name, blocker, blocked_s, Lines(stack)),
+        )

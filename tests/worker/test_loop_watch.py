@@ -1,0 +1,95 @@
+"""An event loop that is blocked is logged: what blocks it, where, and for how long."""
+
+import asyncio
+import threading
+
+import pytest
+
+from django_faktory.payloads import Ack, Reservation
+from django_faktory.worker.event_loop import EventLoop
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def loop():
+    running = EventLoop()
+    yield running
+    assert running.close(10)
+
+
+@pytest.fixture
+def opened():
+    """What a blocking coroutine waits for."""
+    found = threading.Event()
+    yield found
+    found.set()
+
+
+def begin(loop, make, jid):
+    job = Reservation(jid=jid, queue="default", text="{}", wid="w", attempt=1, jobtype="app.blocks")
+    ended = threading.Event()
+
+    async def run():
+        await make()
+        return Ack(jid=jid)
+
+    loop.submit(job, run, lambda _: ended.set())
+    return ended
+
+
+def logged(caplog, words):
+    return [record.getMessage() for record in list(caplog.records) if words in record.getMessage()]
+
+
+def test_what_blocks_the_loop_is_named_with_its_stack(loop, opened, caplog):
+    async def blocks_it():
+        opened.wait(60)
+
+    async def waits():
+        await asyncio.sleep(0.01)
+
+    ended = begin(loop, blocks_it, "job-blocks")
+    other = begin(loop, waits, "job-waits")
+    [text] = wait_until(lambda: logged(caplog, "event loop is blocked"))
+    assert "jobtype=app.blocks jid=job-blocks" in text
+    assert "in blocks_it" in text
+    assert not other.is_set()
+    opened.set()
+    assert ended.wait(10)
+    [text] = wait_until(lambda: logged(caplog, "event loop answers again"))
+    assert "jid=job-blocks" in text
+    assert other.wait(10)
+
+
+def test_the_warning_is_repeated_with_longer_pauses(loop, opened, caplog):
+    async def blocks_it():
+        opened.wait(60)
+
+    begin(loop, blocks_it, "job-blocks")
+    [first, second] = wait_until(lambda: found if len(found := logged(caplog, "loop is blocked")) == 2 else None, 30)
+    assert "blocked=1." in first
+    assert float(second.partition("blocked=")[2].partition(" s")[0]) >= 3.0
+
+
+def test_an_asyncio_task_that_a_job_has_started_is_found_by_the_jobs_that_run(loop, opened, caplog):
+    async def blocks_it():
+        opened.wait(60)
+
+    async def starts_another():
+        await asyncio.gather(asyncio.create_task(blocks_it()))
+
+    begin(loop, starts_another, "job-parent")
+    [text] = wait_until(lambda: logged(caplog, "event loop is blocked"))
+    assert "jids=job-parent" in text
+    assert "in blocks_it" in text
+
+
+def test_coroutines_that_wait_are_not_logged(loop, caplog):
+    async def waits():
+        for _ in range(150):
+            await asyncio.sleep(0.01)
+
+    assert begin(loop, waits, "job-waits").wait(30)
+    assert not logged(caplog, "event loop")

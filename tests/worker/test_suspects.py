@@ -1,0 +1,181 @@
+"""A job whose worker was lost twice runs alone, so that a third loss blames one job (W20)."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_faktory.models import Job
+from django_faktory.payloads import Ack, Reservation, rfc3339
+from django_faktory.worker import suspects
+from django_faktory.worker.held import HeldJobs
+from tests.factories import T0
+from tests.project.tasks import noop
+from tests.waiting import wait_until
+from tests.worker.blocking import gates, passes
+
+
+def enqueue_lost(task, *args, losses=2):
+    """A job that has lost its worker so many times, in one statement: workers of the test already look for jobs."""
+    result = task.using(run_after=timedelta(hours=1)).enqueue(*args)
+    now = timezone.now()
+    changed = Job.objects.filter(jid=result.id).update(
+        state="enqueued", run_at=None, enqueued_at=now, losses=losses, attempt=losses, history=history(losses, now)
+    )
+    assert changed == 1
+    return result
+
+
+def history(losses, failed_at):
+    loss = {"wid": "w", "errtype": "WorkerLost", "failed_at": rfc3339(failed_at)}
+    return json.dumps([loss] * losses)
+
+
+def begun(name):
+    return gates[name].begun.acquire(timeout=15)
+
+
+def reservation(number=1, *, losses=0, **fields):
+    fields = {"jid": f"job-{number:05d}", "history": history(losses, T0) if losses else ""} | fields
+    return Reservation(queue="default", text="{}", wid="w1", attempt=3, **fields)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestWorker:
+    def test_a_suspect_waits_for_the_other_job_and_nothing_is_fetched_meanwhile(self, work, state):
+        first = passes.enqueue("first")
+        work(concurrency=3)
+        assert begun("first")
+        suspect = enqueue_lost(passes, "suspect")
+        wait_until(lambda: Job.objects.get(jid=suspect.id).state == "working")
+        later = noop.enqueue()
+        assert not gates["suspect"].begun.acquire(timeout=0.5)
+        assert Job.objects.get(jid=later.id).state == "enqueued"
+        gates["first"].opened.set()
+        assert begun("suspect")
+        assert state(first, "succeeded")
+        assert Job.objects.get(jid=later.id).state == "enqueued"
+        gates["suspect"].opened.set()
+        state(suspect, "succeeded")
+        state(later, "succeeded")
+
+    def test_jobs_fetched_with_a_suspect_go_back(self, work, state):
+        gate = passes.enqueue("gate")
+        work(concurrency=4)
+        assert begun("gate")
+        gates["gate"].opened.set()
+        state(gate, "succeeded")
+        with transaction.atomic():
+            suspect = enqueue_lost(passes, "suspect")
+            others = passes.enqueue_many([("other",), ("other",)])
+        assert begun("suspect")
+        wait_until(lambda: Job.objects.filter(state="enqueued").count() == len(others))
+        gates["suspect"].opened.set()
+        gates["other"].opened.set()
+        for result in (suspect, *others):
+            state(result, "succeeded")
+
+    def test_a_suspect_that_waits_too_long_is_put_off_and_the_worker_goes_on(self, work, state, monkeypatch):
+        monkeypatch.setattr(suspects, "WAIT_S", 0.1)
+        monkeypatch.setattr(suspects, "SHARE", 0.0)
+        long = passes.enqueue("long")
+        work(concurrency=2)
+        assert begun("long")
+        suspect = enqueue_lost(noop)
+        assert state(suspect, "scheduled").losses == 2
+        state(noop.enqueue(), "succeeded")
+        gates["long"].opened.set()
+        state(long, "succeeded")
+
+    def test_another_worker_runs_it_meanwhile(self, work, state, monkeypatch):
+        monkeypatch.setattr(suspects, "WAIT_S", 0.1)
+        monkeypatch.setattr(suspects, "SHARE", 0.0)
+        monkeypatch.setattr(suspects, "PAUSE_S", 0.0)
+        passes.enqueue("long")
+        work(concurrency=2)
+        assert begun("long")
+        suspect = enqueue_lost(noop)
+        state(suspect, "scheduled")
+        work(concurrency=2)
+
+        def has_succeeded():
+            """It is due each time it was put off: this test has no maintenance."""
+            job = Job.objects.filter(jid=suspect.id)
+            job.filter(state="scheduled").update(state="enqueued", run_at=None, enqueued_at=timezone.now())
+            return job.get().state == "succeeded"
+
+        wait_until(has_succeeded, 30)
+
+    def test_a_worker_that_stops_gives_a_suspect_back_that_has_not_begun(self, work):
+        passes.enqueue("long")
+        running = work(concurrency=2)
+        assert begun("long")
+        suspect = enqueue_lost(noop)
+        wait_until(lambda: Job.objects.get(jid=suspect.id).state == "working")
+        running.stop()
+        wait_until(lambda: Job.objects.get(jid=suspect.id).state == "enqueued")
+        gates["long"].opened.set()
+        assert running.ended()
+
+    def test_one_loss_makes_no_suspect(self, work, state):
+        passes.enqueue("other")
+        work(concurrency=3)
+        assert begun("other")
+        state(enqueue_lost(noop, losses=1), "succeeded")
+
+
+@pytest.mark.core
+class TestHeld:
+    @pytest.fixture
+    def held(self):
+        return HeldJobs(concurrency=2, read_ahead=0)
+
+    def test_it_does_not_begin_before_the_end_of_the_others_is_reported(self, held):
+        """Else they count a loss for work that is done."""
+        other, suspect = reservation(1), reservation(2, losses=2)
+        held.add([other])
+        assert held.next() is other
+        assert held.add_alone(suspect, wait_s=30)
+        held.finish(other, Ack(jid=other.jid), ran_s=0.1)
+        held.settle_alone(is_reported=False)
+        assert not held.has_waiting()
+        held.settle_alone(is_reported=True)
+        assert held.next() is suspect
+
+    def test_no_other_begins_before_its_own_end_is_reported(self, held):
+        suspect = reservation(losses=2)
+        held.add_alone(suspect, wait_s=30)
+        held.settle_alone(is_reported=True)
+        assert held.next() is suspect
+        held.finish(suspect, Ack(jid=suspect.jid), ran_s=0.1)
+        held.settle_alone(is_reported=False)
+        assert held.wait_for_room(0) == 0
+        assert not held.add([reservation(3)])
+        held.settle_alone(is_reported=True)
+        assert held.wait_for_room(0) > 0
+
+    def test_a_second_one_is_not_taken_in(self, held):
+        assert held.add_alone(reservation(1, losses=2), wait_s=30)
+        assert not held.add_alone(reservation(2, losses=2), wait_s=30)
+
+    def test_it_is_overdue_when_its_time_is_over(self, held):
+        other, suspect = reservation(1), reservation(2, losses=2)
+        held.add([other])
+        held.add_alone(suspect, wait_s=0.05)
+        assert wait_until(held.take_overdue) is suspect
+        held.finish(other, Ack(jid=other.jid), ran_s=0.1)
+        assert held.is_empty()
+
+    @pytest.mark.parametrize(("losses", "is_suspect"), [(0, False), (1, False), (2, True), (3, True)])
+    def test_the_second_loss_makes_a_suspect(self, losses, is_suspect):
+        assert suspects.is_suspect(reservation(losses=losses)) is is_suspect
+
+    def test_it_waits_longer_the_longer_ago_its_latest_loss_is(self):
+        def waits(minutes):
+            return suspects.wait_s(reservation(losses=2, started_at=T0 + timedelta(minutes=minutes)))
+
+        assert [waits(minutes) for minutes in (0, 10, 20)] == [10.0, 300.0, 600.0]
+        assert suspects.wait_s(reservation(losses=2)) == 10.0
+        assert suspects.wait_s(reservation(history='[{"errtype":"WorkerLost"},{"errtype":"WorkerLost"}]')) == 10.0
