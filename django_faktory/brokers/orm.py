@@ -50,7 +50,7 @@ from ..store import (
     workers,
 )
 from ..store.dialects import dialect_of
-from ..store.transactions import first_line
+from ..store.transactions import first_line, limited_lock_wait
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
 from .atomic import atomic
@@ -104,6 +104,10 @@ class OrmBroker(Broker):
     def hands_over(self) -> bool:
         """See Broker."""
         return dialect_of(connections[self.alias]).hands_over
+
+    def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:
+        """See Broker."""
+        return limited_lock_wait(seconds)
 
     def atomic(self) -> AbstractContextManager[Transaction]:
         """See Broker."""
@@ -359,7 +363,17 @@ class OrmBroker(Broker):
 
     def open_batch(self, bid: str, *, by: str = "") -> str:
         """See Broker."""
-        return batches.reopen(bid, using=self.alias, by=by)
+        within_s = self.commit_within_s
+        return batches.reopen(bid, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
+
+    def check_batch(self, bid: str, *, by: str = "") -> None:
+        """See Broker."""
+        batches.check_open(bid, using=self.alias, by=by, now=self.clock())
+
+    def withdraw_batch(self, bid: str) -> None:
+        """See Broker."""
+        if batches.withdraw(bid, using=self.alias):
+            self._announce(self.alias, {ANY_QUEUE})  # its parent's callback may be due
 
     def commit_batch(self, bid: str) -> None:
         """See Broker. A callback may be due at once."""
