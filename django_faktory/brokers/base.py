@@ -269,8 +269,8 @@ class Broker(ABC):
         Raises UnknownBatch, BatchClosed.
         """
 
-    def withdraw_batch(self, bid: str) -> None:  # noqa: ARG002
-        """Remove an empty, uncommitted batch whose maker got an error, although it may be stored."""
+    def withdraw_batches(self, bids: Collection[str]) -> None:  # noqa: B027  (a store without batches has none)
+        """Remove those of these batches that are stored, empty and not committed: their makers got an error."""
 
     @abstractmethod
     def check_batch(self, bid: str, *, by: str = "") -> None:

@@ -370,10 +370,10 @@ class OrmBroker(Broker):
         """See Broker."""
         batches.check_open(bid, using=self.alias, by=by, now=self.clock())
 
-    def withdraw_batch(self, bid: str) -> None:
+    def withdraw_batches(self, bids: Collection[str]) -> None:
         """See Broker."""
-        if batches.withdraw(bid, using=self.alias):
-            self._announce(self.alias, {ANY_QUEUE})  # its parent's callback may be due
+        if sum(batches.withdraw(bid, using=self.alias) for bid in bids):
+            self._announce(self.alias, {ANY_QUEUE})  # a parent's callback may be due
 
     def commit_batch(self, bid: str) -> None:
         """See Broker. A callback may be due at once."""

@@ -21,7 +21,7 @@ from ..models import Batch
 from ..payloads import BatchStatus, NewBatch
 from . import members
 from .dialects import dialect_of
-from .joining import add_to, close_overdue, existing, open_again, refuse_overdue
+from .joining import add_to, existing, open_again, refuse_overdue
 from .transactions import run
 from .upkeep import skip_locked
 
@@ -194,11 +194,11 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         return len(found)
 
     gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
-    return sum(
-        run(using, partial(verb, late=late, changes=changes))
-        for late, changes in ((never, gone), (reopened, {"reopened_until": None}))
-        if run(using, lambda _, late=late: late.exists(), atomic=False)  # type: ignore[misc]
-    )
+    count = 0
+    for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
+        if run(using, lambda _, late=late: late.exists(), atomic=False):  # type: ignore[misc]
+            count += run(using, partial(verb, late=late, changes=changes))
+    return count
 
 
 def _overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:

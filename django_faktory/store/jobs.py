@@ -10,7 +10,7 @@ import msgspec
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import BrokerUnavailable, FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..logs import get_logger
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
@@ -236,8 +236,9 @@ def _all_acked(
     except (BrokerUnavailable, Error) as error:  # must not swallow what is done
         if connections[using].in_atomic_block:
             raise
-        logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
-        trouble = BrokerUnavailable("database unavailable")
+        if not isinstance(error, LockTimeout):
+            logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
+        trouble = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
         return [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
 
 

@@ -108,7 +108,7 @@ def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
     if working.filter(bid=bid).exists():
         return True
     below = working.filter(callback_of__isnull=False).exclude(callback_of=bid)
-    return _descend_from(connection, bid, set(below.values_list("callback_of", flat=True)))
+    return _descend_from(connection, bid, {bid for bid in below.values_list("callback_of", flat=True) if bid})
 
 
 def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> bool:

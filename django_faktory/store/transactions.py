@@ -65,13 +65,7 @@ def run(
         try:
             with around(connection):
                 _leave_an_old_primary(connection)
-                lock_wait = _limit_lock_wait(connection)
-                if not atomic and not lock_wait:
-                    return verb(connection)
-                with transaction.atomic(using=alias):
-                    if lock_wait:
-                        _execute(connection, lock_wait)
-                    return verb(connection)
+                return _carry_out(connection, verb, atomic=atomic)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
             if isinstance(error, InternalError) and not is_read_only:
@@ -79,8 +73,8 @@ def run(
             if is_read_only:
                 _refusals[alias] += 1
                 _discard(connection)
-            if raises_lock_timeout and error_code(error) in _LOCK_TIMEOUTS and _lock_wait_s() is not None:
-                raise LockTimeout(f"database unavailable: {first_line(error)}") from error
+            if raises_lock_timeout:
+                _raise_lock_timeout(error)
             if attempt == ATTEMPTS or not is_collision(error):
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
@@ -110,6 +104,11 @@ def _lock_wait_s() -> float | None:
     return getattr(_of_thread, "lock_wait_s", None)
 
 
+def _raise_lock_timeout(error: Exception) -> None:
+    if error_code(error) in _LOCK_TIMEOUTS and _lock_wait_s() is not None:
+        raise LockTimeout(f"database unavailable: {first_line(error)}") from error
+
+
 def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
     """Set the session's limit if it is another one; returns the statement to begin the transaction with instead, where
     the session may be another client's in a moment."""
@@ -136,6 +135,16 @@ def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
 def _execute(connection: BaseDatabaseWrapper, sql: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql)
+
+
+def _carry_out(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool) -> T:
+    lock_wait = _limit_lock_wait(connection)
+    if not atomic and not lock_wait:
+        return verb(connection)
+    with transaction.atomic(using=connection.alias):
+        if lock_wait:
+            _execute(connection, lock_wait)
+        return verb(connection)
 
 
 def is_at_hand(connection: BaseDatabaseWrapper) -> bool:

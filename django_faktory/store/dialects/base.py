@@ -328,7 +328,7 @@ class Dialect(ABC):
     has_lock_wait = False
     """Whether `lock_wait` has an effect."""
 
-    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:  # noqa: ARG002
+    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:
         """The statement that limits how long the session, or the transaction, waits for a lock; None: the default."""
         raise NotImplementedError
 
