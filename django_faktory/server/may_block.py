@@ -6,7 +6,6 @@ need the lock are left over: their answer is LockTimeout, and `lock_waits` tries
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -24,10 +23,13 @@ SET_WAIT_S = 0.1
 
 ALONE_WAIT_S = 0.02
 SET_BUDGET_S = 0.3
-"""After that the commands of a set that met a lock are left over without an attempt."""
+"""After as much waiting the commands of a set that met a lock are left over without an attempt."""
 
 WAITING_S = 0.5
 """How long one attempt of a command waits that is known to need a lock."""
+
+LAST_BUDGET_S = 5.0
+"""How long the last attempt of a PUSHB may wait in all, to find the jobs that meet no lock."""
 
 LOST_IN_A_ROW = 2
 """After as many lost connections the other commands of a set are refused: the database cannot be reached."""
@@ -91,10 +93,9 @@ def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
 def take_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     """One more attempt of a command that met a lock, or its last one: then for each of its jobs."""
     [command] = commands
-    attempts = _Attempts(broker)
     if command.is_last and isinstance(command.work, list):
-        return [attempts.job_by_job(command.work)]
-    return attempts.attempt([command], WAITING_S)
+        return [_Attempts(broker, budget_s=LAST_BUDGET_S).by_halves(command.work)]
+    return _Attempts(broker).attempt([command], WAITING_S)
 
 
 def answer_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -> list[Any]:
@@ -113,10 +114,12 @@ def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
 class _Attempts:
     """The attempts that one set of commands leads to."""
 
-    def __init__(self, broker: Broker | None, reset: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, broker: Broker | None, reset: Callable[[], None] | None = None, *, budget_s: float = SET_BUDGET_S
+    ) -> None:
         self._broker = broker
         self._reset = reset or (broker.close if broker else lambda: None)
-        self._ends_at = time.monotonic() + SET_BUDGET_S
+        self._budget_s = budget_s
         self._lost: BrokerUnavailable | None = None
         self._lost_in_a_row = 0
 
@@ -130,14 +133,15 @@ class _Attempts:
             for command, answer in zip(group, answers, strict=True)
         ]
 
-    def job_by_job(self, jobs: Sequence[JobPayload]) -> list[Any]:
-        """Store each job that meets no lock; returns an answer for each."""
-        answers = (self._alone(MayBlock([job]), ALONE_WAIT_S) for job in jobs)
-        return [
-            WAITED_TOO_LONG if isinstance(answer, LockTimeout) else answer if isinstance(answer, FaktoryError)
-            else answer[0]
-            for answer in answers
-        ]  # fmt: skip
+    def by_halves(self, jobs: list[JobPayload]) -> list[Any]:
+        """Store the jobs that meet no lock: sets that meet one are halved. Returns an answer for each job."""
+        answer = self._alone(MayBlock(jobs), ALONE_WAIT_S)
+        if isinstance(answer, LockTimeout) and len(jobs) > 1:
+            half = len(jobs) // 2
+            return [*self.by_halves(jobs[:half]), *self.by_halves(jobs[half:])]
+        if isinstance(answer, LockTimeout):
+            return [WAITED_TOO_LONG]
+        return [answer] * len(jobs) if isinstance(answer, FaktoryError) else list(answer)
 
     def attempt(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
         """Carry out a set as one; an exception is the answer of all."""
@@ -146,6 +150,7 @@ class _Attempts:
         try:
             answers = self._carry_out(group, wait_s)
         except LockTimeout as error:
+            self._budget_s -= wait_s or 0.0
             return [error] * len(group)
         except BrokerUnavailable as error:
             self._reset()
@@ -163,7 +168,7 @@ class _Attempts:
         return answers
 
     def _alone(self, command: MayBlock, wait_s: float) -> Any:
-        if time.monotonic() > self._ends_at:
+        if self._budget_s <= 0:
             return WAITED_TOO_LONG
         return self.attempt([command], wait_s)[0]
 
