@@ -16,7 +16,7 @@ from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
 from . import permissions, wakeups
-from .batching import Kind, Progress
+from .batching import Kind, Progress, is_open
 from .jsontext import decode
 from .lifecycle import State
 from .look_only import CappedPaginator, LookOnly, asks, log
@@ -35,8 +35,8 @@ MOST_SHOWN = 200
 
 _SAID = {Progress.NOT_YET: "not yet", Progress.ENQUEUED: "under way", Progress.FINISHED: "done"}
 _STAGES = {
-    "open": ("not committed", Q(expires_at__isnull=False)),
-    "running": ("running", Q(committed_at__isnull=False, finished_at=None)),
+    "open": ("open", Q(expires_at__isnull=False) | Q(reopened_until__isnull=False)),
+    "running": ("running", Q(committed_at__isnull=False, finished_at=None, reopened_until=None)),
     "failing": ("has failed members", Q(failed__gt=0)),
     "broken": ("cannot succeed", Q(is_broken=True)),
     "over": ("over", Q(finished_at__isnull=False)),
@@ -92,7 +92,10 @@ class BatchAdmin(LookOnly):
     extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_")
     fieldsets = (
         (None, {"fields": ("name", "bid", "stage", "bar", "members", "complete_", "success_", "tree")}),
-        ("Times", {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "finished_at")}),
+        (
+            "Times",
+            {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "reopened_until", "finished_at")},
+        ),
         (
             "Counters",
             {
@@ -210,8 +213,8 @@ def _stage(batch: Batch) -> SafeString | str:
         return _marked("expired: not committed in time")
     if batch.is_broken:
         return _marked("cannot succeed")
-    if not batch.is_committed:
-        return "not committed"
+    if is_open(batch):
+        return "opened again" if batch.is_committed else "not committed"
     if batch.complete_failed or batch.success_failed:
         return _marked("a callback failed")
     return _marked("has failed jobs") if batch.failed else "running"

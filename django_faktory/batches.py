@@ -42,7 +42,7 @@ class Keeper(Protocol):
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
         """See Broker."""
 
-    def open_batch(self, bid: str, *, by: str = "") -> str:
+    def check_batch(self, bid: str, *, by: str = "") -> None:
         """See Broker."""
 
     def commit_batch(self, bid: str) -> None:
@@ -162,8 +162,18 @@ class RunningBatch(_Open):
         super().__init__(keeper)
         self.bid, self.by = bid, by
 
+    @property
+    def parent(self) -> RunningBatch | None:
+        """The batch this one is a child of: a callback may add the next step to it. None for a batch without one.
+
+        Reads the status. Raises UnknownBatch.
+        """
+        parent_bid = self.status().parent_bid
+        return RunningBatch(parent_bid, self.by, self._keeper) if parent_bid else None
+
     def __enter__(self) -> Self:
-        self._keeper().open_batch(self.bid, by=self.by)
+        # BATCH OPEN is not needed: the running job that adds keeps its batch, and each ancestor, from its callbacks.
+        self._keeper().check_batch(self.bid, by=self.by)
         self._open()
         return self
 
@@ -171,7 +181,7 @@ class RunningBatch(_Open):
         self._shut()
 
     async def __aenter__(self) -> Self:
-        await sync_to_async(self._keeper().open_batch)(self.bid, by=self.by)
+        await sync_to_async(self._keeper().check_batch)(self.bid, by=self.by)
         self._open()
         return self
 

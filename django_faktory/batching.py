@@ -85,6 +85,10 @@ class Batch(Protocol):
         """Whether its definition is complete."""
 
     @property
+    def is_reopened(self) -> bool:
+        """Whether it was opened again since, and not committed once more."""
+
+    @property
     def is_expired(self) -> bool:
         """Whether it was not committed in time."""
 
@@ -107,11 +111,18 @@ def advance(batch: Batch) -> list[Step]:
     Idempotent: a second call finds nothing, until the counters change (END is noted by who carries it out).
     """
     steps: list[Step] = []
+    if batch.is_committed and batch.is_reopened:
+        return steps
     if batch.is_committed:
         _fire(batch, steps)
     if batch.is_committed or batch.is_expired:
         _tell(batch, steps)
     return steps
+
+
+def is_open(batch: Batch) -> bool:
+    """Whether any client may add to it: it is not committed, or was opened again."""
+    return not batch.is_committed or batch.is_reopened
 
 
 def has_fired(batch: Batch) -> bool:

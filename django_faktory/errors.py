@@ -96,6 +96,10 @@ class BrokerUnavailable(FaktoryError):
     """The database or the Faktory server cannot be reached just now; nothing was changed."""
 
 
+class LockTimeout(BrokerUnavailable):
+    """Another transaction held a lock that the verb needs, for longer than the caller waits; nothing was changed."""
+
+
 class CommandRefused(FaktoryError):
     """The Faktory server answered `-CODE message` to a command."""
 

@@ -191,6 +191,9 @@ class Batch(models.Model):
     committed_at = models.DateTimeField(null=True)
     expires_at = models.DateTimeField(null=True, help_text="When it expires unless it is committed.")
     expired_at = models.DateTimeField(null=True)
+    reopened_until = models.DateTimeField(
+        null=True, help_text="When a batch that was opened again counts as committed, unless it is committed before."
+    )
     finished_at = models.DateTimeField(null=True, help_text="When it was over: nothing can happen to it any more.")
 
     class Meta:
@@ -199,6 +202,9 @@ class Batch(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["parent_bid"], name="faktory_children"),
             models.Index(fields=["expires_at"], name="faktory_batch_open", condition=Q(expires_at__isnull=False)),
+            PartialIndex(
+                fields=["reopened_until"], name="faktory_batch_reopened", condition=Q(reopened_until__isnull=False)
+            ),
             models.Index(fields=["finished_at"], name="faktory_batch_over", condition=Q(finished_at__isnull=False)),
             models.Index(fields=["id"], name="faktory_batch_live", condition=Q(finished_at__isnull=True)),
         ]
@@ -227,6 +233,11 @@ class Batch(models.Model):
     def is_committed(self) -> bool:
         """Whether its definition is complete."""
         return self.committed_at is not None
+
+    @property
+    def is_reopened(self) -> bool:
+        """Whether it was opened again after its commit: no callback comes until it is committed once more."""
+        return self.reopened_until is not None
 
     @property
     def is_expired(self) -> bool:

@@ -210,6 +210,8 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A batch to be made; the callbacks carry their `_bid` and `_cb` once they are enqueued."""
 
+    bid: str = ""
+    """Drawn by the caller that may have to send it twice; "": the store draws one."""
     description: str = ""
     parent_bid: str = ""
     complete: JobPayload | None = None

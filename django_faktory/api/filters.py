@@ -126,7 +126,7 @@ class WorkerFilter(FilterSet):
 
 
 _STAGES = {
-    "open": Q(committed_at=None, finished_at=None, expired_at=None),
+    "open": Q(committed_at=None, finished_at=None, expired_at=None) | Q(reopened_until__isnull=False),
     "running": Q(committed_at__isnull=False, finished_at=None),
     "failing": Q(failed__gt=0, finished_at=None),
     "over": Q(finished_at__isnull=False),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -148,6 +148,10 @@ class Broker(ABC):
         """Let the locks of running jobs live on; returns those that are lost: others may have them by now."""
         return set()
 
+    def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Limit how long the verbs of this thread wait for other transactions' locks: then they raise LockTimeout."""
+        return nullcontext()
+
     @abstractmethod
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """Store jobs. One answer a job: None, or why it was refused; the others are stored all the same.
@@ -284,9 +288,19 @@ class Broker(ABC):
         Raises UnknownBatch, BatchClosed.
         """
 
+    def withdraw_batches(self, bids: Collection[str]) -> None:  # noqa: B027  (a store without batches has none)
+        """Remove those of these batches that are stored, empty and not committed: their makers got an error."""
+
+    @abstractmethod
+    def check_batch(self, bid: str, *, by: str = "") -> None:
+        """Raise UnknownBatch or BatchClosed when it is known that `by` cannot add to this batch now."""
+
     @abstractmethod
     def open_batch(self, bid: str, *, by: str = "") -> str:
-        """Ask whether more can be added now; returns the bid (W26). Raises UnknownBatch, BatchClosed."""
+        """Open a committed batch again and return its bid: no callback comes until it is committed once more (W26).
+
+        An uncommitted one stays as it is. Raises UnknownBatch, BatchClosed.
+        """
 
     @abstractmethod
     def commit_batch(self, bid: str) -> None:

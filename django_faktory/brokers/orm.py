@@ -51,7 +51,7 @@ from ..store import (
     workers,
 )
 from ..store.dialects import dialect_of
-from ..store.transactions import first_line
+from ..store.transactions import first_line, limited_lock_wait
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
 from .atomic import atomic
@@ -110,6 +110,10 @@ class OrmBroker(Broker):
     def hands_over(self) -> bool:
         """See Broker."""
         return dialect_of(connections[self.alias]).hands_over
+
+    def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:
+        """See Broker."""
+        return limited_lock_wait(seconds)
 
     def atomic(self) -> AbstractContextManager[Transaction]:
         """See Broker."""
@@ -376,7 +380,17 @@ class OrmBroker(Broker):
 
     def open_batch(self, bid: str, *, by: str = "") -> str:
         """See Broker."""
-        return batches.reopen(bid, using=self.alias, by=by)
+        within_s = self.commit_within_s
+        return batches.reopen(bid, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
+
+    def check_batch(self, bid: str, *, by: str = "") -> None:
+        """See Broker."""
+        batches.check_open(bid, using=self.alias, by=by, now=self.clock())
+
+    def withdraw_batches(self, bids: Collection[str]) -> None:
+        """See Broker."""
+        if sum(batches.withdraw(bid, using=self.alias) for bid in bids):
+            self._announce(self.alias, {ANY_QUEUE})  # a parent's callback may be due
 
     def commit_batch(self, bid: str) -> None:
         """See Broker. A callback may be due at once."""

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from ..errors import (
     AuthenticationFailed,
+    BatchClosed,
     BrokerUnavailable,
     FaktoryError,
     NotUnique,
@@ -211,6 +212,12 @@ class RemoteBroker(Broker):
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
         """See Broker. An original server knows BATCH in its paid edition only."""
         return self._bid(BatchNew(batch).line(), batch.parent_bid)
+
+    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+        """See Broker. Whether the sender is inside of a committed batch, its pushes are answered."""
+        status = self.batch_status(bid)
+        if status.complete_st == "1" or status.success_st:
+            raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
 
     def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
         """See Broker."""

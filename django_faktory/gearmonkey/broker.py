@@ -175,6 +175,10 @@ class GearMonkeyBroker(Broker):
         """Refused."""
         _refuse("new_batch")
 
+    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
+        """Refused."""
+        _refuse("check_batch")
+
     def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
         """Refused."""
         _refuse("open_batch")

@@ -120,7 +120,9 @@ def _new_batch(text: str) -> NewBatch:
     if bid := field("BATCH NEW", found, "bid", str, ""):
         raise InvalidPayload(f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {shown(bid)}")
     raw = jsontext.last_members(text)
-    callbacks = {str(kind): _callback(kind, raw[kind]) for kind in Kind if raw.get(kind, "null") != "null"}
+    callbacks: dict[str, Any] = {
+        str(kind): _callback(kind, raw[kind]) for kind in Kind if raw.get(kind, "null") != "null"
+    }
     if not callbacks:
         raise InvalidPayload('invalid BATCH NEW: expected a "success" or a "complete" callback, or both, got none')
     return NewBatch(

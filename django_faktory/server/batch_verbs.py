@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from ..errors import FaktoryError
+import msgspec
+
+from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..payloads import BatchStatus
 from ..protocol import resp
 from ..protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, status_text
@@ -17,16 +20,24 @@ if TYPE_CHECKING:
 
 
 def new(server: Server, connection: Connection, command: BatchNew) -> bytes | None:
-    """Make a batch; its parent is asked who this is."""
-    work = partial(server.broker.new_batch, command.batch, by=connection.identity.wid)
-    server.apart.submit(work, _with_bulk(connection))
+    """Make a batch. Its bid is drawn here, so that a second attempt after a lost connection stores no second batch."""
+    batch = msgspec.structs.replace(command.batch, bid=f"b-{uuid4().hex}")
+    reply = _with_bulk(connection)
+
+    def answer(told: str | FaktoryError) -> None:
+        if isinstance(told, BrokerUnavailable) and not isinstance(told, LockTimeout):
+            server.uncertain_batches.add(batch.bid)
+        reply(told)
+
+    work = partial(server.broker.new_batch, batch, by=connection.identity.wid)
+    server.may_block(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
     return None
 
 
 def reopen(server: Server, connection: Connection, command: BatchOpen) -> bytes | None:
-    """Tell whether this client may add to it."""
+    """Open a committed batch again."""
     work = partial(server.broker.open_batch, command.bid, by=connection.identity.wid)
-    server.apart.submit(work, _with_bulk(connection))
+    server.may_block(work, _with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 
@@ -37,7 +48,8 @@ def commit(server: Server, connection: Connection, command: BatchCommit) -> byte
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
         server.fetchers.wake()
 
-    server.apart.submit(partial(server.broker.commit_batch, command.bid), answer)
+    work = partial(server.broker.commit_batch, command.bid)
+    server.may_block(work, answer, [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Generic, NoReturn, TypeVar
 
 from ..brokers.base import InFlight
-from ..errors import BrokerUnavailable, FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..logs import get_logger
 
 logger = get_logger(__name__)
@@ -222,7 +222,7 @@ class Lane(Generic[Item, Answer]):
 
     def _answers(self, items: list[Item], work: Callable[[], Answers[Answer]]) -> Answers[Answer]:
         try:
-            return work()
+            return self._without_details(work())
         except BrokerUnavailable as error:
             self._complain(len(items), error)
             self._reset()
@@ -236,11 +236,23 @@ class Lane(Generic[Item, Answer]):
             logger.exception("command failed item=%s", _named(items[0]))
             return [FaktoryError("internal error")]
 
-    def _complain(self, commands: int, error: BrokerUnavailable) -> None:
+    def _without_details(self, answers: Answers[Answer]) -> Answers[Answer]:
+        """Log why commands failed that were answered by themselves: clients are not shown the driver's words."""
+        lost = [answer for answer in answers if _is_lost(answer)]
+        if not lost:
+            return answers
+        self._complain(len(lost), lost[0])
+        return [BrokerUnavailable("database unavailable") if _is_lost(answer) else answer for answer in answers]
+
+    def _complain(self, commands: int, error: object) -> None:
         self._failed += commands
         if (now := time.monotonic()) >= self._complain_at:
             logger.warning("database unavailable commands=%d error=%s", self._failed, error)
             self._failed, self._complain_at = 0, now + COMPLAIN_EVERY_S
+
+
+def _is_lost(answer: object) -> bool:
+    return isinstance(answer, BrokerUnavailable) and not isinstance(answer, LockTimeout)
 
 
 def _unavailable() -> NoReturn:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from ..errors import FaktoryError
 from ..payloads import HandedOut, Reservation
@@ -22,6 +25,28 @@ MOST_MEMBERS = 10_000
 NOBODYS_ATTEMPT = -1
 """With it a report changes nothing, and is counted as one that did."""
 
+LONGEST_READ = 64 * 1024
+"""Characters of a job that is read for its batch's id, on the event loop."""
+
+
+class _Custom(msgspec.Struct):
+    bid: Any = None
+    callback_of: Any = msgspec.field(name="_bid", default=None)
+
+
+class _Text(msgspec.Struct):
+    custom: _Custom | None = None
+
+
+def batch_in(text: str) -> str:
+    """The batch whose member or callback a job is, as its JSON has it; "" for none, and for a long text."""
+    try:
+        custom = msgspec.json.decode(text, type=_Text).custom if len(text) <= LONGEST_READ else None
+    except (msgspec.MsgspecError, UnicodeError):
+        return ""
+    bid = custom and (custom.bid or custom.callback_of)
+    return bid if isinstance(bid, str) else ""
+
 
 class HandOuts:
     """The deliveries of the node. `confirm` calls `Broker.confirm` and passes its answer to the callback."""
@@ -34,7 +59,7 @@ class HandOuts:
     ) -> None:
         self._confirm, self._loop = confirm, loop
         self._handed: dict[str, tuple[float, Reservation]] = {}
-        self._members: dict[str, None] = {}
+        self._members: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking = False
 
@@ -47,13 +72,17 @@ class HandOuts:
     def know(self, job: Reservation) -> None:
         """Somebody gets it, from the shelf or not."""
         if not job.is_batchless:
-            self._members[job.jid] = None
+            self._members[job.jid] = batch_in(job.text)
             if len(self._members) > MOST_MEMBERS:
                 del self._members[next(iter(self._members))]
 
     def is_member(self, jid: str) -> bool:
         """Whether it may be of a batch."""
         return jid in self._members
+
+    def batch_of(self, jid: str) -> str:
+        """The batch that its end changes, where that is known; else ""."""
+        return self._members.get(jid, "")
 
     def attempt_of(self, jid: str, wid: str) -> int | None:
         """The attempt that a report of this worker is about: None, any, unless it is known that another has the job."""

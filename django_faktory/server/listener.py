@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
@@ -34,8 +34,12 @@ from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
 from .handed_out import HandOuts
+from .lock_waits import WIDTH as LOCK_WAITS
+from .lock_waits import LockWaits
+from .may_block import MayBlock, Work, answer_each, take_set, take_waiting, weight_of
 from .shelf import Shelf
-from .turns import Apart, Item, answered, begin_turn, take_apart, take_turn, weight
+from .turns import Item, begin_turn, take_turn, weight
+from .uncertain_batches import UncertainBatches
 from .unfinished import LONGEST_AT_ONCE, Unfinished
 from .verbs import carry_out
 
@@ -166,9 +170,9 @@ class Server:
         """Store jobs with the next turn. A large set goes on a way of its own, and so does what may have to wait for
         somebody else's transaction (ADR 0023): nobody waits for them."""
         if weight(jobs) > MAX_PUSH_IN_TURN:
-            self._bulk.submit(jobs, answer)
+            self.lock_waits.submit(MayBlock(jobs), answer, lane=self._bulk)
         elif any(job.options is not None and job.options.is_apart for job in jobs):
-            self.apart.submit(jobs, answer)
+            self.lock_waits.submit(MayBlock(jobs), answer)
         else:
             self.fetchers.before_turn()
             self.turns.submit(jobs, answer)
@@ -176,7 +180,7 @@ class Server:
     def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
         """End a job with the next turn; a member of a batch apart, as its batch may be somebody's just now."""
         if self.handed_out.is_member(report.jid):
-            self.apart.submit(report, answer)
+            self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer)
         else:
             self.fetchers.before_turn()
             self.turns.submit(report, answer)
@@ -184,9 +188,24 @@ class Server:
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
         """Record a failure with the next; of a member of a batch apart, for the same reason."""
         if self.handed_out.is_member(report.jid):
-            self.apart.submit(lambda: self.broker.fail([report])[0], answer)
+            self.may_block(lambda: self.broker.fail([report])[0], answer, self._subjects_of(report.jid))
         else:
             self.failures.submit(report, answer)
+
+    def may_block(
+        self,
+        work: Work,
+        answer: Callable[[Any], object],
+        subjects: Iterable[str] = (),
+        *,
+        is_repeatable: bool = False,
+    ) -> None:
+        """Carry out a call that may meet another transaction's lock. `subjects` name what it may wait for."""
+        self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
+
+    def _subjects_of(self, jid: str) -> list[str]:
+        bid = self.handed_out.batch_of(jid)
+        return [f"bid:{bid}"] if bid else [f"jid:{jid}"]
 
     def stored(self, jobs: Sequence[JobPayload]) -> None:
         """Jobs were committed: let fetchers that wait have them, now or when they are due."""
@@ -233,16 +252,24 @@ class Server:
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
-        self._bulk: Lane[Item, Any] = Lane("bulk", turn, weigh=weight, **common)
-        apart = partial(take_apart, self.broker)
-        self.apart: Lane[Apart, Any] = Lane("apart", apart, weigh=weight, **common)
+        in_sets = partial(take_set, self.broker)
+        self._bulk: Lane[MayBlock, Any] = Lane("bulk", in_sets, weigh=weight_of, **common)
+        self._apart: Lane[MayBlock, Any] = Lane("apart", in_sets, weigh=weight_of, **common)
+        self._waiting: Lane[MayBlock, Any] = Lane(
+            "waiting", partial(take_waiting, self.broker), width=LOCK_WAITS, weigh=lambda _: MAX_BATCH, **common
+        )
+        self.lock_waits = LockWaits(
+            self._apart, self._waiting, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
+        )
+        self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
+        one_by_one = partial(_call_each, reset=self.broker.close)
         self.failures: Lane[Failure, FaktoryError | bool] = Lane("fail", self.broker.fail, **common)
-        self.control: Lane[Callable[[], Any], Any] = Lane("control", _call_each, **common)
+        self.control: Lane[Callable[[], Any], Any] = Lane("control", one_by_one, **common)
         self.long_work: Lane[Callable[[], Any], Any] = Lane(
-            "long", _call_each, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
+            "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
         self._lanes: tuple[Lane[Any, Any], ...] = (
-            self.turns, self._bulk, self.apart, self.failures, self.control, self.long_work,
+            self.turns, self._bulk, self._apart, self._waiting, self.failures, self.control, self.long_work,
         )  # fmt: skip
         self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
         self.shelf = Shelf(
@@ -268,6 +295,8 @@ class Server:
     async def _wind_down(self) -> None:
         self.fetchers.stop()
         self.shelf.close()
+        self.lock_waits.stop()
+        self.uncertain_batches.stop()
         await asyncio.sleep(LINGER_S if self._connections else 0)
         await self._drain()
         await self._part()
@@ -284,8 +313,10 @@ class Server:
     async def _drain(self) -> None:
         for lane in self._lanes * 2:  # a claim that came back may have given jobs to release
             await self.desk.drained()
+            await self.lock_waits.drained()
             await lane.drained()
         await self.desk.drained()
+        await self.lock_waits.drained()
         await asyncio.sleep(0)
 
     async def _part(self) -> None:
@@ -327,6 +358,9 @@ class Server:
         self.handed_out.add(handed)
         return handed
 
+    def _withdraw(self, bids: Collection[str], then: Callable[[FaktoryError | None], None]) -> None:
+        self.may_block(lambda: self.broker.withdraw_batches(bids), then)
+
     def _confirm(self, handed: Sequence[HandedOut], told: Callable[[set[str] | FaktoryError], None]) -> None:
         self.control.submit(lambda: self.broker.confirm(handed), told)
 
@@ -349,13 +383,11 @@ class Server:
         self.control.submit(lambda: self.broker.release(jobs), answer)
 
 
-def _call_each(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Each call's answer; equal ones (INFO) are made once."""
-    told: dict[Callable[[], Any], Any] = {}
-    for call in calls:
-        if call not in told:
-            told[call] = answered(call)
-    return [told[call] for call in calls]
+def _call_each(calls: list[Callable[[], Any]], *, reset: Callable[[], None]) -> list[Any]:
+    """Return each call's answer; equal ones (INFO) are made once."""
+    distinct = list(dict.fromkeys(calls))
+    answers = dict(zip(distinct, answer_each(distinct, reset), strict=True))
+    return [answers[call] for call in calls]
 
 
 _REMEDIES = {

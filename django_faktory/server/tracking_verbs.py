@@ -25,7 +25,7 @@ def track_set(server: Server, connection: Connection, command: TrackSet) -> byte
     def answer(told: FaktoryError | None) -> None:
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
 
-    server.control.submit(partial(server.broker.track_set, [update]), answer)
+    server.may_block(partial(server.broker.track_set, [update]), answer, [f"jid:{update.jid}"])
     return None
 
 

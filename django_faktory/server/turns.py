@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..brokers.base import Broker, InFlight, Lent
-from ..errors import BrokerUnavailable, FaktoryError
 from ..payloads import Ack, FetchRequest, JobPayload
 from .committer import MAX_BATCH
 
 Item = list[JobPayload] | Ack | FetchRequest
 """A PUSH or PUSHB, an ACK, a FETCH."""
-
-Apart = list[JobPayload] | Ack | Callable[[], Any]
-"""What is carried out beside turns."""
 
 Told = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 """What `Broker.exchange` answers."""
@@ -63,22 +59,6 @@ def take_turn(broker: Broker, items: Sequence[Item]) -> list[Any]:
     pushed: Sequence[Any] = broker.push(turn.jobs) if turn.jobs else []
     acked: Sequence[Any] = broker.ack(turn.acks) if turn.acks else []
     return turn.answers((pushed, acked, broker.fetch(turn.requests) if turn.requests else []))
-
-
-def take_apart(broker: Broker, items: Sequence[Apart]) -> list[Any]:
-    """Carry out what may have to wait for somebody's transaction: pushes and acks as a turn, then the calls."""
-    turn = iter(take_turn(broker, [item for item in items if not callable(item)]))
-    return [answered(item) if callable(item) else next(turn) for item in items]
-
-
-def answered(call: Callable[[], Any]) -> Any:
-    """What the call answers, or why it was refused: told so, nobody carries out the others of its set again."""
-    try:
-        return call()
-    except BrokerUnavailable:
-        raise
-    except FaktoryError as error:
-        return error
 
 
 def begin_turn(lent: Lent, items: Sequence[Item]) -> InFlight[list[Any]] | None:

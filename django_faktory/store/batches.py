@@ -6,19 +6,22 @@ Each is one transaction, or part of the caller's.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 from uuid import uuid4
 
+from django.db import IntegrityError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Count, Q
+from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from ..batching import Progress
-from ..errors import BatchClosed
+from ..batching import Progress, is_open
+from ..errors import UnknownBatch
 from ..models import Batch
 from ..payloads import BatchStatus, NewBatch
 from . import members
 from .dialects import dialect_of
-from .joining import add_to, existing, open_again
+from .joining import add_to, existing, open_again, refuse_overdue
 from .transactions import run
 from .upkeep import skip_locked
 
@@ -35,16 +38,20 @@ def new(
     commit_within_s: float = COMMIT_WITHIN_S,
     now: datetime | None = None,
 ) -> str:
-    """Store a batch; returns its bid. As a child it is part of its parent from now on.
+    """Store a batch and return its bid. As a child it is part of its parent from now on.
 
-    Raises UnknownBatch or BatchClosed for a parent that cannot take it.
+    A batch that has a `bid` is stored once, however often it is sent. Raises UnknownBatch or BatchClosed for a parent
+    that cannot take it.
     """
+    bid = batch.bid or new_bid()
 
     def verb(connection: BaseDatabaseWrapper) -> str:
+        if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():
+            return bid
         clock = _clock(connection, now)
         depth = 0
         if batch.parent_bid:
-            parent = add_to(connection, batch.parent_bid, by=by)
+            parent = add_to(connection, batch.parent_bid, by=by, now=clock)
             if parent.complete_st:
                 open_again(connection, parent)
             parent.children += 1
@@ -53,7 +60,7 @@ def new(
             parent.save(using=using)
             depth = parent.depth + 1
         made = Batch(
-            bid=f"b-{uuid4().hex}",
+            bid=bid,
             parent_bid=batch.parent_bid,
             depth=depth,
             description=batch.description.encode("utf-8", "replace").decode().replace("\x00", "\ufffd"),
@@ -65,28 +72,86 @@ def new(
             expires_at=clock + timedelta(seconds=commit_within_s),
         )
         made.save(using=using, force_insert=True)
-        return str(made.bid)
+        return bid
+
+    try:
+        return run(using, verb)
+    except IntegrityError:  # an earlier attempt, whose answer was lost, has committed meanwhile
+        if connections[using].in_atomic_block:
+            raise
+        return run(using, verb)
+
+
+def new_bid() -> str:
+    """Draw the id of a new batch."""
+    return f"b-{uuid4().hex}"
+
+
+def withdraw(bid: str, *, using: str) -> bool:
+    """Delete a batch whose maker never got its bid, and take it back from its parent. False: there is none.
+
+    One that was committed, or has a member or a child, is left alone.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> bool:
+        try:
+            found = existing(connection, bid)
+        except UnknownBatch:
+            return False
+        if found.is_committed or found.is_expired or found.total or found.children:
+            return False
+        found.delete(using=using)
+        parent = Batch.objects.using(using).filter(bid=found.parent_bid)
+        counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
+        if found.parent_bid and parent.update(**counted):
+            members.look_again(connection, [found.parent_bid], _clock(connection, None))
+        return True
 
     return run(using, verb)
 
 
-def reopen(bid: str, *, using: str, by: str = "") -> str:
-    """Ask whether more can be added now; returns the bid. Changes nothing: who may add is asked again at each push."""
-    run(using, lambda connection: add_to(connection, bid, by=by))
+def check_open(bid: str, *, using: str, by: str = "", now: datetime | None = None) -> None:
+    """Raise UnknownBatch or BatchClosed when `by` cannot add to this batch now. Changes nothing."""
+    run(using, lambda connection: add_to(connection, bid, by=by, now=_clock(connection, now)))
+
+
+def reopen(
+    bid: str, *, using: str, by: str = "", commit_within_s: float = COMMIT_WITHIN_S, now: datetime | None = None
+) -> str:
+    """Open a committed batch again, and return its bid: no callback comes until it is committed once more.
+
+    One that is not committed, or was opened before, stays as it is. Raises UnknownBatch, BatchClosed.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        clock = _clock(connection, now)
+        found = add_to(connection, bid, by=by, now=clock)
+        if is_open(found):
+            return
+        if found.complete_st:
+            open_again(connection, found)
+        found.reopened_until = clock + timedelta(seconds=commit_within_s)
+        found.save(using=using)
+
+    run(using, verb)
     return bid
 
 
 def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
-    """Its definition is complete: callbacks come when they are due. A second time it changes nothing."""
+    """Complete the definition of a batch: callbacks come when they are due. A second time it changes nothing.
+
+    Raises UnknownBatch, and BatchClosed when it was not committed in time.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         found = existing(connection, bid)
-        if found.is_committed:
+        if not is_open(found):
             return
-        if found.is_expired:
-            raise BatchClosed(bid, "it was not committed in time, and expired")
         clock = _clock(connection, now)
-        Batch.objects.using(using).filter(pk=found.pk).update(committed_at=clock, expires_at=None)
+        refuse_overdue(found, clock)
+        Batch.objects.using(using).filter(pk=found.pk).update(
+            committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
+        )
         members.look_again(connection, [bid], clock)
 
     run(using, verb)
@@ -114,19 +179,30 @@ def status(bid: str, *, using: str) -> BatchStatus:
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Give up batches that were not committed in time; returns how many. Their jobs run on."""
-    late = Batch.objects.using(using).filter(expires_at__lt=now or Now())
+    """Give up batches that were not committed in time, and count as committed those that were opened again and were
+    not; returns how many. Their jobs run on."""
+    never = _overdue("expires_at", using, now)
+    reopened = _overdue("reopened_until", using, now)
 
-    def verb(connection: BaseDatabaseWrapper) -> int:
-        clock = _clock(connection, now)
+    def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
         found = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
+        clock = _clock(connection, now)
         Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
-            expired_at=clock, expires_at=None, is_broken=True
+            **{name: clock if value is Now else value for name, value in changes.items()}
         )
         members.look_again(connection, [batch.bid for batch in found], clock)
         return len(found)
 
-    return run(using, verb) if run(using, lambda _: late.exists(), atomic=False) else 0
+    gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
+    count = 0
+    for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
+        if run(using, lambda _, late=late: late.exists(), atomic=False):  # type: ignore[misc]
+            count += run(using, partial(verb, late=late, changes=changes))
+    return count
+
+
+def _overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:
+    return Batch.objects.using(using).filter(**{f"{field}__lte": now or Now()})
 
 
 def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = None, limit: int = CHUNK) -> int:
@@ -145,7 +221,9 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
 
     None has, unless somebody changed rows by hand, or there is a bug: each change takes its steps itself.
     """
-    batches = Batch.objects.using(using).filter(committed_at__isnull=False, finished_at__isnull=True)
+    batches = Batch.objects.using(using).filter(
+        committed_at__isnull=False, finished_at__isnull=True, reopened_until__isnull=True
+    )
     due = batches.filter(
         Q(complete_st=Progress.NOT_YET, unrun=0, open_children=0)
         | Q(complete_st=Progress.FINISHED, success_st=Progress.NOT_YET)
@@ -162,8 +240,8 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
 def unfinished(*, using: str) -> dict[str, int]:
     """How many batches are open to whoever makes them, and how many are committed and not over."""
     live = Batch.objects.using(using).filter(finished_at=None)
-    is_open = Q(committed_at=None)
-    counted = {"open": Count("pk", filter=is_open), "committed": Count("pk", filter=~is_open)}
+    opened = Q(committed_at=None) | Q(reopened_until__isnull=False)
+    counted = {"open": Count("pk", filter=opened), "committed": Count("pk", filter=~opened)}
     return run(using, lambda _: live.aggregate(**counted), atomic=False)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import BrokerUnavailable, FaktoryError
+from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..logs import get_logger
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
@@ -237,9 +237,10 @@ def _end_members(
     except (BrokerUnavailable, Error) as error:
         if connections[using].in_atomic_block:
             raise
-        logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
+        if not isinstance(error, LockTimeout):
+            logger.warning("jobs of batches not acknowledged jobs=%d error=%s", len(ending.left), error)
         on_ended(ending.ended.values())
-        trouble = BrokerUnavailable("database unavailable")
+        trouble = error if isinstance(error, LockTimeout) else BrokerUnavailable("database unavailable")
         return [trouble if ack.jid in ending.left else _was_holder(ack, ending.ended) for ack in acks]
     on_ended(ended.values())
     return [_was_holder(ack, ended) for ack in acks]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from itertools import pairwise
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F
 
-from ..batching import Progress, has_fired
+from ..batching import Progress, has_fired, is_open
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
 from ..lifecycle import State
 from ..models import Batch, Job
 from ..payloads import JobPayload, is_storable
 
 
-def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload]) -> dict[str, FaktoryError]:
+def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:
     """Lock the batches these jobs want to join; returns, by jid, why some may not."""
     wanted = {job.jid: (job.options.bid, job.options.by) for job in jobs if job.options and job.options.bid}
     if not wanted:
@@ -28,7 +29,7 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload]) -> dict[s
     errors: dict[tuple[str, str], FaktoryError] = {}
     for bid, by in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
         try:
-            add_to(connection, bid, by=by)
+            add_to(connection, bid, by=by, now=now)
         except FaktoryError as error:
             errors[bid, by] = error
     return {jid: errors[asked] for jid, asked in wanted.items() if asked in errors}
@@ -44,18 +45,30 @@ def joined(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
             batch.update(**counted)
 
 
-def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str) -> Batch:
-    """This batch, locked, to which `by` may add."""
+def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime) -> Batch:
+    """Lock and return a batch to which `by` may add. Raises UnknownBatch, BatchClosed."""
     batch = existing(connection, bid)
-    if batch.is_expired:
-        raise BatchClosed(bid, "it was not committed in time, and expired")
+    refuse_overdue(batch, now)
     if has_fired(batch):
         raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
-    if batch.is_committed and not _is_inside(connection, bid, by):
+    close_overdue(batch, now)
+    if not is_open(batch) and not _is_inside(connection, bid, by):
         raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
     if fired := next(filter(has_fired, _told(connection, batch)), None):
         raise BatchClosed(bid, f"a callback of its parent {fired.bid} was enqueued already")
     return batch
+
+
+def refuse_overdue(batch: Batch, now: datetime) -> None:
+    """Raise BatchClosed when a batch was not committed in time, whether maintenance has noticed that or not."""
+    if batch.is_expired or (batch.expires_at is not None and batch.expires_at <= now):
+        raise BatchClosed(batch.bid, "it was not committed in time, and expired")
+
+
+def close_overdue(batch: Batch, now: datetime) -> None:
+    """Count a batch as committed when it was not committed in time after it was opened again. Does not save it."""
+    if batch.reopened_until is not None and batch.reopened_until <= now:
+        batch.reopened_until = None
 
 
 def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
@@ -85,8 +98,30 @@ def _told(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
 
 
 def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
-    working = Job.objects.using(connection.alias).filter(bid=bid).in_state(State.WORKING)
-    return (working.filter(wid=by) if by else working).exists()
+    """Whether `by` runs a member of this batch, or a callback of a descendant; "": whether any worker does.
+
+    A callback cannot come too late: its batch's ancestors wait for its end.
+    """
+    working = Job.objects.using(connection.alias).in_state(State.WORKING)
+    if by:
+        working = working.filter(wid=by)
+    if working.filter(bid=bid).exists():
+        return True
+    below = working.filter(callback_of__isnull=False).exclude(callback_of=bid)
+    return _descend_from(connection, bid, {bid for bid in below.values_list("callback_of", flat=True) if bid})
+
+
+def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> bool:
+    """Whether one of these batches is a descendant of the batch `bid`. One query a level, from the leaves."""
+    batches = Batch.objects.using(connection.alias)
+    seen: set[str] = set()
+    while bids:
+        seen |= bids
+        parents = set(batches.filter(bid__in=bids).exclude(parent_bid="").values_list("parent_bid", flat=True))
+        if bid in parents:
+            return True
+        bids = parents - seen
+    return False
 
 
 def existing(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch:

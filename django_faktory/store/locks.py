@@ -211,7 +211,7 @@ def settle(keys: Collection[str], *, using: str) -> None:
     ordered = sorted(keys)
     for start in range(0, len(ordered), CHUNK):
         some = ordered[start : start + CHUNK]
-        run(using, verb)
+        run(using, verb, raises_lock_timeout=False)  # what it follows is committed, and cannot be repeated
 
 
 def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:

@@ -22,7 +22,7 @@ from ..lifecycle import GONE, State
 from ..logs import get_logger
 from ..models import Batch, Job, JobQuerySet
 from ..payloads import Ack
-from . import gates, locks, optioned
+from . import gates, joining, locks, optioned
 from .dialects import dialect_of
 from .dialects.base import Ended, Held, Tally, holds
 
@@ -154,6 +154,8 @@ def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetim
         level = [bid for bid, depth in depths.items() if depth == deepest]
         for batch in _locked(batches.filter(bid__in=level).order_by("bid")):
             sums[batch.bid].add_to(batch)
+            was_reopened = batch.is_reopened
+            joining.close_overdue(batch, now)
             steps = batching.advance(batch)
             moved += bool(steps)
             for step in steps:
@@ -161,7 +163,8 @@ def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetim
             if batch.parent_bid and steps:
                 _tell_parent(sums.setdefault(batch.parent_bid, _Sum()), steps)
                 depths[batch.parent_bid] = batch.depth - 1
-            batch.save(using=connection.alias, update_fields=None if steps or sums[batch.bid].ends else COUNTED)
+            is_whole = steps or sums[batch.bid].ends or was_reopened
+            batch.save(using=connection.alias, update_fields=None if is_whole else COUNTED)
         for bid in level:
             del depths[bid]
     return moved
@@ -188,6 +191,9 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
     told = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
     custom = jsontext.last_members(told["custom"]) if told.get("custom", "null") != "null" else {}
     custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
+    custom.pop("_pbid", None)
+    if batch.parent_bid:
+        custom["_pbid"] = jsontext.encode(batch.parent_bid)
     told["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(told.items()))
     optioned.push(connection, [job], now, callback_of=batch.bid)

@@ -103,7 +103,7 @@ def _push(
     _free_overdue(connection, keys, clock)
     stored = _stored(connection, [job.jid for job in jobs])
     fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
-    refused = joining.admit(connection, [job for _, job in fresh])
+    refused = joining.admit(connection, [job for _, job in fresh], clock)
     holders = _holders(connection, keys)
     rows: list[Job] = []
     crowd = locks.Crowd(connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key})

@@ -8,24 +8,27 @@ What is translated: a database that cannot be reached or cannot be written is Br
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from django.db import InterfaceError, InternalError, OperationalError, ProgrammingError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import BrokerUnavailable
+from ..errors import BrokerUnavailable, LockTimeout
 from ..logs import get_logger
+from .dialects import dialect_of
 from .dialects.prepared import LOST
 
 logger = get_logger(__name__)
 
 ATTEMPTS = 6
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
+_LOCK_TIMEOUTS = frozenset({"55P03", 1205})
 _READ_ONLY = frozenset({"25006", 1290, 1792})
 """A primary that has become a standby: the next connection may find the new one."""
 
@@ -35,18 +38,25 @@ _refusals: Counter[str] = Counter()
 _survived: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How many of these were before each connection was made."""
 
+_of_thread = threading.local()
+_lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+"""Seconds that a session waits for a lock, by connection; not in it where it is the server's default."""
+
 T = TypeVar("T")
 
 around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
 """What a process has set around each attempt: a limit to how long it may wait, see `deadlines`."""
 
 
-def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = True) -> T:
+def run(
+    alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = True, raises_lock_timeout: bool = True
+) -> T:
     """Run `verb(connection)` in a transaction of its own and return what it returns.
 
     With `atomic=False` it is one statement and commits by itself. Inside a transaction of the caller's the
     verb joins it, once, and database errors reach the caller as they are: only he can roll back.
-    Raises BrokerUnavailable where the database cannot be used just now.
+    Raises BrokerUnavailable where the database cannot be used just now, and LockTimeout inside of `limited_lock_wait`;
+    with `raises_lock_timeout=False` a lock that is not free in time is one more collision.
     """
     connection = connections[alias]
     if connection.in_atomic_block:
@@ -55,10 +65,7 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
         try:
             with around(connection):
                 _leave_an_old_primary(connection)
-                if not atomic:
-                    return verb(connection)
-                with transaction.atomic(using=alias):
-                    return verb(connection)
+                return _carry_out(connection, verb, atomic=atomic)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
             if isinstance(error, InternalError) and not is_read_only:
@@ -66,6 +73,8 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
             if is_read_only:
                 _refusals[alias] += 1
                 _discard(connection)
+            if raises_lock_timeout:
+                _raise_lock_timeout(error)
             if attempt == ATTEMPTS or not is_collision(error):
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
@@ -75,6 +84,67 @@ def run(alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = 
                 raise
         time.sleep(random.uniform(0, 0.005 * 2**attempt))
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def limited_lock_wait(seconds: float) -> Iterator[None]:
+    """Limit how long verbs of this thread wait for a lock: then they raise LockTimeout, and are not tried again.
+
+    MariaDB counts whole seconds, and does not wait at all for less than 0.1 s. SQLite has its own busy timeout.
+    """
+    before = _lock_wait_s()
+    _of_thread.lock_wait_s = seconds
+    try:
+        yield
+    finally:
+        _of_thread.lock_wait_s = before
+
+
+def _lock_wait_s() -> float | None:
+    return getattr(_of_thread, "lock_wait_s", None)
+
+
+def _raise_lock_timeout(error: Exception) -> None:
+    if error_code(error) in _LOCK_TIMEOUTS and _lock_wait_s() is not None:
+        raise LockTimeout(f"database unavailable: {first_line(error)}") from error
+
+
+def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
+    """Set the session's limit if it is another one; returns the statement to begin the transaction with instead, where
+    the session may be another client's in a moment."""
+    wanted = _lock_wait_s()
+    if wanted is None and not _lock_waits:
+        return ""  # nearly always
+    dialect = dialect_of(connection)
+    if not dialect.has_lock_wait:
+        return ""
+    connection.ensure_connection()
+    raw = connection.connection
+    if _lock_waits.get(raw) == wanted:
+        return ""
+    if not dialect.keeps_session(connection):
+        return dialect.lock_wait(wanted, of_transaction=True) if wanted is not None else ""
+    _execute(connection, dialect.lock_wait(wanted))
+    if wanted is None:
+        del _lock_waits[raw]
+    else:
+        _lock_waits[raw] = wanted
+    return ""
+
+
+def _execute(connection: BaseDatabaseWrapper, sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def _carry_out(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool) -> T:
+    lock_wait = _limit_lock_wait(connection)
+    if not atomic and not lock_wait:
+        return verb(connection)
+    with transaction.atomic(using=connection.alias):
+        if lock_wait:
+            _execute(connection, lock_wait)
+        return verb(connection)
 
 
 def is_at_hand(connection: BaseDatabaseWrapper) -> bool:

@@ -189,10 +189,12 @@ class ImmediateBackend(_TestBackend):
         text = jsontext.members(job.text)
         custom = jsontext.last_members(text["custom"]) if "custom" in text else {}
         custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
+        if parent_bid := self.batches.kept[bid].made.parent_bid:
+            custom["_pbid"] = jsontext.encode(parent_bid)
         told = structs.replace(job, text=jsontext.join({**text, "custom": jsontext.join(custom.items())}.items()))
-        self.batches.callback_ended(bid, kind, self._run(_result_of(told, backend=self.alias), told))
+        self.batches.callback_ended(bid, kind, self._run(_result_of(told, backend=self.alias), told, bid))
 
-    def _run(self, result: TaskResult[..., Any], job: JobPayload) -> State:
+    def _run(self, result: TaskResult[..., Any], job: JobPayload, callback_of: str = "") -> State:
         """Attempt it until it has ended; returns how."""
         attempts: list[Attempt] = []
         verdict = ""
@@ -203,7 +205,7 @@ class ImmediateBackend(_TestBackend):
             # The registry's task has its own backend's alias; this one was enqueued here.
             task = cast("FaktoryTask[..., Any]", result.task)
             execution = Watched(reservation, call_of(job.text), replace(task, backend=self.alias))
-            with self.batches.running(job):
+            with self.batches.running(job, callback_of):
                 report = execution.perform(_no_store)
             for name in _TOLD:
                 object.__setattr__(result, name, getattr(execution.result, name))

@@ -44,6 +44,7 @@ class Kept:
     told_complete: bool = False
     told_success: bool = False
     is_committed: bool = False
+    is_reopened: bool = False
     is_expired: bool = False
     is_over: bool = False
 
@@ -100,9 +101,9 @@ class MemoryBatches:
         self.kept[made.bid] = made
         return made.bid
 
-    def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
+    def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
         """See Broker."""
-        return self._open(bid).bid
+        self._open(bid)
 
     def commit_batch(self, bid: str) -> None:
         """See Broker."""
@@ -141,14 +142,18 @@ class MemoryBatches:
             kept.unrun += 1
 
     @contextmanager
-    def running(self, job: JobPayload) -> Iterator[None]:
-        """While it runs a member may add to its batch."""
-        kept = self._of(job) or Kept(bid="", made=NewBatch())
-        kept.working += 1
+    def running(self, job: JobPayload, callback_of: str = "") -> Iterator[None]:
+        """While it runs a member may add to its batch, and a callback to the ancestors of its batch."""
+        inside = [*self._ancestors(callback_of)] if callback_of else []
+        if kept := self._of(job):
+            inside.append(kept)
+        for one in inside:
+            one.working += 1
         try:
             yield
         finally:
-            kept.working -= 1
+            for one in inside:
+                one.working -= 1
 
     def ended(self, job: JobPayload, to: State) -> None:
         """Count a member's end, or that it is left alone after so many failures: for good, then."""
@@ -206,6 +211,10 @@ class MemoryBatches:
         if bid not in self.kept:
             raise UnknownBatch(bid)
         return self.kept[bid]
+
+    def _ancestors(self, bid: str) -> Iterator[Kept]:
+        while (kept := self.kept.get(bid)) and (bid := kept.made.parent_bid) in self.kept:
+            yield self.kept[bid]
 
     def _of(self, job: JobPayload) -> Kept | None:
         return self.kept.get(job.options.bid) if job.options and job.options.bid else None

@@ -6,9 +6,11 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory import wakeups
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.errors import UnknownBatch
 from django_faktory.models import Job
 from django_faktory.poolers import is_pooled
-from django_faktory.store import jobs
+from django_faktory.store import jobs, transactions
 from django_faktory.wakeups import announcing, postgresql
 from tests.factories import payload
 from tests.project.tasks import noop
@@ -77,6 +79,27 @@ def test_statements_go_unprepared_in_transactions_of_the_project_too(behind, cap
     assert Job.objects.count() == 10
     assert asked("SELECT name FROM pg_prepared_statements") == []
     assert caplog.text.count("going on without prepared statements") == 1
+
+
+def test_a_limit_of_lock_waits_stays_with_its_transaction(behind):
+    """The session is another client's in a moment."""
+    behind()
+    have_many_sessions()
+    broker = OrmBroker("default")
+    with broker.limited_lock_wait(0.05):
+        for _ in range(5):
+            jobs.push([payload()], using="default")
+            with pytest.raises(UnknownBatch):
+                broker.commit_batch("b-unknown")
+        inside = transactions.run("default", lambda _: asked_once("SHOW lock_timeout"), atomic=False)
+    assert inside == "50ms"
+    assert set(asked("SELECT current_setting('lock_timeout')")) == {"0"}
+
+
+def asked_once(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
 
 
 def test_a_listener_leaves_nothing_in_sessions_that_others_will_have(behind, closing_later, monkeypatch, caplog):

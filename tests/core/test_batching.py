@@ -12,7 +12,7 @@ from django_faktory.lifecycle import GONE, State
 def batch(**changes):
     """A committed batch with both callbacks and nothing in it."""
     plain = {
-        "is_committed": True, "is_expired": False, "pending": 0, "unrun": 0, "open_children": 0,
+        "is_committed": True, "is_reopened": False, "is_expired": False, "pending": 0, "unrun": 0, "open_children": 0,
         "unsucceeded_children": 0, "is_broken": False, "has_complete": True, "has_success": True, "complete_st": "",
         "success_st": "", "complete_failed": False, "success_failed": False, "told_broken": False,
         "told_complete": False, "told_success": False, "is_over": False,
@@ -22,6 +22,13 @@ def batch(**changes):
 
 def test_nothing_happens_before_commit():
     assert advance(batch(is_committed=False)) == []
+
+
+def test_nothing_happens_while_a_committed_batch_is_open_again():
+    one = batch(is_reopened=True)
+    assert advance(one) == []
+    one.is_reopened = False
+    assert advance(one) == [Step.FIRE_COMPLETE]
 
 
 def test_complete_waits_for_the_last_run_and_for_open_children():

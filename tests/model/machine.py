@@ -268,10 +268,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """B9."""
         bid = self._bid(pick)
         try:
-            answer = "" if batches.reopen(bid, by=by, **USING) == bid else "another"
+            opened = batches.reopen(bid, by=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING)
+            answer = "" if opened == bid else "another"
         except FaktoryError as error:
             answer = _name(error)
-        assert answer == self.model.refusal(bid, by)
+        assert answer == self.model.open(bid, by)
 
     # --- time and trouble ---
 
@@ -338,9 +339,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
             self.have_fired.add((batch.bid, kind))
             assert is_first, f"B1: the {kind} callback of {batch.bid} came twice"
             assert batch.is_committed, "B2"
+            assert batch.reopened_until is None, "B2: it was opened again"
             assert all(member.way for member in batch.members), "B3"
             told = jsontext.members(Job.objects.get(jid=getattr(batch, kind)).payload)["custom"]
-            assert jsontext.members(told) == {"_bid": f'"{batch.bid}"', "_cb": f'"{kind}"'}
+            above = {"_pbid": f'"{batch.parent.bid}"'} if batch.parent else {}
+            assert jsontext.members(told) == {"_bid": f'"{batch.bid}"', "_cb": f'"{kind}"'} | above
             if kind == "success":
                 assert batch.complete_st == "2", "B5"
                 assert not batch.pending, "B4"

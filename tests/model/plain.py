@@ -336,6 +336,9 @@ class Plain:
             if batch.ends_at is not None and batch.ends_at <= self.now:
                 batch.ends_at, batch.is_expired, batch.is_broken = None, True, True
         self._settle()
+        for batch in self.batches.values():
+            batch.touch(self.now)
+        self._settle()
         for state in ("dead", "succeeded", "discarded", "expired"):
             self._each(state, lambda job: job.purge_at, self._purged)
         for batch in [one for one in self.batches.values() if one.over_at is not None]:
@@ -381,21 +384,37 @@ class Plain:
         batch = self.batches.get(bid)
         if batch is None:
             return "UnknownBatch"
-        inside = [job for job in self.jobs.values() if job.batch is batch and job.state == "working"]
-        is_inside = any(not by or job.wid == by for job in inside)
-        is_closed = batch.is_expired or batch.has_fired or (batch.is_committed and not is_inside)
+        is_open = not batch.is_committed or batch.reopened_until is not None
+        is_closed = batch.is_expired or batch.has_fired or not (is_open or self._is_inside(batch, by))
         return "BatchClosed" if is_closed or any(one.has_fired for one in batch.ancestors()) else ""
+
+    def _is_inside(self, batch, by):
+        working = [job for job in self.jobs.values() if job.state == "working" and (not by or job.wid == by)]
+        return any(
+            job.batch is batch or (job.callback is not None and job.callback[0].descends_from(batch)) for job in working
+        )
+
+    def open(self, bid, by):
+        """ "", or the name of the error."""
+        why, batch = self.refusal(bid, by), self.batches[bid]
+        if not why and batch.is_committed and batch.reopened_until is None:
+            if batch.complete_st:
+                batch.reopen()
+            batch.reopened_until = self.now + COMMIT_WITHIN_S
+        return why
 
     def commit(self, bid):
         batch = self.batches[bid]
         if batch.is_expired and not batch.is_committed:
             return "BatchClosed"
-        batch.is_committed, batch.ends_at = True, None
+        batch.is_committed, batch.ends_at, batch.reopened_until = True, None, None
         self._settle()
         return ""
 
     def _count(self, job, to, *, is_good=False):
         """What becomes of it, as its batch sees it."""
+        for batch in filter(None, (job.batch, job.callback and job.callback[0])):
+            batch.touch(self.now)
         if job.member and not job.member.is_settled:
             if is_good or to in ("", "discarded", "expired"):
                 job.member.way, job.member.is_failed = DONE if is_good else DROPPED, False

@@ -34,6 +34,7 @@ class PlainBatch:
     members: list[Member] = field(default_factory=list)
     children: list["PlainBatch"] = field(default_factory=list)
     is_committed: bool = False
+    reopened_until: int | None = None
     is_expired: bool = False
     is_broken: bool = False
     complete_st: str = ""
@@ -75,6 +76,17 @@ class PlainBatch:
             below = below.parent
         return found
 
+    def descends_from(self, other):
+        """Whether `other` is above it in their tree."""
+        if self.is_forgotten or self.parent is None:
+            return False
+        return self.parent is other or self.parent.descends_from(other)
+
+    def touch(self, now):
+        """Whatever changes it after the time of an OPEN finds it committed."""
+        if self.reopened_until is not None and self.reopened_until <= now:
+            self.reopened_until = None
+
     def reopen(self):
         """More is added to what was executed: all that had taken it for that wait again."""
         chain = [self, *self.ancestors()]
@@ -93,7 +105,15 @@ class PlainBatch:
 
     def settle(self, now, fire):
         """Take a step that is due, if one is; whether one was."""
+        has_changed = self._changes(now, fire)
+        if has_changed and self.parent:
+            self.parent.touch(now)
+        return has_changed
+
+    def _changes(self, now, fire):
         before = self.complete_st, self.success_st, self.is_closed, self.has_told_broken, self.over_at
+        if self.reopened_until is not None:
+            return False
         if self.is_committed:
             if not self.complete_st and self.all_executed:
                 self.complete_st = "1" if self.complete else "2"

@@ -106,12 +106,78 @@ def test_only_who_runs_a_member_may_add_after_commit(client, worker, connect):
     assert push(client, "Outsider", bid, 2).startswith(f"ERR batch {bid}: it is committed")
     assert ask(client, f"BATCH OPEN {bid}").startswith(f"ERR batch {bid}")
     json.loads(ask(worker, "FETCH default"))
-    assert ask(worker, f"BATCH OPEN {bid}") == bid
     assert push(worker, "Inside", bid, 3) == "OK"
     stranger = connect(wid="worker-2", hostname="h", pid=2, labels=[])
     assert push(stranger, "Outsider", bid, 4).startswith("ERR batch")
+    assert ask(stranger, f"BATCH OPEN {bid}").startswith(f"ERR batch {bid}")
     assert push(client, "Inside too", bid, 5) == "OK", "a job often pushes over a connection without a wid"
     assert Batch.objects.get().total == 3
+
+
+def test_no_callback_comes_between_an_open_and_its_commit(client, worker):
+    bid = new(client)
+    push(client, "Member", bid, 1)
+    ask(client, f"BATCH COMMIT {bid}")
+    job = json.loads(ask(worker, "FETCH default"))
+    assert ask(worker, f"BATCH OPEN {bid}") == bid
+    assert push(worker, "Second", bid, 2) == "OK"
+    for jid in (job["jid"], json.loads(ask(worker, "FETCH default"))["jid"]):
+        assert ask(worker, "ACK " + json.dumps({"jid": jid})) == "OK"
+    assert progress(client, bid) == (0, 0, "", "", False)
+    assert push(client, "Third", bid, 3) == "OK", "it is open"
+    assert ask(client, f"BATCH COMMIT {bid}") == "OK"
+    assert push(client, "Fourth", bid, 4).startswith("ERR batch")
+    assert [work(worker)["jobtype"] for _ in range(2)] == ["Third", "Success"]
+
+
+def test_an_open_of_a_batch_that_is_not_committed_changes_nothing(client):
+    bid = new(client)
+    before = Batch.objects.values().get()
+    assert ask(client, f"BATCH OPEN {bid}") == bid
+    assert Batch.objects.values().get() == before
+
+
+def test_a_commit_after_the_deadline_is_refused_before_maintenance_has_looked(client):
+    bid = new(client)
+    Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
+    expected = f"ERR batch {bid}: it was not committed in time, and expired"
+    assert ask(client, f"BATCH COMMIT {bid}") == expected
+    assert push(client, "Late", bid, 1) == expected
+
+
+def test_a_childs_callback_opens_the_parent_and_adds_the_next_step(client, worker):
+    """As faktory_worker_ruby's example of a complex batch does, over its worker's connection."""
+
+    def add_a_step(parent, success, *members):
+        assert ask(worker, f"BATCH OPEN {parent}") == parent
+        step = new(worker, parent_bid=parent, success={"jobtype": success})
+        assert step.startswith("b-"), step
+        for number, member in members:
+            assert push(worker, member, step, number) == "OK"
+        assert ask(worker, f"BATCH COMMIT {step}") == "OK"
+        assert ask(worker, f"BATCH COMMIT {parent}") == "OK"
+
+    def take():
+        return json.loads(ask(worker, "FETCH default"))
+
+    def end(job):
+        assert ask(worker, "ACK " + json.dumps({"jid": job["jid"]})) == "OK"
+
+    overall = new(client, success={"jobtype": "Done"})
+    push(client, "OverallWorkflow", overall, 1)
+    ask(client, f"BATCH COMMIT {overall}")
+    job = take()
+    add_a_step(job["custom"]["bid"], "Step1Done", (2, "A"))
+    end(job)
+    assert work(worker)["jobtype"] == "A"
+    for success, members in (("Step2Done", [(3, "B"), (4, "C")]), ("NoOp", [(5, "H"), (6, "I")])):
+        callback = take()
+        assert callback["custom"]["_pbid"] == overall
+        add_a_step(callback["custom"]["_pbid"], success, *members)
+        end(callback)
+        assert [work(worker)["jobtype"] for _ in members] == [member for _, member in members]
+    assert [work(worker)["jobtype"] for _ in range(2)] == ["NoOp", "Done"]
+    assert not Job.objects.exists()
 
 
 def test_a_refused_member_refuses_no_other_of_its_bulk(client):

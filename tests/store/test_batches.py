@@ -1,10 +1,13 @@
 """Batches in the store: counted with their members, each callback once, nested, and no way to hang."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 from django.db import connection, connections
+from django.db.models import F
 
+from django_faktory import jsontext
 from django_faktory.admission import parse_job
 from django_faktory.errors import BatchClosed, UnknownBatch
 from django_faktory.lifecycle import State
@@ -209,7 +212,7 @@ def test_after_commit_only_a_running_member_may_add():
     assert bid in str(refusal)
     assert not Job.objects.filter(jid=outsider.jid).exists()
     [member] = fetch()
-    assert batches.reopen(bid, using="default", by="w") == bid
+    batches.check_open(bid, using="default", by="w")
     with pytest.raises(BatchClosed, match="only one of its own jobs"):
         batches.reopen(bid, using="default", by="stranger")
     push(bid, 2)  # a connection without a wid, while a member works
@@ -218,6 +221,151 @@ def test_after_commit_only_a_running_member_may_add():
     ack(*fetch())
     with pytest.raises(BatchClosed, match="a callback of it was enqueued"):
         batches.reopen(bid, using="default", by="w")
+
+
+def test_an_opened_batch_counts_as_committed_when_its_time_is_over():
+    bid = new(complete=False)
+    push(bid)
+    commit(bid)
+    [member] = fetch()
+    batches.reopen(bid, using="default", by="w", commit_within_s=1800)
+    ack(member)
+    assert waiting() == []
+    assert batches.expire(using="default") == 0
+    Batch.objects.update(reopened_until=F("reopened_until") - timedelta(minutes=30))
+    with pytest.raises(BatchClosed, match="only one of its own jobs"):
+        batches.check_open(bid, using="default", by="w")
+    assert batches.expire(using="default") == 1
+    assert waiting() == ["success"]
+    assert not Batch.objects.get().is_expired
+
+
+def test_a_report_after_that_time_does_not_wait_for_maintenance():
+    bid = new(complete=False)
+    push(bid)
+    commit(bid)
+    [member] = fetch()
+    batches.reopen(bid, using="default", by="w")
+    Batch.objects.update(reopened_until="2020-01-01T00:00:00Z")
+    ack(member)
+    assert waiting() == ["success"]
+    assert Batch.objects.get().reopened_until is None
+
+
+def test_a_sweep_leaves_opened_batches_alone():
+    bid = new()
+    push(bid)
+    commit(bid)
+    [member] = fetch()
+    batches.reopen(bid, using="default", by="w")
+    ack(member)
+    assert batches.sweep(using="default") == 0
+    assert waiting() == []
+
+
+def test_a_parent_waits_again_for_a_child_that_is_opened_again():
+    parent = new(success=False)
+    child = new(parent, complete=False)
+    push(child)
+    keeps_parent_open = push(parent)
+    commit(child)
+    commit(parent)
+    first, second = sorted(fetch(), key=lambda one: one.jid in {job.jid for job in keeps_parent_open})
+    fail(first)  # executed: the parent no longer waits for its child
+    assert Batch.objects.get(bid=parent).open_children == 0
+    operations.requeue([Job.objects.get(jid=first.jid).pk], using="default")
+    [again] = fetch()
+    batches.reopen(child, using="default", by="w")
+    assert Batch.objects.get(bid=parent).open_children == 1
+    ack(second, again)
+    assert waiting() == []
+    commit(child)
+    assert waiting() == ["success"]
+    ack(*fetch())
+    assert waiting() == ["complete"]
+
+
+@pytest.mark.parametrize("verb", ["commit", "push", "open", "child"])
+def test_a_batch_is_closed_from_its_deadline_on_whenever_maintenance_looks(verb):
+    bid = new()
+    push(bid)
+    Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
+    if verb == "push":
+        [refusal] = jobs.push([job(bid=bid)], using="default")
+        assert "expired" in str(refusal)
+    else:
+        ask = {"commit": commit, "open": lambda bid: batches.reopen(bid, using="default"), "child": new}[verb]
+        with pytest.raises(BatchClosed, match="it was not committed in time, and expired"):
+            ask(bid)
+    assert batches.expire(using="default") == 1
+    assert (Batch.objects.count(), status(bid)[0]) == (1, 1)
+
+
+class TestACallbackAddsToItsAncestors:
+    def test_it_adds_to_each_of_them_while_it_runs(self):
+        root = new()
+        middle = new(root)
+        leaf = new(middle, complete=False)
+        for bid in (leaf, middle, root):
+            commit(bid)
+        [callback] = fetch(wid="w")
+        assert callback.jobtype == "success"
+        for bid in (middle, root):
+            batches.check_open(bid, using="default", by="w")
+            batches.check_open(bid, using="default", by="")
+            with pytest.raises(BatchClosed, match="only one of its own jobs"):
+                batches.check_open(bid, using="default", by="stranger")
+        step = new(root, by="w")
+        commit(step)
+        ack(callback)
+        assert Batch.objects.get(bid=root).unsucceeded_children == 2
+
+    def test_it_is_not_inside_of_other_batches(self):
+        parent, other = new(), new()
+        child = new(parent, complete=False)
+        push(other)
+        for bid in (child, parent, other):
+            commit(bid)
+        assert [one.jobtype for one in fetch(1, wid="another")] == ["member"]
+        assert [one.jobtype for one in fetch(1, wid="w")] == ["success"]
+        with pytest.raises(BatchClosed, match="only one of its own jobs"):
+            batches.check_open(other, using="default", by="w")
+        with pytest.raises(BatchClosed):
+            batches.check_open(child, using="default", by="w")
+
+    def test_a_callback_knows_its_batch_s_parent(self):
+        parent = new()
+        child = new(parent, complete=False)
+        commit(child)
+        [callback] = fetch()
+        custom = jsontext.members(jsontext.members(callback.text)["custom"])
+        assert custom == {"_cb": '"success"', "_bid": f'"{child}"', "_pbid": f'"{parent}"'}
+
+
+def test_a_batch_that_is_sent_twice_is_stored_once():
+    parent = new()
+    made = NewBatch(bid=batches.new_bid(), parent_bid=parent, success=job("success"))
+    assert [batches.new(made, using="default") for _ in range(2)] == [made.bid, made.bid]
+    assert Batch.objects.count() == 2
+    assert Batch.objects.get(bid=parent).children == 1
+
+
+def test_a_withdrawn_batch_no_longer_keeps_its_parent_open():
+    parent = new(complete=False)
+    child = new(parent)
+    commit(parent)
+    assert batches.withdraw(child, using="default")
+    assert waiting() == ["success"]
+    assert not batches.withdraw(child, using="default")
+    assert not batches.withdraw(parent, using="default"), "it was committed"
+
+
+def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
+    parent, other = new(), new()
+    push(new(parent))
+    push(other)
+    for bid in (parent, other):
+        assert not batches.withdraw(bid, using="default")
 
 
 def test_unknown_batches_are_named():

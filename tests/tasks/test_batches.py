@@ -38,6 +38,33 @@ def too_late(context):
         note.enqueue("never")
 
 
+@task(takes_context=True)
+def next_step(context, steps):
+    """Callback of a step: adds the next one to the batch that all steps are children of."""
+    ran.append(f"step with {steps} to come")
+    if steps:
+        with context.batch.parent, Batch(success=next_step.callback(steps - 1)):
+            note.enqueue(f"job of step {steps}")
+
+
+def test_a_callback_adds_the_next_step_to_the_parent_of_its_batch():
+    with Batch(success=note.callback("done")) as whole, Batch(success=next_step.callback(2)) as first:
+        note.enqueue("first")
+    assert Batch.find(whole.bid).parent is None
+    assert Batch.find(first.bid).parent.bid == whole.bid
+    drain()
+    steps = ["step with 2 to come", "job of step 2", "step with 1 to come", "job of step 1", "step with 0 to come"]
+    assert ran == ["first", *steps, "done"]
+
+
+def test_a_batch_that_was_added_to_needs_no_second_commit():
+    with Batch(success=note.callback("success")):
+        grow.enqueue("a", 1)
+    drain()
+    assert not Row.objects.exclude(reopened_until=None).exists()
+    assert ran[-1] == "success"
+
+
 def test_a_batch_of_tasks_ends_with_its_callbacks_in_order():
     with Batch(description="three", success=note.callback("success"), complete=note.callback("complete")) as batch:
         for number in range(3):

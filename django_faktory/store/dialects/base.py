@@ -345,6 +345,17 @@ class Dialect(ABC):
         """Whether a relay is likely to do where this job ends: until it was tried."""
         return False
 
+    has_lock_wait = False
+    """Whether `lock_wait` has an effect."""
+
+    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:
+        """The statement that limits how long the session, or the transaction, waits for a lock; None: the default."""
+        raise NotImplementedError
+
+    def keeps_session(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
+        """Whether what is set for the session stays with this connection, and with nothing else."""
+        return True
+
     def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Whether `exchange` is a transaction by itself, so that none need be opened around it."""
         return False

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 
 from django.db.backends.utils import CursorWrapper
 
 from .base import replaceable
 from .portable import PortableDialect, utc
+
+LEAST_WAIT_S = 0.1
+"""The server counts whole seconds: a caller that wants to wait for less does not wait at all."""
 
 
 class MariadbDialect(PortableDialect):
@@ -29,6 +33,13 @@ class MariadbDialect(PortableDialect):
         cursor.execute("SELECT UTC_TIMESTAMP(6)")
         found: datetime = cursor.fetchone()[0]
         return utc(found)
+
+    has_lock_wait = True
+
+    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:  # noqa: ARG002
+        """See Dialect."""
+        value = "DEFAULT" if seconds is None else 0 if seconds < LEAST_WAIT_S else math.ceil(seconds)
+        return f"SET SESSION innodb_lock_wait_timeout = {value}"
 
     def after(self, moment: str, seconds: str) -> str:
         """See PortableDialect."""

@@ -34,7 +34,7 @@ from .postgresql_verbs import (
     end_call,
     end_last_call,
 )
-from .prepared import Call, begin, execute, execute_last, execute_on, joins
+from .prepared import Call, begin, execute, execute_last, execute_on, joins, keeps_session
 
 _json = msgspec.json.Encoder()
 
@@ -156,6 +156,18 @@ class PostgresqlDialect(Dialect):
     def expects_relay(self, jid: str) -> bool:
         """See Dialect."""
         return self._relay.expects(jid)
+
+    has_lock_wait = True
+
+    def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:
+        """See Dialect."""
+        value = "DEFAULT" if seconds is None else max(1, round(seconds * 1000))
+        return f"SET {'LOCAL' if of_transaction else 'SESSION'} lock_timeout TO {value}"
+
+    def keeps_session(self, connection: BaseDatabaseWrapper) -> bool:
+        """Not behind a pooler, nor where Django's pool hands the connection on, nor in a transaction."""
+        is_shared = bool(getattr(connection, "pool", None)) or not connection.autocommit
+        return not is_shared and keeps_session(connection)
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """See Dialect."""

@@ -81,7 +81,7 @@ class Statement:
         if not use.name or (self.ages and now - use.planned_at > REPLAN_S):
             if now - last > REPLAN_S:
                 return None  # so seldom used, it would be planned anew each time
-            if not self._may_prepare(cursor.db):
+            if not keeps_session(cursor.db):
                 return None
             self._prepare(cursor, use)
         return use
@@ -102,22 +102,6 @@ class Statement:
             return f"EXECUTE {use.name}{self._execute}", values
         return self._plain, [values[place] for place in self._places]
 
-    @staticmethod
-    def _may_prepare(connection: BaseDatabaseWrapper) -> bool:
-        """Look once a connection, before something is lost: inside a transaction of the project's it would be too late,
-        and PgBouncer, from 1.21 on, cuts connections that name a statement it did not see being prepared."""
-        raw = connection.connection
-        if raw in Statement._known:
-            return True
-        with connection.wrap_database_errors:
-            found = is_pooled(raw)
-        if not found:
-            Statement._known[raw] = None
-            return True
-        Statement.works = False
-        logger.info("a pooler is between us and PostgreSQL: going on without prepared statements")
-        return False
-
     def _prepare(self, cursor: CursorWrapper, use: _Use) -> None:
         old = f"DEALLOCATE {use.name}; " if use.name else ""
         # A name that nobody else has: where a pooler was not found out, no process must carry out what another one,
@@ -125,6 +109,25 @@ class Statement:
         name = f"faktory_{self.name}_{secrets.token_hex(6)}"
         cursor.execute(f"{old}PREPARE {name} ({', '.join(self.types)}) AS {self.sql}")
         use.name, use.planned_at = name, time.monotonic()
+
+
+def keeps_session(connection: BaseDatabaseWrapper) -> bool:
+    """Whether this connection stays with one session of the server.
+
+    Look once a connection, before something is lost: inside a transaction of the project's it would be too late, and
+    PgBouncer, from 1.21 on, cuts connections that name a statement it did not see being prepared.
+    """
+    raw = connection.connection
+    if not Statement.works or raw in Statement._known:  # noqa: SLF001
+        return Statement.works
+    with connection.wrap_database_errors:
+        found = is_pooled(raw)
+    if not found:
+        Statement._known[raw] = None  # noqa: SLF001
+        return True
+    Statement.works = False
+    logger.info("a pooler is between us and PostgreSQL: going on without prepared statements")
+    return False
 
 
 def joins(connection: BaseDatabaseWrapper) -> bool:

@@ -1,0 +1,32 @@
+from django.db import migrations, models
+from django.db.models import Q
+
+import django_faktory.indexes
+from django_faktory.migrations._in_use import TablesInUse
+
+
+class Migration(migrations.Migration):
+    dependencies = [("django_faktory", "0002_interruptions")]
+
+    operations = [
+        TablesInUse(
+            [
+                migrations.AddField(
+                    "batch",
+                    "reopened_until",
+                    models.DateTimeField(
+                        help_text="When a batch that was opened again counts as committed, unless it is committed before.",
+                        null=True,
+                    ),
+                ),
+                migrations.AddIndex(
+                    "batch",
+                    django_faktory.indexes.PartialIndex(
+                        condition=Q(("reopened_until__isnull", False)),
+                        fields=["reopened_until"],
+                        name="faktory_batch_reopened",
+                    ),
+                ),
+            ]
+        ),
+    ]

@@ -1,0 +1,197 @@
+"""Commands that may meet another transaction's lock, carried out in a thread: each gets the answer of its own outcome.
+
+A set waits for locks for a moment only. When it meets one, its commands are tried one by one, so that only those that
+need the lock are left over: their answer is LockTimeout, and `lock_waits` tries them again (ADR 00XX-lock-waits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..brokers.base import Broker
+from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
+from ..logs import get_logger
+from ..payloads import Ack, JobPayload
+from .turns import weight
+
+logger = get_logger(__name__)
+
+SET_WAIT_S = 0.1
+"""Longer than a commit takes on a loaded disk: two nodes that change one batch do not leave the common path."""
+
+ALONE_WAIT_S = 0.02
+SET_BUDGET_S = 0.3
+"""After as much waiting the commands of a set that met a lock are left over without an attempt."""
+
+WAITING_S = 0.5
+"""How long one attempt of a command waits that is known to need a lock."""
+
+LAST_BUDGET_S = 5.0
+"""How long the last attempt of a PUSHB may wait in all, to find the jobs that meet no lock."""
+
+LOST_IN_A_ROW = 2
+"""After as many lost connections the other commands of a set are refused: the database cannot be reached."""
+
+Work = list[JobPayload] | Ack | Callable[[], Any]
+
+WAITED_TOO_LONG = LockTimeout(
+    "database unavailable: another transaction holds a lock that this command needs; nothing was changed"
+)
+
+
+class MayBlock:
+    """One command. `subjects` name what it may wait for: `bid:…`, `key:…`, `jid:…`.
+
+    An `is_repeatable` call may be carried out twice after a connection was lost, and has the effect of one.
+    """
+
+    def __init__(self, work: Work, subjects: Iterable[str] = (), *, is_repeatable: bool = False) -> None:
+        self.work, self.is_repeatable = work, is_repeatable
+        self.is_last = False
+        """Whether each of its jobs gets an answer of its own, as there is no time for another attempt."""
+        self._subjects = frozenset(subjects)
+
+    @cached_property
+    def subjects(self) -> frozenset[str]:
+        """Those given, and for jobs their batches and unique keys."""
+        return self._subjects | frozenset(_subjects_of(self.work)) if isinstance(self.work, list) else self._subjects
+
+    @property
+    def has_several_jobs(self) -> bool:
+        """Whether one of its jobs may be stored, and another not."""
+        return isinstance(self.work, list) and len(self.work) > 1
+
+    def __repr__(self) -> str:
+        """Without arguments: it ends in logs."""
+        return f"MayBlock({type(self.work).__name__} {getattr(self.work, 'jid', '')})"
+
+
+def _subjects_of(jobs: Sequence[JobPayload]) -> Iterable[str]:
+    for job in jobs:
+        if job.options is not None and job.options.bid:
+            yield f"bid:{job.options.bid}"
+        if job.options is not None and job.options.unique_key:
+            yield f"key:{job.options.unique_key}"
+
+
+def weight_of(command: MayBlock) -> int:
+    """How much of a transaction's room a command takes."""
+    return weight(command.work)
+
+
+def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
+    """Carry out acks together, pushes together, and then each call; returns an answer or an error for each command."""
+    attempts = _Attempts(broker)
+    answers: dict[int, Any] = {}
+    for group in _groups(commands):
+        answers.update(zip(map(id, group), attempts.together(group), strict=True))
+    return [answers[id(command)] for command in commands]
+
+
+def take_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
+    """One more attempt of a command that met a lock, or its last one: then for each of its jobs."""
+    [command] = commands
+    if command.is_last and isinstance(command.work, list):
+        return [_Attempts(broker, budget_s=LAST_BUDGET_S).by_halves(command.work)]
+    return _Attempts(broker).attempt([command], WAITING_S)
+
+
+def answer_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -> list[Any]:
+    """Make calls that do not wait for locks; returns an answer or an error for each."""
+    attempts = _Attempts(None, reset)
+    return [attempts.attempt([MayBlock(call)], None)[0] for call in calls]
+
+
+def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
+    acks = [command for command in commands if isinstance(command.work, Ack)]
+    pushes = [command for command in commands if isinstance(command.work, list)]
+    calls = [[command] for command in commands if callable(command.work)]
+    return [group for group in (acks, pushes, *calls) if group]
+
+
+class _Attempts:
+    """The attempts that one set of commands leads to."""
+
+    def __init__(
+        self, broker: Broker | None, reset: Callable[[], None] | None = None, *, budget_s: float = SET_BUDGET_S
+    ) -> None:
+        self._broker = broker
+        self._reset = reset or (broker.close if broker else lambda: None)
+        self._budget_s = budget_s
+        self._lost: BrokerUnavailable | None = None
+        self._lost_in_a_row = 0
+
+    def together(self, group: Sequence[MayBlock]) -> list[Any]:
+        """Carry out commands of one kind as one set if that can be, or one by one."""
+        if len(group) == 1:
+            return [self._alone(group[0], SET_WAIT_S)]
+        answers = self.attempt(group, SET_WAIT_S)
+        return [
+            self._alone(command, ALONE_WAIT_S) if _is_worth_a_try_alone(answer) else answer
+            for command, answer in zip(group, answers, strict=True)
+        ]
+
+    def by_halves(self, jobs: list[JobPayload]) -> list[Any]:
+        """Store the jobs that meet no lock: sets that meet one are halved. Returns an answer for each job."""
+        answer = self._alone(MayBlock(jobs), ALONE_WAIT_S)
+        if isinstance(answer, LockTimeout) and len(jobs) > 1:
+            half = len(jobs) // 2
+            return [*self.by_halves(jobs[:half]), *self.by_halves(jobs[half:])]
+        if isinstance(answer, LockTimeout):
+            return [WAITED_TOO_LONG]
+        return [answer] * len(jobs) if isinstance(answer, FaktoryError) else list(answer)
+
+    def attempt(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
+        """Carry out a set as one; an exception is the answer of all."""
+        if self._lost is not None and self._lost_in_a_row >= LOST_IN_A_ROW:
+            return [self._lost] * len(group)
+        try:
+            answers = self._carry_out(group, wait_s)
+        except LockTimeout as error:
+            self._budget_s -= wait_s or 0.0
+            return [error] * len(group)
+        except BrokerUnavailable as error:
+            self._reset()
+            self._lost, self._lost_in_a_row = error, self._lost_in_a_row + 1
+            is_again = len(group) == 1 and group[0].is_repeatable
+            return self.attempt(group, wait_s) if is_again else [error] * len(group)
+        except FaktoryError as error:
+            return [error] * len(group)
+        except Exception:
+            self._reset()
+            if len(group) == 1:
+                logger.exception("command failed item=%r", group[0])
+            return [FaktoryError("internal error")] * len(group)
+        self._lost_in_a_row = 0
+        return answers
+
+    def _alone(self, command: MayBlock, wait_s: float) -> Any:
+        if self._budget_s <= 0:
+            return WAITED_TOO_LONG
+        return self.attempt([command], wait_s)[0]
+
+    def _carry_out(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
+        if self._broker is None or wait_s is None:
+            return [command.work() for command in group if callable(command.work)]
+        with self._broker.limited_lock_wait(wait_s):
+            return _carry_out(self._broker, group)
+
+
+def _carry_out(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
+    acks = [command.work for command in group if isinstance(command.work, Ack)]
+    if acks:
+        return [*broker.exchange([], acks, []).acked]
+    sets = [command.work for command in group if isinstance(command.work, list)]
+    if sets:
+        answers = iter(broker.push([job for jobs in sets for job in jobs]))
+        return [[next(answers) for _ in jobs] for jobs in sets]
+    return [command.work() for command in group if callable(command.work)]
+
+
+def _is_worth_a_try_alone(answer: Any) -> bool:
+    """Whether it failed for another command's sake, or may have: not with its own lost connection."""
+    if isinstance(answer, BrokerUnavailable):
+        return isinstance(answer, LockTimeout)
+    return isinstance(answer, FaktoryError)
