@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -34,18 +34,25 @@ def replaceable(row: str = "") -> str:
     return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
 
 
-SLOTS = 16
+FOLDED = -1
+"""The slot of the counter row that others are folded into (`store.counters`). Releases before this one count in 0 to 15."""
 
-_known: WeakKeyDictionary[BaseDatabaseWrapper, int] = WeakKeyDictionary()
-_numbers = itertools.count()
+_OWN_SLOTS = 2**62
+
+_slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
 
 
 def counter_slot(connection: BaseDatabaseWrapper) -> int:
-    """The counter row of this connection: two that count at the same time seldom wait for each other's commit."""
-    number = _known.get(connection)
-    if number is None:
-        number = _known[connection] = next(_numbers)
-    return (os.getpid() + number) % SLOTS
+    """Return the slot of the counter row that only this connection writes.
+
+    Drawn at random once per connection and process: two connections that count at the same time must not wait for each
+    other's commit, on whichever nodes they are.
+    """
+    pid, slot = _slots.get(connection, (0, 0))
+    if pid != os.getpid():  # new, or inherited over a fork
+        slot = 16 + secrets.randbelow(_OWN_SLOTS)
+        _slots[connection] = os.getpid(), slot
+    return slot
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -384,9 +391,14 @@ class Dialect(ABC):
                 cursor.executemany(_SAVE, [(*values, row_id) for row_id, *values in rows])
             self.count(cursor, day, tally)
 
-    @abstractmethod
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
-        """Add to the counters of that day."""
+        """Add to the counters of that day, in this connection's row: the last row that a transaction locks."""
+        if tally != Tally():
+            self.count_in(cursor, day.date(), counter_slot(cursor.db), tally)
+
+    @abstractmethod
+    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
+        """Add to one counter row, which is inserted if there is none."""
 
 
 def marks(values: Collection[Any]) -> str:

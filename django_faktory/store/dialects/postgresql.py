@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from .postgresql_rows import read_ahead, reservations, with_tokens
 from .postgresql_verbs import (
     CLAIM,
     CLAIM_ALONE,
+    COUNT,
     KEEP,
     NOT_HELD,
     WAITING,
@@ -277,10 +278,9 @@ class PostgresqlDialect(Dialect):
         if calls and not (is_last and execute_last(connection, calls)):
             execute_on(connection, calls)
 
-    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         """See Dialect."""
-        if calls := save_calls(cursor.db, [], day, tally):
-            execute(cursor, calls)
+        execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
 def _held(row: Sequence[Any]) -> Held:

@@ -76,7 +76,7 @@ PASS_ALONE = Statement("pass_alone", ["json", "timestamptz"], _PASS.replace("$3"
 # What END leaves alone because it holds passes, if it is of no batch, has no lock, and nobody waits for its places.
 END_PASSED = Statement(
     "done_passed",
-    ["timestamptz", "json", "smallint"],
+    ["timestamptz", "json", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (

@@ -63,7 +63,7 @@ SELECT got.jid, got.id, EXISTS (SELECT 1 FROM won WHERE won.jid = got.jid) FROM 
 # statement, whose snapshot begins after their rows were locked, sees every job that came to wait for them by then.
 END_LOCKED = Statement(
     "done_locked",
-    ["timestamptz", "json", "smallint"],
+    ["timestamptz", "json", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (

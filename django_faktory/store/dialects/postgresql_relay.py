@@ -27,7 +27,7 @@ _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 # by key hides its state from the planner, see `postgresql_locks`.
 RELAY = Statement(
     "relay",
-    ["timestamptz", "double precision", "text", "text", "int", "text", "text[]", "text", "bigint", "smallint"],
+    ["timestamptz", "double precision", "text", "text", "int", "text", "text[]", "text", "bigint", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now, make_interval(secs => $2) AS lease),
 held AS MATERIALIZED (

@@ -134,7 +134,7 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 # ahead may get its wid in between (ADR 0022).
 END = Statement(
     "done",
-    ["timestamptz", "json", "smallint", "int"],
+    ["timestamptz", "json", "bigint", "int"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
@@ -179,7 +179,7 @@ NOT_HELD = "the job is no longer held as it was: nothing of its task may be comm
 # not ended. Text that is no number is an error, and says why; it is cast once it is known what was done.
 END_LAST = Statement(
     "done_last",
-    ["timestamptz", "text", "text", "int", "text", "smallint"],
+    ["timestamptz", "text", "text", "int", "text", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
@@ -220,7 +220,7 @@ FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
 
 COUNT = Statement(
     "count",
-    ["date", "smallint", "int", "int", "int"],
+    ["date", "bigint", "int", "int", "int"],
     f"""
 INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,
