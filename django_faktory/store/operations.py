@@ -16,7 +16,6 @@ from django.db.models.functions import Now
 from ..lifecycle import DEAD_FOR_S, GONE, Event, State, sources
 from ..models import Job, JobLock, JobQuerySet
 from . import gates, locks, members
-from .dialects import dialect_of
 from .transactions import run
 
 CHUNK = 500
@@ -73,7 +72,7 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
             held = held.select_for_update()
         found = dict(held.values_list("pk", "key"))
         JobLock.objects.using(using).filter(pk__in=list(found)).delete()
-        locks.tell(connection, dialect_of(connection).make_next_ready(connection, sorted(found.values())))
+        locks.make_next_ready(connection, sorted(found.values()))
         return len(found)
 
     return run(using, verb)
