@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -94,14 +94,16 @@ def remove(limit: Limit, *, using: str) -> None:
     """Take a limit away: whatever waited for it is ready. A crash on the way leaves jobs that the sweep lets go."""
 
     def verb(connection: BaseDatabaseWrapper) -> list[int]:
-        if _locked(connection, limit.scope, limit.name) is None:
+        names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
+        found = {row.name: row for row in _locked_all(connection, limit.scope, names)}
+        if limit.name not in found:
             return []
         mine = Gate.objects.using(using).filter(limit_id=limit.pk)
         locked = mine.order_by("pk")
         if connection.features.has_select_for_update:
             locked = locked.select_for_update()
         ids = [gate.pk for gate in locked]
-        kind = _locked(connection, Scope.KEY, family_of(limit.name)) if limit.scope == Scope.KEY else None
+        kind = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
         if kind is not None and kind.pk != limit.pk:  # the key is one of its kind again, with all that runs and waits
             mine.update(limit=kind)
             _written(connection, kind)
@@ -158,8 +160,12 @@ def take_edit_back(limit: Limit, *, using: str) -> bool:
 
 
 def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
-    rows = Limit.objects.using(connection.alias).filter(scope=scope, name=name)
-    return (rows.select_for_update() if connection.features.has_select_for_update else rows).first()
+    return next(iter(_locked_all(connection, scope, {name})), None)
+
+
+def _locked_all(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
+    rows = Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk")
+    return rows.select_for_update() if connection.features.has_select_for_update else rows
 
 
 def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:

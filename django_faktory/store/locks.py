@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Value, When
+from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 
 from ..lifecycle import State
@@ -252,9 +252,13 @@ def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None
 
 
 def keys_of(jobs: JobQuerySet) -> list[str]:
-    """The keys that those of these jobs wait for which are ready: to `settle` when they are gone."""
-    ready = jobs.in_state(State.ENQUEUED).filter(lock_key__isnull=False)
-    return [key for key in ready.order_by().values_list("lock_key", flat=True).distinct() if key]
+    """The keys of those of these jobs that are ready, or parked at a gate: to `settle` when they are gone.
+
+    Either kind keeps the next job of its key waiting.
+    """
+    keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), gate__isnull=False)
+    found = jobs.filter(keeps_others, lock_key__isnull=False)
+    return [key for key in found.order_by().values_list("lock_key", flat=True).distinct() if key]
 
 
 def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
@@ -279,8 +283,16 @@ def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
 
 def _extend(locks: Any) -> int:
     ends = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
-    extended: int = run(locks.db, lambda _: locks.update(expires_at=ends, is_lapsed=False), atomic=False)
-    return extended
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        mine = locks
+        if connection.features.has_select_for_update:  # in the order of their keys, which an UPDATE does not keep
+            tokens = list(locks.order_by("key").select_for_update().values_list("pk", flat=True))
+            mine = JobLock.objects.using(locks.db).filter(pk__in=tokens)
+        extended: int = mine.update(expires_at=ends, is_lapsed=False)
+        return extended
+
+    return run(locks.db, verb)
 
 
 def lapsed_locks(*, using: str) -> Any:
