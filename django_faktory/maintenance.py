@@ -26,6 +26,7 @@ from .logs import get_logger
 from .store import (
     backfill,
     batches,
+    counters,
     failures,
     gates,
     giving_back,
@@ -142,6 +143,7 @@ class Maintenance:
             Step("tracking", 60.0, self._purge_tracking),
             Step("batches", 60.0, self._look_after_batches),
             Step("measures", 600.0, self._purge_measures),
+            Step("counters", 600.0, lambda: counters.fold(using=alias) == counters.CHUNK),
         )
 
     def run(self) -> None:

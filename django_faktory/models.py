@@ -348,11 +348,11 @@ class WorkerProcess(models.Model):
 
 
 class Counter(models.Model):
-    """How many jobs ended, by day. Split into slots, so that processes do not wait for each other's row."""
+    """How many jobs ended, by day: a row for each connection that counts, and one that the others are folded into."""
 
     pk = models.CompositePrimaryKey("day", "slot")
     day = models.DateField()
-    slot = models.SmallIntegerField()
+    slot = models.BigIntegerField(help_text="Drawn at random by the connection that counts in it; -1: folded.")
     processed = models.BigIntegerField(default=0, help_text="Ends, good and bad.")
     failed = models.BigIntegerField(default=0)
     late = models.BigIntegerField(default=0, help_text="Reports that came too late to change anything.")

@@ -43,7 +43,9 @@ def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, no
         clock = now or dialect_of(connection).now(cursor)
     # In this order: a job that a worker takes in between runs, and is marked.
     dropped = operations.discarded(jobs.in_state(*WAITING, State.ENQUEUED, State.BLOCKED))
-    marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
+    marked = operations.locked(jobs.in_state(State.WORKING)).update(
+        cancel_requested_at=Greatest(Value(clock), F("enqueued_at"))
+    )
     return dropped + marked
 
 

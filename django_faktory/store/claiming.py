@@ -13,7 +13,7 @@ from django.db import Error, connections
 from ..errors import BrokerUnavailable
 from ..logs import get_logger
 from ..payloads import FetchRequest, Lease, Reservation, is_storable
-from . import gates, giving_back, locks
+from . import acquiring, giving_back, locks
 from .dialects import dialect_of
 from .dialects.base import DELIVERY_LEASE_S, Plan, Slot
 from .transactions import run
@@ -230,7 +230,7 @@ class Claiming(NamedTuple):
         for left in reversed(range(MAX_ROUNDS)):
             if all(map(has_all_it_needs, claimed)):
                 return found + claimed if found else claimed
-            got = self._with_locks(gates.let_pass(claimed, using=self.using, now=self.now))
+            got = acquiring.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
             found += got
             if len(got) == len(claimed):
                 return found
@@ -238,17 +238,6 @@ class Claiming(NamedTuple):
         # All that was met is parked, and what can run may be behind it: whoever asks next goes on.
         locks.tell(connections[self.using], {slot.queue for slot in plan.slots})
         return found
-
-    def _with_locks(self, claimed: list[Reservation]) -> list[Reservation]:
-        """Those of the claimed that have no key, or got their lock; others give their passes back."""
-        keyed = [job for job in claimed if job.lock_key is not None and job.lock_token is None]
-        if not keyed:
-            return claimed
-        won = {job.jid: job for job in locks.take(keyed, using=self.using, lease_s=self.lease_s, now=self.now)}
-        lost = [job.passes for job in keyed if job.jid not in won]
-        if any(lost):
-            run(self.using, lambda connection: gates.release(connection, lost))
-        return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in won]
 
 
 def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:

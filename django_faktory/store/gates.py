@@ -1,20 +1,23 @@
 """Gates: who may start now of the jobs that limits concern, and who waits, out of the claims' way. ADR 0016.
 
-`let_pass` is the only way to a pass, and `release` the way back, in the transaction that ends the run. Rows of gates
-are locked after those of jobs and locks, in the order of their ids; what is counted is counted under that lock.
+At every commit a gate counts as many jobs as have its id in their `passes`: both change in one transaction, the count
+by as many rows as this transaction changed. `let_pass` and `adopt` give passes, `release` takes them back in the
+transaction that ends the run. Gates are locked by id after jobs and lock rows (ADR 0024).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import msgspec
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from ..gating import Gate, Scope, allot, family_of, passes_of, passes_text
@@ -36,25 +39,45 @@ IDLE_S = 3600.0
 
 _NUMBERS = ("concurrency", "rate", "per", "burst")
 
+T = TypeVar("T")
+
+
+class _NoGate(Exception):
+    """Keys have a limit and no gate yet: the transaction is rolled back, the gates made, and it is tried again."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__()
+        self.keys = keys
+
 
 def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime | None = None) -> list[Reservation]:
     """Those of jobs just claimed that no limit concerns or that may start, with their passes; others are parked.
 
-    Nobody may be handed a job before this is committed. A set is one transaction of a few statements.
+    No job may be handed out before this is committed. A set is one transaction of a few statements.
     """
-    wanted = {job.jid: job for job in reservations if job.passes is not None}
+    wanted = [job for job in reservations if job.passes is not None]
     if not wanted:
         return list(reservations)
-
-    def verb(connection: BaseDatabaseWrapper) -> dict[str, str | None]:
-        with connection.cursor() as cursor:
-            return _let_pass(connection, cursor, wanted, now)
-
     at_once = dialect_of(connections[using]).passes
-    passed = (
-        run(using, lambda connection: at_once(connection, list(wanted.values()), now), atomic=False) if at_once else {}
-    )
-    passed = passed or run(using, verb)
+    passed = run(using, lambda connection: at_once(connection, wanted, now), atomic=False) if at_once else {}
+    if not passed:
+        passed = run_with_gates(lambda connection: _let_pass(connection, wanted, now), using=using)
+    return _passed(reservations, passed)
+
+
+def let_pass_in(
+    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
+) -> list[Reservation]:
+    """`let_pass` as part of a transaction that `run_with_gates` runs. A job that is refused frees the lock it holds."""
+    wanted = [job for job in reservations if job.passes is not None]
+    if not wanted:
+        return list(reservations)
+    at_once = dialect_of(connection).passes
+    passed = (at_once(connection, wanted, now) if at_once else {}) or _let_pass(connection, wanted, now)
+    return _passed(reservations, passed)
+
+
+def _passed(reservations: Sequence[Reservation], passed: Mapping[str, str | None]) -> list[Reservation]:
     return [
         job if job.passes is None else msgspec.structs.replace(job, passes=passed[job.jid])
         for job in reservations
@@ -62,29 +85,44 @@ def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime |
     ]
 
 
+def run_with_gates(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -> T:
+    """`run` a verb that lets jobs pass; gates of keys that are needed for the first time are made before it."""
+    while True:
+        try:
+            with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
+                return run(using, verb)
+        except _NoGate as missing:
+            make(missing.keys, using=using)
+
+
 def _let_pass(
-    connection: BaseDatabaseWrapper, cursor: CursorWrapper, wanted: dict[str, Reservation], now: datetime | None
+    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> dict[str, str | None]:
     dialect = dialect_of(connection)
-    rows = gates.claimed(cursor, dialect, wanted)
-    mine = {
-        rows[jid][0]: job
-        for jid, job in wanted.items()
-        if jid in rows and rows[jid][1:] == (job.wid, job.attempt)  # else it was taken from its worker meanwhile
-    }
-    found = _gates_of(connection, cursor, mine.values())
-    clock = now or dialect.now(cursor)
-    asked = [[found[name] for name in _names(job) if name in found] for job in mine.values()]
-    refusals = dict(zip(mine, allot(asked, clock), strict=True))
-    passes = {row_id: passes_text(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None}
-    gates.hand_out(cursor, passes)
-    shut = {row_id: gate for row_id, gate in refusals.items() if gate is not None}
-    if shut:
-        _park(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in shut.items()})
-    used = [gate for gate in found.values() if any(gate in held for held in asked)]
-    for gate in used:
-        gate.filled_at = gate.filled_at if gate.has_rate else clock
-    gates.save(cursor, used)
+    wanted = {job.jid: job for job in reservations}
+    with connection.cursor() as cursor:
+        rows = gates.claimed(cursor, dialect, wanted)
+        mine = {
+            rows[jid][0]: job
+            for jid, job in wanted.items()
+            if jid in rows and rows[jid][1:] == (job.wid, job.attempt)  # else it was taken from its worker meanwhile
+        }
+        found = _gates_of(connection, cursor, mine.values())
+        clock = now or dialect.now(cursor)
+        asked = [[found[name] for name in _names(job) if name in found] for job in mine.values()]
+        refusals = dict(zip(mine, allot(asked, clock), strict=True))
+        passes = {
+            row_id: passes_text(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None
+        }
+        gates.hand_out(cursor, passes)
+        shut = {row_id: gate for row_id, gate in refusals.items() if gate is not None}
+        if shut:
+            _park(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in shut.items()})
+        used = [gate for gate in found.values() if any(gate in held for held in asked)]
+        for gate in used:
+            gate.filled_at = gate.filled_at if gate.has_rate else clock
+        gates.save(cursor, used)
+    locks.release(connection, [mine[row_id] for row_id in shut])
     return {mine[row_id].jid: text for row_id, text in passes.items()}
 
 
@@ -96,35 +134,44 @@ def _names(job: Reservation) -> list[tuple[str, str]]:
 def _gates_of(
     connection: BaseDatabaseWrapper, cursor: CursorWrapper, jobs: Iterable[Reservation]
 ) -> dict[tuple[str, str], Gate]:
-    """The gates of these jobs, locked; those of keys are made when they are first needed."""
+    """The gates of these jobs, locked. Raises _NoGate where a key has a limit and no gate."""
     names = {name for job in jobs for name in _names(job)}
     if not names:
         return {}
-    dialect = dialect_of(connection)
-    found = {(gate.scope, gate.name): gate for gate in gates.by_name(cursor, dialect, names)}
+    found = {(gate.scope, gate.name): gate for gate in gates.by_name(cursor, dialect_of(connection), names)}
     unknown = sorted(name for scope, name in names if scope == Scope.KEY and (scope, name) not in found)
-    if unknown and make(connection, unknown):
-        found = {(gate.scope, gate.name): gate for gate in gates.by_name(cursor, dialect, names)}
+    if unknown and _limits_of(unknown, connection.alias).exists():
+        raise _NoGate(unknown)
     return found
 
 
-def make(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> int:
-    """Gates for keys that have none, by their own limit or that of their kind; returns how many have one now."""
-    limits = Limit.objects.using(connection.alias).filter(scope=Scope.KEY)
-    limits = limits.filter(name__in={*keys, *map(family_of, keys)}).order_by("id")
-    if connection.features.has_select_for_update:
-        limits = limits.select_for_update()
-    known = {limit.name: limit for limit in limits}
-    rows = [gate_row(limit, key) for key in keys if (limit := known.get(key) or known.get(family_of(key))) is not None]
-    GateRow.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
-    return len(rows)
+def _limits_of(keys: Sequence[str], using: str) -> QuerySet[Limit]:
+    """The limits of these keys, their own and those of their kinds."""
+    return Limit.objects.using(using).filter(scope=Scope.KEY, name__in={*keys, *map(family_of, keys)})
+
+
+def make(keys: Sequence[str], *, using: str) -> None:
+    """Make gates for keys that have a limit, their own or that of their kind, and count the jobs of these that run."""
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        limits = _limits_of(keys, using).order_by("id")
+        if connection.features.has_select_for_update:
+            limits = limits.select_for_update()
+        known = {limit.name: limit for limit in limits}
+        made = [(key, limit) for key in keys if (limit := known.get(key) or known.get(family_of(key))) is not None]
+        rows = [gate_row(limit, key) for key, limit in made]
+        GateRow.objects.using(using).bulk_create(rows, ignore_conflicts=True)
+
+    run(using, verb)
+    closed = GateRow.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
+    count_running(run(using, lambda _: list(closed.values_list("pk", flat=True)), atomic=False), using=using)
 
 
 def gate_row(limit: Limit, name: str) -> GateRow:
-    """A gate of this limit, as nobody has used it."""
+    """A gate of this limit that no job has passed, shut until `count_running` has counted the jobs that run already."""
     numbers = {field: getattr(limit, field) for field in _NUMBERS}
     tokens = limit.allowance.capacity if limit.rate else 0.0
-    is_paused = limit.paused_at is not None
+    is_paused = limit.paused_at is not None or limit.concurrency is not None
     return GateRow(limit=limit, scope=limit.scope, name=name, is_paused=is_paused, tokens=tokens, **numbers)
 
 
@@ -147,14 +194,6 @@ def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Ga
         gates.park_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
     for gate in closed.values():
         gate.is_awaited = True
-
-
-def held_by(working: JobQuerySet) -> list[str | None]:
-    """The passes of these working jobs, locked: to `release` when the jobs are changed."""
-    found = working.filter(passes__isnull=False).order_by("id")
-    if connections[working.db].features.has_select_for_update:
-        found = found.select_for_update()
-    return list(found.values_list("passes", flat=True))
 
 
 def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> None:
@@ -240,10 +279,70 @@ def let_go_by(jobs: JobQuerySet) -> list[int]:
     return [gate for gate in ready.order_by().values_list("gate", flat=True).distinct() if gate is not None]
 
 
-def sweep(*, using: str) -> int | None:
-    """Mend what gates count and whom they forgot: after a crash, or an edit while jobs ran. Returns how many.
+def count_running(ids: Iterable[int], *, using: str) -> None:
+    """Give running jobs the permits of these gates that they lack, count them, and open the gates.
 
-    None where no gate is in use: none counts a job, and nobody is at one.
+    A gate that is new, or counted no running jobs before, is shut until then, so that jobs that run already count from
+    the commit of the change on. Claims that have read the limits before that commit are waited for, because their jobs
+    run too: see `Dialect.await_claims`. In a transaction of the caller's there is no such commit yet: the gates open
+    at once, and the jobs are counted again after it.
+    """
+    ids = list(ids)
+    if not ids:
+        return
+    connection = connections[using]
+    if connection.in_atomic_block:
+        transaction.on_commit(lambda: _count_each(ids, using), using=using, robust=True)
+    else:
+        run(using, lambda connection: dialect_of(connection).await_claims(connection), atomic=False)
+    _count_each(ids, using)
+
+
+def _count_each(ids: Iterable[int], using: str) -> None:
+    for gate_id in ids:
+        adopt(gate_id, using=using)
+        run(using, lambda connection, pk=gate_id: _open(connection, pk))  # type: ignore[misc]
+
+
+def _open(connection: BaseDatabaseWrapper, gate_id: int) -> None:
+    """Shut a counted gate only if its limit is paused. Limits are locked before gates."""
+    limits = Limit.objects.using(connection.alias).filter(gates=gate_id)
+    if connection.features.has_select_for_update:
+        limits = limits.select_for_update()
+    for limit in limits:
+        GateRow.objects.using(connection.alias).filter(pk=gate_id).update(is_paused=limit.paused_at is not None)
+
+
+def adopt(gate_id: int, *, using: str) -> int:
+    """Give permits of this gate to running jobs that began before they needed one; returns how many."""
+    after, adopted = 0, 0
+    while True:
+        last, count = run(using, lambda connection, after=after: _adopt(connection, gate_id, after))  # type: ignore[misc]
+        adopted += count
+        if last is None:
+            return adopted
+        after = last
+
+
+def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[int | None, int]:
+    """A step of `adopt`: at most `CHUNK` jobs with higher ids; returns the last of them, if there may be more."""
+    dialect = dialect_of(connection)
+    with connection.cursor() as cursor:
+        rows = gates.without_pass(cursor, dialect, gate_id, after, CHUNK)
+        found = gates.by_id(cursor, dialect, [gate_id])
+        if not rows or not found or not found[0].holds_passes():
+            return None, 0
+        count = gates.give_passes(cursor, found[0].id, rows)
+        found[0].in_use += count
+        gates.save(cursor, found)
+    return rows[-1][0] if len(rows) == CHUNK else None, count
+
+
+def sweep(*, using: str) -> int | None:
+    """Repair what gates count, and let jobs go that a gate forgot: after a crash, or rows changed by hand. Returns how
+    many gates it were.
+
+    None where no gate is in use: none counts a job, and no job is at one.
     """
 
     def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
@@ -251,17 +350,18 @@ def sweep(*, using: str) -> int | None:
             return list(gates.waited_at(cursor))
 
     rows = GateRow.objects.using(using)
-    listed = rows.values_list("pk", "in_use", "is_awaited")
-    stored = run(using, lambda _: {pk: (in_use, awaited) for pk, in_use, awaited in listed}, atomic=False)
+    listed = list(run(using, lambda _: list(rows.select_related("limit")), atomic=False))
+    stored = {row.pk: row for row in listed}
     at = run(using, waited_at, atomic=False)
     if not stored and not at:
         return None
-    is_used = bool(at) or any(in_use or is_awaited for in_use, is_awaited in stored.values())
-    mended = _recount({pk: in_use for pk, (in_use, _) in stored.items()}, using)
+    count_running([row.pk for row in listed if row.is_paused and row.limit.paused_at is None], using=using)
+    is_used = bool(at) or any(row.in_use or row.is_awaited for row in listed)
+    mended = _recount(stored, using)
     for gate_id in at:
         if gate_id not in stored:
             mended += bool(free(gate_id, using=using))
-        elif not stored[gate_id][1]:
+        elif not stored[gate_id].is_awaited:
             run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
     look_again([gate_id for gate_id in at if gate_id in stored], using=using)
     return mended if is_used or mended else None
@@ -283,30 +383,46 @@ def free(gate_id: int, *, using: str) -> set[str]:
     return queues
 
 
-def _recount(stored: Mapping[int, int], using: str) -> int:
-    """Compare what gates count with the jobs that hold passes, and mend it under the gate's row."""
+def _recount(stored: Mapping[int, GateRow], using: str) -> int:
+    """Give permits to running jobs that lack one, and compare what gates count with the jobs that hold permits."""
 
-    def look(connection: BaseDatabaseWrapper) -> Counter[int]:
+    def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
         with connection.cursor() as cursor:
-            return Counter(gate for text in gates.held(cursor) for gate in passes_of(text))
+            return gates.running(cursor)
 
-    held = run(using, look, atomic=False)
+    by_name = {(row.scope, row.name): pk for pk, row in stored.items() if row.concurrency is not None}
+    held = Counter[int]()
+    lacking: set[int] = set()
+    for queue, jobtype, key, passes, count in run(using, look, atomic=False):
+        mine = passes_of(passes)
+        held.update(dict.fromkeys(mine, count))
+        names = ((Scope.QUEUE, queue), (Scope.TASK, jobtype), (Scope.KEY, key or ""))
+        lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in mine)
+    adopted = sum(adopt(gate_id, using=using) for gate_id in sorted(lacking))
+    if adopted:
+        logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", adopted)
     return sum(
         run(using, lambda connection, pk=pk: recount(connection, pk))  # type: ignore[misc]
-        for pk, in_use in stored.items()
-        if held[pk] != in_use
+        for pk, row in stored.items()
+        if pk not in lacking and held[pk] != row.in_use
     )
 
 
 def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
-    """Set what a gate counts to what holds its passes; whether it was another. Inside a transaction."""
+    """Set what a gate counts to the number of jobs that hold its passes; whether it was another. Inside a transaction.
+
+    Exact at any time: each transaction that changes the passes of jobs locks the gate before it commits, so none of
+    them can commit between the look at the jobs, which is a statement after the lock, and ours.
+    """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         found = gates.by_id(cursor, dialect, [gate_id])
         for gate in found:
             count = gates.holders(cursor, gate.id)
             if count != gate.in_use:
-                logger.warning("a gate counted wrong, mended gate=%s in_use=%d jobs=%d", gate.name, gate.in_use, count)
+                logger.warning(
+                    "a gate counted wrong, repaired gate=%s in_use=%d jobs=%d", gate.name, gate.in_use, count
+                )
                 gate.in_use = count
                 locks.tell(connection, _opened(cursor, dialect, gate, dialect.now(cursor), was_shut=True))
                 gates.save(cursor, found)

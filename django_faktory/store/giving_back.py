@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
@@ -14,6 +15,15 @@ from . import gates, locks
 from .transactions import run
 
 CHUNK = 500
+
+_ENQUEUED: dict[str, Any] = {
+    "state": State.ENQUEUED,
+    "wid": "",
+    "started_at": None,
+    "reserved_until": None,
+    "lock_token": None,
+    "passes": None,
+}
 
 
 def release(reservations: Sequence[Reservation], *, using: str) -> int:
@@ -28,15 +38,15 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
         wids = {job.wid, ""} if job.is_ahead else {job.wid}  # which of them the row has is a matter of time
         held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
 
-    hold_some = any(job.lock_token is not None or job.passes is not None for job in reservations)
-
-    def give_back(connection: BaseDatabaseWrapper) -> int:
-        working = Job.objects.using(using).filter(held, state=State.WORKING)
-        if hold_some:
-            return put_back(connection, working)
-        return working.update(state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None)
-
-    return run(using, give_back, atomic=hold_some)
+    working = Job.objects.using(using).filter(held, state=State.WORKING)
+    returned = 0
+    if not any(job.lock_token is not None or job.passes is not None for job in reservations):
+        # One statement for jobs that still hold nothing: a limit may have been set since they were claimed.
+        plain = working.filter(lock_token__isnull=True, passes__isnull=True)
+        returned = run(using, lambda _: plain.update(**_ENQUEUED), atomic=False)
+    if returned < len(reservations):
+        returned += run(using, lambda connection: put_back(connection, working))
+    return returned
 
 
 def give_back(claims: Collection[int], *, using: str) -> int:
@@ -49,11 +59,18 @@ def give_back(claims: Collection[int], *, using: str) -> int:
 
 
 def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
-    """Make these working jobs enqueued again, without the locks and passes they hold. Inside a transaction."""
-    locks.release_all(connection, working)
-    passes = gates.held_by(working)
-    returned = working.update(
-        state=State.ENQUEUED, wid="", started_at=None, reserved_until=None, lock_token=None, passes=None
-    )
-    gates.release(connection, passes)
+    """Make these working jobs enqueued again, without the locks and passes they hold. Inside a transaction.
+
+    What they hold is read from the locked rows, and only these rows are changed: jobs that match the filter a moment
+    later are left alone.
+    """
+    rows = working.order_by("id").only("lock_key", "lock_token", "passes")
+    if connection.features.has_select_for_update:
+        rows = rows.select_for_update()
+    jobs = list(rows)
+    if not jobs:
+        return 0
+    returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**_ENQUEUED)
+    locks.release(connection, jobs)
+    gates.release(connection, [job.passes for job in jobs])
     return returned

@@ -10,10 +10,11 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
+from ..gating import passes_of
 from ..logs import get_logger
 from ..payloads import Ack, FetchRequest, JobPayload, Reservation
 from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
-from . import ahead, locks, members, optioned
+from . import ahead, gates, locks, members, optioned
 from .claiming import (
     Claiming,
     answerable,
@@ -295,9 +296,10 @@ def ack_last(
     connection = connections[using]
     connection.validate_no_broken_transaction()
     if job.ends_alone and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
-        ended_at = dialect_of(connection).end_last(connection, report, now)
-        if ended_at is not None:
-            ran_s = (ended_at - job.started_at).total_seconds() if job.started_at else 0.0
+        ended = dialect_of(connection).end_last(connection, report, now)
+        if ended is not None:
+            gates.settle_later(connection, passes_of(ended.passes))
+            ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
             on_ended([Held(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
             return True
     return ack([report], using=using, now=now, on_ended=on_ended) == [True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from ..lifecycle import State
 from ..models import Gate, Job, Limit
 from . import gates, locks
 from .dialects import dialect_of
-from .dialects import gates as statements
 from .transactions import run
 
 MOST_COUNTED = 10_000
@@ -95,11 +94,16 @@ def remove(limit: Limit, *, using: str) -> None:
     """Take a limit away: whatever waited for it is ready. A crash on the way leaves jobs that the sweep lets go."""
 
     def verb(connection: BaseDatabaseWrapper) -> list[int]:
-        if _locked(connection, limit.scope, limit.name) is None:
+        names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
+        found = {row.name: row for row in _locked_all(connection, limit.scope, names)}
+        if limit.name not in found:
             return []
         mine = Gate.objects.using(using).filter(limit_id=limit.pk)
-        ids = list(mine.values_list("pk", flat=True))
-        kind = _locked(connection, Scope.KEY, family_of(limit.name)) if limit.scope == Scope.KEY else None
+        locked = mine.order_by("pk")
+        if connection.features.has_select_for_update:
+            locked = locked.select_for_update()
+        ids = [gate.pk for gate in locked]
+        kind = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
         if kind is not None and kind.pk != limit.pk:  # the key is one of its kind again, with all that runs and waits
             mine.update(limit=kind)
             _written(connection, kind)
@@ -156,8 +160,12 @@ def take_edit_back(limit: Limit, *, using: str) -> bool:
 
 
 def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
-    rows = Limit.objects.using(connection.alias).filter(scope=scope, name=name)
-    return (rows.select_for_update() if connection.features.has_select_for_update else rows).first()
+    return next(iter(_locked_all(connection, scope, {name})), None)
+
+
+def _locked_all(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:
+    rows = Limit.objects.using(connection.alias).filter(scope=scope, name__in=names).order_by("pk")
+    return rows.select_for_update() if connection.features.has_select_for_update else rows
 
 
 def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
@@ -170,6 +178,10 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     else:
         rows.bulk_create([gates.gate_row(limit, limit.name)], ignore_conflicts=True)
     mine = rows.filter(limit=limit)
+    locked = mine.order_by("pk")
+    if connection.features.has_select_for_update:
+        locked = locked.select_for_update()
+    shut = [gate.pk for gate in locked if _counts_from_now(gate, limit)]
     most = limit.allowance.capacity
     mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a rate begins with a full bucket
     mine.filter(tokens__gt=most).update(tokens=most)
@@ -181,27 +193,25 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         is_paused=limit.paused_at is not None,
         opens_at=None,
     )
+    mine.filter(pk__in=shut).update(is_paused=True)
     return limit
+
+
+def _counts_from_now(gate: Gate, limit: Limit) -> bool:
+    """Whether a gate must be shut until running jobs are counted: it counted none, or is shut for that already."""
+    return limit.concurrency is not None and (gate.concurrency is None or gate.is_paused)
 
 
 def _looked_after(limit: Limit, using: str) -> Limit:
-    """Count the jobs that run already, and let go of whom there is room for now."""
-    ids = list(Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", flat=True))
-    for gate_id in ids:
-        run(using, lambda connection, pk=gate_id: _count_running(connection, pk))  # type: ignore[misc]
+    """Count the jobs that run already, and let those go that there is room for now."""
+    mine = Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
+    found = run(using, lambda _: list(mine), atomic=False)
+    ids = [pk for pk, _ in found]
+    if limit.concurrency is not None:
+        gates.count_running([pk for pk, is_shut in found if is_shut], using=using)
     queues = gates.look_again(ids, using=using)
     run(using, lambda connection: locks.tell(connection, queues))
     return limit
-
-
-def _count_running(connection: BaseDatabaseWrapper, gate_id: int) -> None:
-    dialect = dialect_of(connection)
-    with connection.cursor() as cursor:
-        for gate in statements.by_id(cursor, dialect, [gate_id]):
-            if gate.holds_passes():
-                statements.adopt(cursor, dialect, gate)
-                gate.in_use = statements.holders(cursor, gate.id)
-                statements.save(cursor, [gate])
 
 
 def use(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Value, When
+from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 
 from ..lifecycle import State
@@ -30,6 +30,8 @@ logger = get_logger(__name__)
 
 CHUNK = 500
 LEASE_S = 35.0
+SETTLE_AGAIN_S = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Pauses of `settle` before it looks again at jobs whose rows other transactions have locked; then the sweep does."""
 SETTLED_AFTER_S = 0.25
 """Who ended a job and lives has given its key to the next one by then."""
 
@@ -56,43 +58,52 @@ def take(
 
     The others are parked, as if they had not been claimed. Nobody may be handed a job before its lock is committed.
     """
-    reservations = sorted(reservations, key=lambda job: job.lock_key or "")  # stable: the best of a key comes first
-    connection = connections[using]
-    takes = dialect_of(connection).takes
-    tokens = run(using, lambda _: (takes or _take)(connection, reservations, lease_s, now), atomic=takes is None)
+    is_one = dialect_of(connections[using]).takes is not None
+    tokens = run(using, lambda connection: take_in(connection, reservations, lease_s, now), atomic=not is_one)
     settle({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
     return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
+
+
+def take_in(
+    connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
+) -> dict[str, int]:
+    """`take` as part of a transaction; returns the tokens by jid. The keys of the others are to be settled after it."""
+    reservations = sorted(reservations, key=lambda job: job.lock_key or "")  # stable: the best of a key comes first
+    takes = dialect_of(connection).takes
+    return (takes or _take)(connection, reservations, lease_s, now)
 
 
 def _take(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
 ) -> dict[str, int]:
+    rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations]).order_by("id")
+    if connection.features.has_select_for_update:
+        rows = rows.select_for_update()
+    stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "passes")}
+    mine = [job for job in reservations if job.jid in stored and _awaits_lock(stored[job.jid], job)]
     first: dict[str, Reservation] = {}
-    for job in reservations:
+    for job in mine:
         first.setdefault(job.lock_key or "", job)
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     tokens = _acquired(connection, first, clock, timedelta(seconds=lease_s))
     jobs = Job.objects.using(connection.alias)
-    won: dict[str, int] = {}
-    for job in reservations:
-        token = tokens.get(job.jid)
-        held = jobs.in_state(State.WORKING).filter(jid=job.jid, wid=job.wid, attempt=job.attempt)
-        if token is None:
-            held.update(
-                state=State.BLOCKED,
-                attempt=F("attempt") - 1,
-                wid="",
-                started_at=None,
-                reserved_until=None,
-                passes=None,
-            )
-        elif held.update(lock_token=token, unique_key=_UNIQUE_FROM_HERE):
-            won[job.jid] = token
-        else:  # it was taken from its worker meanwhile
-            JobLock.objects.using(connection.alias).filter(pk=token).delete()
-    _park_siblings(connection, [job.lock_key for job in reservations if job.lock_key and job.jid in won])
-    return won
+    for jid, token in tokens.items():
+        row = stored[jid]
+        begins = {"unique_key": _UNIQUE_FROM_HERE} if row.passes is None else {}  # else when it passes its gates
+        jobs.filter(pk=row.pk).update(lock_token=token, **begins)
+    if lost := [stored[job.jid].pk for job in mine if job.jid not in tokens]:
+        jobs.filter(pk__in=lost).update(
+            state=State.BLOCKED, attempt=F("attempt") - 1, wid="", started_at=None, reserved_until=None, passes=None
+        )
+    _park_siblings(connection, [job.lock_key for job in mine if job.lock_key and job.jid in tokens])
+    return tokens
+
+
+def _awaits_lock(row: Job, job: Reservation) -> bool:
+    """Whether a locked row is that of this claim still, and not taken from its worker meanwhile."""
+    is_held = row.state == State.WORKING and (row.wid, row.attempt) == (job.wid, job.attempt)
+    return is_held and row.lock_token is None
 
 
 def _acquired(
@@ -130,23 +141,34 @@ def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None
         jobs.filter(pk__in=ids).update(state=State.BLOCKED, gate=None)
 
 
-def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job]) -> None:
+def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) -> None:
     """Let go of what these jobs held, inside the transaction that ended their runs, and make the next ones ready.
 
     The jobs are as they were before: with key and token. Jobs without a lock may be among them.
     """
     held = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
     if held:
-        JobLock.objects.using(connection.alias).filter(pk__in=sorted(held)).delete()
-        tell(connection, dialect_of(connection).make_next_ready(connection, sorted(set(held.values()))))
+        _delete(connection, sorted(held))
+        make_next_ready(connection, sorted(set(held.values())))
 
 
-def release_all(connection: BaseDatabaseWrapper, working: JobQuerySet) -> None:
-    """`release` for the working jobs of this set, whose rows are to be changed after it."""
-    found = working.filter(lock_token__isnull=False).order_by("id").only("lock_key", "lock_token")
-    if connection.features.has_select_for_update:
-        found = found.select_for_update()
-    release(connection, list(found))
+def _delete(connection: BaseDatabaseWrapper, tokens: Sequence[int]) -> None:
+    """Delete these lock rows, locked in the order of their keys."""
+    rows = JobLock.objects.using(connection.alias).filter(pk__in=tokens)
+    if len(tokens) > 1 and connection.features.has_select_for_update:
+        list(rows.order_by("key").select_for_update().values_list("pk", flat=True))
+    rows.delete()
+
+
+def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+    """Make the next jobs of these keys ready, inside a transaction; returns the keys to `settle` after it.
+
+    They are settled after the commit: their next job's row was locked by another transaction, which may change nothing.
+    """
+    queues, skipped = dialect_of(connection).make_next_ready(connection, keys)
+    tell(connection, queues)
+    settle_later(connection, skipped)
+    return skipped
 
 
 def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
@@ -199,19 +221,29 @@ def settle(keys: Collection[str], *, using: str) -> None:
     if not keys:
         return
 
-    def verb(connection: BaseDatabaseWrapper) -> None:
+    def verb(connection: BaseDatabaseWrapper) -> set[str]:
         locks = JobLock.objects.using(using).filter(key__in=some).order_by("key")
         if connection.features.has_select_for_update:
             locks = locks.select_for_update()
         with connection.cursor() as cursor:
             now = dialect_of(connection).now(cursor)
         held = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
-        tell(connection, dialect_of(connection).make_next_ready(connection, [key for key in some if key not in held]))
+        queues, skipped = dialect_of(connection).make_next_ready(connection, [key for key in some if key not in held])
+        tell(connection, queues)
+        return skipped
 
     ordered = sorted(keys)
-    for start in range(0, len(ordered), CHUNK):
-        some = ordered[start : start + CHUNK]
-        run(using, verb, raises_lock_timeout=False)  # what it follows is committed, and cannot be repeated
+    for pause_s in SETTLE_AGAIN_S:
+        skipped: set[str] = set()
+        for start in range(0, len(ordered), CHUNK):
+            some = ordered[start : start + CHUNK]
+            skipped |= run(
+                using, verb, raises_lock_timeout=False
+            )  # what it follows is committed: it must not be repeated
+        if not skipped or connections[using].in_atomic_block:
+            return
+        ordered = sorted(skipped)
+        time.sleep(pause_s)
 
 
 def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
@@ -222,9 +254,13 @@ def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None
 
 
 def keys_of(jobs: JobQuerySet) -> list[str]:
-    """The keys that those of these jobs wait for which are ready: to `settle` when they are gone."""
-    ready = jobs.in_state(State.ENQUEUED).filter(lock_key__isnull=False)
-    return [key for key in ready.order_by().values_list("lock_key", flat=True).distinct() if key]
+    """The keys of those of these jobs that are ready, or parked at a gate: to `settle` when they are gone.
+
+    Either kind keeps the next job of its key waiting.
+    """
+    keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), gate__isnull=False)
+    found = jobs.filter(keeps_others, lock_key__isnull=False)
+    return [key for key in found.order_by().values_list("lock_key", flat=True).distinct() if key]
 
 
 def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
@@ -249,8 +285,16 @@ def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
 
 def _extend(locks: Any) -> int:
     ends = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
-    extended: int = run(locks.db, lambda _: locks.update(expires_at=ends, is_lapsed=False), atomic=False)
-    return extended
+
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        mine = locks
+        if connection.features.has_select_for_update:  # in the order of their keys, which an UPDATE does not keep
+            tokens = list(locks.order_by("key").select_for_update().values_list("pk", flat=True))
+            mine = JobLock.objects.using(locks.db).filter(pk__in=tokens)
+        extended: int = mine.update(expires_at=ends, is_lapsed=False)
+        return extended
+
+    return run(locks.db, verb)
 
 
 def lapsed_locks(*, using: str) -> Any:
@@ -268,7 +312,7 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
         keys = list(over.values_list("key", flat=True)[:limit])
         if keys:
             JobLock.objects.using(using).filter(key__in=keys).update(is_lapsed=True)
-            tell(connection, dialect_of(connection).make_next_ready(connection, keys))
+            make_next_ready(connection, keys)
         return len(keys)
 
     lapsed = run(using, verb)

@@ -16,18 +16,19 @@ from typing import TypeVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Q, Value
+from django.db.models import Exists, OuterRef, Q, Value
 from django.db.models.functions import Concat
 
 from .. import jsontext
 from ..errors import FaktoryError
 from ..globs import Glob
 from ..lifecycle import DEAD_FOR_S, State
-from ..models import Batch, Counter, Gate, Job, JobLock, JobQuerySet, Queue, Tracking
+from ..models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
+from . import gates, locks
 from .jobs import is_storable
-from .operations import Change, discarded, killed, requeued
+from .operations import Change, discarded, killed, locked, requeued
 from .queues import known_names
 from .transactions import run
 
@@ -112,11 +113,22 @@ def flush(*, using: str) -> Iterator[Step]:
     found = _ids(jobs.all())  # before the batches go: a batch that is made from now on keeps its members
     yield partial(_forget_batches, using)  # before the jobs: what members do counts for nothing then
     for ids in _chunks(found, CHUNK):
-        yield partial(_change, jobs.filter(pk__in=ids), lambda chunk: chunk.delete()[0])
+        yield partial(_change, jobs.filter(pk__in=ids), _flushed)
     tracked = Tracking.objects.using(using)
     for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
+    yield partial(_forget_counts, using)
+
+
+def _flushed(jobs: JobQuerySet) -> int:
+    """Delete jobs with the locks and permits they hold, which jobs claimed meanwhile keep."""
+    connection = connections[jobs.db]
+    rows = list(locked(jobs).only("lock_key", "lock_token", "passes"))
+    gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
+    locks.release(connection, rows)
+    gates.release(connection, [row.passes for row in rows])
+    return gone
 
 
 def _forget_batches(using: str) -> int:
@@ -131,12 +143,16 @@ def _forget_tracked(jids: Sequence[str], using: str) -> int:
 def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
-        JobLock.objects.using(using).all().delete()
-        Gate.objects.using(using).update(in_use=0, opens_at=None, is_awaited=False)
-        Counter.objects.using(using).all().delete()
+        held = Job.objects.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
+        JobLock.objects.using(using).filter(~Exists(held)).delete()
         return 0
 
     return run(using, verb)
+
+
+def _forget_counts(using: str) -> int:
+    run(using, lambda _: Counter.objects.using(using).all().delete())
+    return 0
 
 
 def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator[Step]:

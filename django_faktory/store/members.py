@@ -35,7 +35,6 @@ on_callback: list[Callable[[str, set[str]], None]] = []
 """Called with alias and queues when a callback was enqueued, after the commit."""
 
 BELONGS = Q(bid__isnull=False) | Q(callback_of__isnull=False)
-_APART = BELONGS | Q(lock_token__isnull=False) | Q(passes__isnull=False)
 
 
 class Change(NamedTuple):
@@ -208,13 +207,14 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
 
 
 def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
-    """`Dialect.end` for those it leaves alone: jobs that belong to batches, or hold locks. Inside a transaction.
+    """`Dialect.end` for those it leaves alone: jobs that belong to batches, or hold locks or permits. Inside a
+    transaction. What they hold is read from the locked rows.
 
     Counts each jid once: what was said of it more often was counted there.
     """
     dialect = dialect_of(connection)
     jobs = Job.objects.using(connection.alias)
-    mine = jobs.in_state(State.WORKING).filter(_APART, jid__in={ack.jid for ack in acks}).order_by("id")
+    mine = jobs.in_state(State.WORKING).filter(jid__in={ack.jid for ack in acks}).order_by("id")
     rows = {job.jid: job for job in _locked(mine.only(*FIELDS, *_OF_HOLDER))}
     held: dict[str, Ack] = {}
     for ack in acks:

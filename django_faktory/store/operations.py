@@ -16,7 +16,6 @@ from django.db.models.functions import Now
 from ..lifecycle import DEAD_FOR_S, GONE, Event, State, sources
 from ..models import Job, JobLock, JobQuerySet
 from . import gates, locks, members
-from .dialects import dialect_of
 from .transactions import run
 
 CHUNK = 500
@@ -49,7 +48,7 @@ def defer(times: Mapping[int, datetime], *, using: str) -> int:
     whens = [When(pk=pk, then=Value(moment, DateTimeField())) for pk, moment in times.items()]
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        legal = Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER))
+        legal = locked(Job.objects.using(using).filter(pk__in=list(times)).in_state(*sources(Event.DEFER)))
         return legal.update(state=State.RETRIES, run_at=Case(*whens), wid="", finished_at=None, purge_at=None)
 
     return run(using, verb) if times else 0
@@ -73,15 +72,26 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
             held = held.select_for_update()
         found = dict(held.values_list("pk", "key"))
         JobLock.objects.using(using).filter(pk__in=list(found)).delete()
-        locks.tell(connection, dialect_of(connection).make_next_ready(connection, sorted(found.values())))
+        locks.make_next_ready(connection, sorted(found.values()))
         return len(found)
 
     return run(using, verb)
 
 
+def locked(jobs: JobQuerySet) -> JobQuerySet:
+    """Lock these jobs in the order of their ids, and return them as a set of ids; inside a transaction.
+
+    An UPDATE locks rows in the order in which it finds them, so that two of them could wait for each other.
+    """
+    if not connections[jobs.db].features.has_select_for_update:
+        return jobs
+    ids = list(jobs.order_by("pk").select_for_update().values_list("pk", flat=True))
+    return Job.objects.using(jobs.db).filter(pk__in=ids)
+
+
 def requeued(jobs: JobQuerySet) -> int:
     """The change of `requeue`: behind all that wait in their queues, and of their priority."""
-    legal = jobs.in_state(*sources(Event.REQUEUE))
+    legal = locked(jobs.in_state(*sources(Event.REQUEUE)))
     keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
     requeued = legal.update(
         state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None
@@ -95,7 +105,7 @@ def killed(dead_for_s: int) -> Change:
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
     def change(jobs: JobQuerySet) -> int:
-        legal = jobs.in_state(*sources(Event.KILL))
+        legal = locked(jobs.in_state(*sources(Event.KILL)))
         keys, left = locks.keys_of(legal), gates.let_go_by(legal)
         free, theirs, rows = members.apart(legal)
         killed = sum(
@@ -112,7 +122,7 @@ def killed(dead_for_s: int) -> Change:
 
 def discarded(jobs: JobQuerySet) -> int:
     """The change of `discard`."""
-    legal = jobs.in_state(*sources(Event.DISCARD))
+    legal = locked(jobs.in_state(*sources(Event.DISCARD)))
     keys, left = locks.keys_of(legal), gates.let_go_by(legal)
     free, theirs, rows = members.apart(legal)
     dropped = _dropped(free) + _dropped(theirs)
@@ -137,7 +147,7 @@ def _dropped(jobs: JobQuerySet) -> int:
 
 def purged(jobs: JobQuerySet) -> int:
     """Delete jobs that ended, before their time."""
-    legal = jobs.in_state(*sources(Event.PURGE))
+    legal = locked(jobs.in_state(*sources(Event.PURGE)))
     dead = members.of_batches(legal.in_state(State.DEAD))
     gone, _ = legal.delete()
     members.note_all(jobs.db, dead, GONE)

@@ -100,8 +100,8 @@ def _push(
         clock = now or dialect_of(connection).now(cursor)
     jobs = [job for _, job in placed]
     keys = sorted({job.options.unique_key for job in jobs if job.options and job.options.unique_key})
-    _free_overdue(connection, keys, clock)
     stored = _stored(connection, [job.jid for job in jobs])
+    _free_overdue(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _stays(old)])
     fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
     refused = joining.admit(connection, [job for _, job in fresh], clock)
     holders = _holders(connection, keys)
@@ -149,16 +149,22 @@ def _one_by_one(
     return refused
 
 
-def _free_overdue(connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime) -> None:
-    """Take their keys from jobs that held them for long enough."""
+def _free_overdue(
+    connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime, *, replaced: Sequence[int]
+) -> None:
+    """Take their keys from jobs that held them for long enough. Locks these and the finished jobs that are `replaced`
+    in the order of their ids: jobs come before batches."""
     jobs = Job.objects.using(connection.alias)
-    for some in _chunks(keys):
-        overdue = jobs.filter(unique_key__in=some, unique_expires_at__lte=now)
-        if overdue.exists():
-            locked = overdue.order_by("unique_key")
-            if connection.features.has_select_for_update:
-                locked = locked.select_for_update()
-            jobs.filter(pk__in=[job.pk for job in locked.only("pk")]).update(unique_key=None)
+    overdue = [
+        pk
+        for some in _chunks(keys)
+        for pk in jobs.filter(unique_key__in=some, unique_expires_at__lte=now).values_list("pk", flat=True)
+    ]
+    for some_ids in _chunks(sorted({*overdue, *replaced})):
+        if connection.features.has_select_for_update:
+            list(jobs.filter(pk__in=some_ids).order_by("pk").select_for_update().values_list("pk", flat=True))
+    for some_ids in _chunks(overdue):
+        jobs.filter(pk__in=some_ids, unique_key__in=keys, unique_expires_at__lte=now).update(unique_key=None)
 
 
 def _stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, Job]:

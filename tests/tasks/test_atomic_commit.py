@@ -12,9 +12,11 @@ from django_faktory import Batch, task
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import NotUnique
+from django_faktory.gating import Allowance
 from django_faktory.measuring import Recorder
-from django_faktory.models import Counter, Job
+from django_faktory.models import Counter, Gate, Job
 from django_faktory.payloads import Failure, Reservation
+from django_faktory.store import limits
 from django_faktory.store.dialects import pipeline, prepared
 from django_faktory.store.dialects.postgresql_verbs import END_LAST
 from django_faktory.worker.execute import prepare
@@ -314,7 +316,23 @@ def test_whose_end_concerns_others_does_not_end_alone(held):
     assert not Reservation(**(fields | held)).ends_alone
 
 
-@pytest.mark.parametrize("of", [{"bid": "b-1"}, {"callback_of": "b-1"}, {"lock_token": 7}, {"passes": ",1,"}])
+@pytest.mark.parametrize("scope", ["task", "queue"])
+def test_a_limit_set_while_it_runs_takes_nothing_from_it_and_gets_its_place_back(sent, scope):
+    writes_and.enqueue("a")
+    execution = prepare(fetched())
+    name = writes_and.jobtype if scope == "task" else "default"
+    limits.put(scope, name, Allowance(concurrency=1), using="default")
+    assert Gate.objects.get().in_use == 1
+    writes_and.enqueue("b")
+    with pytest.raises(ValueError, match="not enough values"):
+        fetched()
+    assert execution.run(get_broker()) is None
+    assert (sent, marks(), Gate.objects.get().in_use) == (["committed"], ["a"], 0)
+    prepare(fetched()).run(get_broker())
+    assert (marks(), Gate.objects.get().in_use) == (["a", "b"], 0)
+
+
+@pytest.mark.parametrize("of", [{"bid": "b-1"}, {"callback_of": "b-1"}, {"lock_token": 7}])
 def test_one_whose_end_turns_out_to_concern_others_commits_nothing(sent, of):
     jid = writes_and.enqueue("a").id
     execution = prepare(fetched())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -37,18 +37,25 @@ def replaceable(row: str = "") -> str:
     return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
 
 
-SLOTS = 16
+FOLDED = -1
+"""The slot of the counter row that others are folded into (`store.counters`). The last release counts in 0 to 15."""
 
-_known: WeakKeyDictionary[BaseDatabaseWrapper, int] = WeakKeyDictionary()
-_numbers = itertools.count()
+_OWN_SLOTS = 2**62
+
+_slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
 
 
 def counter_slot(connection: BaseDatabaseWrapper) -> int:
-    """The counter row of this connection: two that count at the same time seldom wait for each other's commit."""
-    number = _known.get(connection)
-    if number is None:
-        number = _known[connection] = next(_numbers)
-    return (os.getpid() + number) % SLOTS
+    """Return the slot of the counter row that only this connection writes.
+
+    Drawn at random once per connection and process: two connections that count at the same time must not wait for each
+    other's commit, on whichever nodes they are.
+    """
+    pid, slot = _slots.get(connection, (0, 0))
+    if pid != os.getpid():  # new, or inherited over a fork
+        slot = 16 + secrets.randbelow(_OWN_SLOTS)
+        _slots[connection] = os.getpid(), slot
+    return slot
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
@@ -152,7 +159,16 @@ class Ending(NamedTuple):
     readied: Collection[str] = ()
     """Queues in which jobs became ready that had waited for a lock."""
     blocked: Collection[str] = ()
-    """Keys of jobs that were stored along and wait for a lock: to `settle`."""
+    """Keys to `settle`: of jobs that were stored along and wait for a lock, and of jobs whose turn it was while another
+    transaction had locked their rows."""
+
+
+class EndedLast(NamedTuple):
+    """What `end_last` did."""
+
+    at: datetime
+    passes: str | None
+    """The permits that a limit, set while the job ran, had given it: given back, and their gates to be looked at."""
 
 
 class Relayed(NamedTuple):
@@ -293,9 +309,9 @@ class Dialect(ABC):
         connection: BaseDatabaseWrapper,  # noqa: ARG002
         ack: Ack,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
-    ) -> datetime | None:
-        """`end` a lone plain job as the last thing in the caller's transaction and commit that, in one message; returns
-        when it was. None: it cannot go so just now, and nothing was done.
+    ) -> EndedLast | None:
+        """`end` a lone job that held nothing when it was claimed, as the last thing in the caller's transaction, and
+        commit that, in one message. None: it cannot go so just now, and nothing was done.
 
         Raises ReservationLost where the holder was another one, and the database's errors: nothing is committed then.
         """
@@ -360,6 +376,10 @@ class Dialect(ABC):
         """Whether `exchange` is a transaction by itself, so that none need be opened around it."""
         return False
 
+    @abstractmethod
+    def await_claims(self, connection: BaseDatabaseWrapper) -> None:
+        """Wait, outside of a transaction, until claims have ended that may have read the limits before this moment."""
+
     takes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None = None
     """Takes locks in one statement, where it can: of those who got theirs the token, by jid; the others are parked."""
 
@@ -376,11 +396,21 @@ class Dialect(ABC):
         found: Sequence[tuple[Any, ...]] = cursor.fetchall()
         return found
 
-    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
-        """Of the jobs blocked by each of these keys make the first of each queue and priority ready, unless one is;
-        returns the queues of those that became so."""
+    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Of the jobs blocked by each of these keys make the first of each queue and priority ready, unless one is.
+
+        Waits for no row: returns the queues of those that became so, and the keys of those that others have locked.
+        """
+        queues: set[str] = set()
+        skipped: set[str] = set()
         with connection.cursor() as cursor:
-            return {queue for key in keys for queue in next_ready(cursor, key)}
+            for key in keys:
+                for queue, is_ready in next_ready(cursor, key, self.skip_lock):
+                    if is_ready:
+                        queues.add(queue)
+                    else:
+                        skipped.add(key)
+        return queues, skipped
 
     @abstractmethod
     def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
@@ -415,9 +445,14 @@ class Dialect(ABC):
                 cursor.executemany(_SAVE, [(*values, row_id) for row_id, *values in rows])
             self.count(cursor, day, tally)
 
-    @abstractmethod
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
-        """Add to the counters of that day."""
+        """Add to the counters of that day, in this connection's row: the last row that a transaction locks."""
+        if tally != Tally():
+            self.count_in(cursor, day.date(), counter_slot(cursor.db), tally)
+
+    @abstractmethod
+    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
+        """Add to one counter row, which is inserted if there is none."""
 
 
 def marks(values: Collection[Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from ...gating import Allowance, Gate
+from ...gating import Allowance, Gate, passes_of
 from .base import GATE, JOB, Dialect, marks
 
 HEAD = 500
@@ -100,17 +100,15 @@ def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> d
 
 def hand_out(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
     """Let these jobs run, with the passes they hold."""
-    _set_each(
-        cursor,
-        "passes",
-        passes,
-        "unique_key = CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END",
-    )
+    starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
+    _set_each(cursor, "passes", passes, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
 def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
     """Undo the claim of these jobs: parked at their gate, or enqueued again where it is None."""
-    undone = "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL"
+    undone = (
+        "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL, lock_token = NULL"
+    )
     parked = {row_id: gate for row_id, gate in gates.items() if gate is not None}
     _set_each(cursor, "gate", parked, f"state = 'blocked', {undone}")
     freed = [row_id for row_id, gate in gates.items() if gate is None]
@@ -219,24 +217,56 @@ def holders(cursor: CursorWrapper, gate: int) -> int:
     return count
 
 
-def held(cursor: CursorWrapper) -> list[str]:
-    """The passes of all running jobs."""
-    cursor.execute(f"SELECT passes FROM {JOB} WHERE state = 'working' AND passes <> ''")
-    return [passes for (passes,) in cursor.fetchall()]
+def running(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
+    """Running jobs that need no pass any more: how many of each queue, jobtype, limit key and passes."""
+    cursor.execute(
+        f"SELECT queue, jobtype, limit_key, passes, COUNT(*) FROM {JOB}"
+        " WHERE state = 'working' AND (passes IS NULL OR passes <> '') GROUP BY queue, jobtype, limit_key, passes"
+    )
+    found: list[tuple[str, str, str | None, str | None, int]] = cursor.fetchall()
+    return found
 
 
 _OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
 
 
-def adopt(cursor: CursorWrapper, dialect: Dialect, gate: Gate) -> int:
-    """Give passes to running jobs that were begun before they needed one; returns how many."""
-    column = _OF_SCOPE[gate.scope]
+def without_pass(
+    cursor: CursorWrapper, dialect: Dialect, gate: int, after: int, limit: int
+) -> list[tuple[int, str | None]]:
+    """Id and passes of running jobs that this gate concerns and that hold no pass of it, locked by id before the gate.
+
+    Those that have yet to pass are among them: one that is just passing is waited for.
+    """
+    cursor.execute(f"SELECT scope, name FROM {GATE} WHERE id = %s", [gate])
+    row = cursor.fetchone()
+    if row is None:
+        return []
+    scope, name = row
     cursor.execute(
-        f"SELECT id, passes FROM {JOB} WHERE state = 'working' AND {column} = %s"
-        " AND (passes IS NULL OR (passes <> '' AND passes NOT LIKE %s))"
-        f" ORDER BY id{dialect.plain_lock}",
-        [gate.name, f"%,{gate.id},%"],
+        f"SELECT id, passes FROM {JOB} WHERE state = 'working' AND {_OF_SCOPE[scope]} = %s AND id > %s"
+        f" AND (passes IS NULL OR passes NOT LIKE %s) ORDER BY id LIMIT %s{dialect.plain_lock}",
+        [name, after, f"%,{gate},%", limit],
     )
-    found = {row_id: f"{passes or ','}{gate.id}," for row_id, passes in cursor.fetchall()}
-    _set_each(cursor, "passes", found, "gate = NULL")
-    return len(found)
+    rows: list[tuple[int, str | None]] = cursor.fetchall()
+    return rows
+
+
+def give_passes(cursor: CursorWrapper, gate: int, rows: Sequence[tuple[int, str | None]]) -> int:
+    """Give passes of a gate to these locked jobs, but for those that have yet to pass; returns how many got one.
+
+    Ids of gates that are gone are left out: a job holds those of three gates at most, which is what the column takes.
+    """
+    held = {row_id: passes_of(passes) for row_id, passes in rows if passes != ""}
+    if not held:
+        return 0
+    known = sorted({one for passes in held.values() for one in passes})
+    there: set[int] = set()
+    if known:
+        cursor.execute(f"SELECT id FROM {GATE} WHERE id IN ({marks(known)})", known)
+        there = {row_id for (row_id,) in cursor.fetchall()}
+    texts = {
+        row_id: f",{','.join(str(one) for one in (*passes, gate) if one in there or one == gate)},"
+        for row_id, passes in held.items()
+    }
+    _set_each(cursor, "passes", texts, "gate = NULL")
+    return len(texts)

@@ -9,8 +9,9 @@ from django.db.backends.utils import CursorWrapper
 JOB = "django_faktory_job"
 
 
-def next_ready(cursor: CursorWrapper, key: str) -> Iterator[str]:
-    """Make the first of each queue and priority ready, unless one is; tells the queues. A look at the index each."""
+def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tuple[str, bool]]:
+    """Make the first of each queue and priority ready, unless one is; yields the queue, and False where the row is
+    locked by another transaction. A look at the index each."""
     queue, weight = "", -101
     while True:
         cursor.execute(
@@ -29,5 +30,9 @@ def next_ready(cursor: CursorWrapper, key: str) -> Iterator[str]:
             [key, queue, weight],
         )
         if cursor.fetchone() is None:
-            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s AND state = 'blocked'", [row_id])
-            yield queue
+            cursor.execute(f"SELECT id FROM {JOB} WHERE id = %s AND state = 'blocked'{skip_lock}", [row_id])
+            if cursor.fetchone() is None:
+                yield queue, False
+                continue
+            cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s", [row_id])
+            yield queue, True

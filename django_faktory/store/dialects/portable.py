@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -25,7 +25,6 @@ from .base import (
     Held,
     Plan,
     Tally,
-    counter_slot,
     holds,
     marks,
 )
@@ -308,14 +307,12 @@ class PortableDialect(Dialect):
             [*pairs, adapt(now), adapt(now), *(row_id for row_id, _, _ in held)],
         )
 
-    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         """See Dialect."""
-        if tally != Tally():
-            cursor.execute(
-                f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s)"
-                f" {self.count_tail}",
-                [day.date(), counter_slot(cursor.db), tally.processed, tally.failed, tally.late],
-            )
+        cursor.execute(
+            f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s) {self.count_tail}",
+            [day, slot, tally.processed, tally.failed, tally.late],
+        )
 
     @abstractmethod
     def after(self, moment: str, seconds: str) -> str:

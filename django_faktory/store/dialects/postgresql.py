@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 
 from ...errors import ReservationLost
 from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .base import LOCK, Changed, Dialect, Ending, Found, Held, Plan, Relayed, Stored, Tally, Underway
+from .base import LIMIT, Changed, Dialect, EndedLast, Ending, Found, Held, Plan, Relayed, Stored, Tally, Underway
 from .pipeline import Rows
 from .postgresql_ahead import ahead_call, confirm, extend
 from .postgresql_failures import READ, failing_calls, save_calls
@@ -27,6 +27,7 @@ from .postgresql_rows import read_ahead, reservations, with_tokens
 from .postgresql_verbs import (
     CLAIM,
     CLAIM_ALONE,
+    COUNT,
     KEEP,
     NOT_HELD,
     WAITING,
@@ -37,6 +38,15 @@ from .postgresql_verbs import (
 from .prepared import Call, begin, execute, execute_last, execute_on, joins, keeps_session
 
 _json = msgspec.json.Encoder()
+
+CLAIMED_WITHIN_S = 2.0
+"""How long claims are waited for that may not know of a limit; the sweep counts the jobs of one that takes longer."""
+
+_CLAIM_S = 0.01
+_READERS_OF_LIMITS = """
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> pg_backend_pid()
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 LOCKS_IN_USE_S = 10.0
 """How long after a job with a lock was seen here the statements for such jobs go along with each turn."""
@@ -129,7 +139,7 @@ class PostgresqlDialect(Dialect):
             self._relay.remember(jid for jid, _, _ in heirs)
             ending = self._ending(found[:ends] if acks else [[]], heirs)
             if jobs and (keys := blocked_keys(found[ends])):
-                ending = ending._replace(blocked=keys)
+                ending = ending._replace(blocked={*ending.blocked, *keys})
             return ending, with_tokens(reservations(found[claims_from:]), heirs) + ahead
 
         return calls, read
@@ -190,7 +200,7 @@ class PostgresqlDialect(Dialect):
         """See Dialect."""
         return self._ending(execute_on(connection, self._ends(connection, acks, now)))
 
-    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> datetime | None:
+    def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> EndedLast | None:
         """See Dialect."""
         try:
             found = execute_last(connection, [end_last_call(connection, ack, now)])
@@ -198,7 +208,10 @@ class PostgresqlDialect(Dialect):
             if NOT_HELD in str(error):
                 raise ReservationLost from error
             raise
-        return found[0][0][1] if found else None
+        if not found:
+            return None
+        [[(_, ended_at, passes)]] = found
+        return EndedLast(ended_at, passes)
 
     _relay = Relay()
     _locked_at = float("-inf")
@@ -211,27 +224,34 @@ class PostgresqlDialect(Dialect):
         if not joins(connection):
             return [call]
         calls = [call]
+        # Locks before gates, and what waits for a lock last: the order of locks (ADR 0024).
+        is_locking = self._locked_at > recently
+        if is_locking:
+            calls.append((END_LOCKED, values[:3]))
         if self._passed_at > recently:
             calls.append((END_PASSED, values[:3]))
-        if self._locked_at > recently:
-            calls += [(END_LOCKED, values[:3]), (NEXT_OF_FREED, [True])]
+        if is_locking:
+            calls.append((NEXT_OF_FREED, [True]))
         return calls
 
     def _ending(self, found: Sequence[Rows], heirs: Sequence[tuple[Any, ...]] = ()) -> Ending:
         """What the statements of `_ends` say; whose turn came and who got his lock at once is news to nobody."""
         first, *more = found
         readied = Counter[str]()
+        skipped: set[str] = set()
         ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
         left = {row[0] for row in first if row[-1]}
         if left:
             self._locked_at = time.monotonic()
         for rows in more:  # ends of holders, and the queues that got work by them
-            if rows and len(rows[0]) == 1:
-                readied = Counter(queue for (queue,) in rows) - Counter(queue for _, _, queue in heirs)
+            if rows and len(rows[0]) == 2:
+                readied = Counter(queue for queue, key in rows if key is None)
+                readied -= Counter(queue for _, _, queue in heirs)
+                skipped = {key for _, key in rows if key is not None}
             else:
                 ended |= {jid: _held(row) for jid, *row in rows}
         left -= ended.keys()
-        return Ending(ended, left, set(readied))
+        return Ending(ended, left, set(readied), skipped)
 
     def passes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
@@ -248,6 +268,17 @@ class PostgresqlDialect(Dialect):
             [rows] = execute(cursor, [(statement, [str(_json.encode(told), "utf-8"), now])])
         return dict(rows)
 
+    def await_claims(self, connection: BaseDatabaseWrapper) -> None:
+        """See Dialect. Each claim reads the limits, and has their table locked in share mode until it ends."""
+        until = time.monotonic() + CLAIMED_WITHIN_S
+        claims: set[str] | None = None
+        while claims is None or (claims and time.monotonic() < until):
+            time.sleep(_CLAIM_S)  # a claim that has its snapshot, but not this lock yet
+            with connection.cursor() as cursor:
+                cursor.execute(_READERS_OF_LIMITS, [LIMIT])
+                found = {transaction for (transaction,) in cursor.fetchall()}
+            claims = found if claims is None else claims & found
+
     def takes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], lease_s: float, now: datetime | None
     ) -> dict[str, int]:
@@ -256,23 +287,20 @@ class PostgresqlDialect(Dialect):
         told = [{"key": job.lock_key, "jid": job.jid, "wid": job.wid, "attempt": job.attempt} for job in claimed]
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [(TAKE, [str(_json.encode(told), "utf-8"), lease_s, now])])
-            unused = [token for _, token, is_won in rows if not is_won]  # taken from their worker meanwhile
-            if unused:
-                cursor.execute(f"DELETE FROM {LOCK} WHERE id = ANY (%s)", [unused])
-        return {jid: token for jid, token, is_won in rows if is_won}
+        return dict(rows)
 
     def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Rows:
         """See Dialect."""
         [rows] = execute(cursor, [(READY, [list(keys)])])
         return rows
 
-    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+    def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
         """See Dialect."""
         if not keys:
-            return set()
+            return set(), set()
         with connection.cursor() as cursor:
             [rows] = execute(cursor, [(NEXT, [list(keys)])])
-        return {queue for (queue,) in rows}
+        return {queue for queue, key in rows if key is None}, {key for _, key in rows if key is not None}
 
     def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
         """See Dialect."""
@@ -299,10 +327,9 @@ class PostgresqlDialect(Dialect):
         if calls and not (is_last and execute_last(connection, calls)):
             execute_on(connection, calls)
 
-    def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
+    def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
         """See Dialect."""
-        if calls := save_calls(cursor.db, [], day, tally):
-            execute(cursor, calls)
+        execute(cursor, [(COUNT, [day, slot, tally.processed, tally.failed, tally.late])])
 
 
 def _held(row: Sequence[Any]) -> Held:

@@ -24,12 +24,14 @@ def withheld(clock: int) -> str:
 # the order of their ids, which go through arrays: those are made once, whatever changes while a row is waited for.
 _PASS = f"""
 WITH clock AS (SELECT COALESCE($2, CLOCK_TIMESTAMP()) AS now),
-held AS MATERIALIZED (
-  SELECT j.id, c.jobtype, c.queue, c.key FROM json_to_recordset($1)
+claimed AS MATERIALIZED (
+  SELECT c.*, (SELECT id FROM {JOB} WHERE jid = c.jid) AS id FROM json_to_recordset($1)
     AS c (jid text COLLATE "C", wid text COLLATE "C", attempt int, jobtype text COLLATE "C", queue text COLLATE "C",
-      key text COLLATE "C")
-  CROSS JOIN LATERAL (SELECT id, wid, attempt, passes FROM {JOB} WHERE jid = c.jid FOR UPDATE) AS j
-  WHERE j.passes = '' AND j.wid = c.wid AND j.attempt = c.attempt),
+      key text COLLATE "C")),
+locked AS MATERIALIZED (
+  SELECT id, wid, attempt FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM claimed)) AND passes = ''
+  ORDER BY id FOR UPDATE),
+held AS MATERIALIZED (SELECT claimed.* FROM claimed JOIN locked USING (id, wid, attempt)),
 gates AS MATERIALIZED (
   SELECT id, scope, name, concurrency, rate, per, burst, is_paused, in_use, tokens, filled_at, opens_at
   FROM {GATE} WHERE id = ANY (ARRAY(
@@ -54,8 +56,8 @@ fits AS MATERIALIZED (
     AND NOT EXISTS (SELECT 1 FROM held WHERE key IS NOT NULL
       AND NOT EXISTS (SELECT 1 FROM gates WHERE scope = 'key' AND name = held.key)) AS all_of_them),
 passed AS (
-  UPDATE {JOB} AS j SET unique_key = CASE WHEN j.unique_until_start AND j.lock_key IS NULL THEN NULL
-      ELSE j.unique_key END,
+  UPDATE {JOB} AS j SET unique_key = CASE WHEN j.unique_until_start AND (j.lock_key IS NULL OR j.lock_token IS NOT NULL)
+      THEN NULL ELSE j.unique_key END,
     passes = (SELECT ',' || string_agg(gate::text, ',' ORDER BY gate) || ',' FROM asked
       WHERE asked.id = j.id AND gives_pass)
   WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE (SELECT all_of_them FROM fits)))
@@ -76,7 +78,7 @@ PASS_ALONE = Statement("pass_alone", ["json", "timestamptz"], _PASS.replace("$3"
 # What END leaves alone because it holds passes, if it is of no batch, has no lock, and nobody waits for its places.
 END_PASSED = Statement(
     "done_passed",
-    ["timestamptz", "json", "smallint"],
+    ["timestamptz", "json", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
@@ -105,11 +107,12 @@ kept AS (
   FROM mine, clock WHERE j.id = mine.id AND mine.result_ttl IS NOT NULL),
 freed AS (
   UPDATE {GATE} AS g SET in_use = GREATEST(g.in_use - back.jobs, 0)
-  FROM (SELECT gate, COUNT(*) AS jobs FROM asked JOIN mine USING (id) GROUP BY gate) AS back WHERE g.id = back.gate),
+  FROM (SELECT gate, COUNT(*) AS jobs FROM asked JOIN mine USING (id) GROUP BY gate) AS back WHERE g.id = back.gate
+  RETURNING 1),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
   SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM mine), 0, 0
-  FROM clock WHERE EXISTS (SELECT 1 FROM mine)
+  FROM clock WHERE EXISTS (SELECT 1 FROM mine) AND (SELECT COUNT(*) FROM freed) >= 0
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
 SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM mine, clock""",
 )

@@ -37,7 +37,7 @@ RELAY = Statement(
         "text[]",
         "text",
         "bigint",
-        "smallint",
+        "bigint",
         "double precision",
         "double precision",
     ],

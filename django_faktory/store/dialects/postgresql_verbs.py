@@ -12,7 +12,7 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...payloads import Ack, JobPayload
-from .base import COUNTER, JOB, WORKER, Plan, Slot, counter_slot, replaceable
+from .base import COUNTER, GATE, JOB, WORKER, Plan, Slot, counter_slot, replaceable
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
 from .prepared import Call, Statement
@@ -132,10 +132,12 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 # Rows are found by jid alone, inside the LATERAL, and judged outside of it: told the state there, the planner takes
 # the partial index of working jobs, whose dead entries it does not count, and walks over every job of the last minute.
 # For the same reason it is told below of the reservation, which working jobs have and no others. A job that was read
-# ahead may get its wid in between (ADR 0022).
+# ahead may get its wid in between (ADR 0022). A job may also get permits in between, from a limit that is set: it is
+# left alone, like those that held some before. Rows are locked in the order of their ids: `locked` does it where `gone`
+# and `kept`, or the statements that come behind this one in its transaction, would each lock some of them.
 END = Statement(
     "done",
-    ["timestamptz", "json", "smallint", "int"],
+    ["timestamptz", "json", "bigint", "int"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
@@ -149,20 +151,26 @@ held AS MATERIALIZED (
     FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
+locked AS MATERIALIZED (
+  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT id FROM held WHERE (SELECT bool_or(is_apart) OR COUNT(result_ttl) NOT IN (0, COUNT(*)) FROM held)))
+  ORDER BY id FOR UPDATE),
 gone AS (
   DELETE FROM {JOB} AS j USING held
-  WHERE j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_apart
+  WHERE (SELECT COUNT(*) FROM locked) >= 0
+    AND j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_apart AND j.passes IS NULL
     AND j.reserved_until IS NOT NULL AND held.wid IN ('', j.wid) AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
   FROM held, clock
-  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart
+  WHERE (SELECT COUNT(*) FROM locked) >= 0
+    AND j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart AND j.passes IS NULL
     AND j.reserved_until IS NOT NULL AND held.wid IN ('', j.wid) AND j.attempt = held.attempt
   RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
 ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
-batched AS (SELECT jid, wid, attempt FROM held WHERE is_apart),
+batched AS (SELECT jid, wid, attempt FROM held WHERE is_apart OR jid NOT IN (SELECT jid FROM ended)),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
   SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0,
@@ -177,34 +185,39 @@ NOT_HELD = "the job is no longer held as it was: nothing of its task may be comm
 """What `END_LAST` fails with: in the server's log too."""
 
 # A lone job, with a transaction's COMMIT behind it in the same message, which must not come to pass where the job was
-# not ended. Text that is no number is an error, and says why; it is cast once it is known what was done.
+# not ended. Text that is no number is an error, and says why; it is cast once it is known what was done. A limit that
+# was set while the job ran may have given it permits: they are given back here, and the caller looks at their gates.
 END_LAST = Statement(
     "done_last",
-    ["timestamptz", "text", "text", "int", "text", "smallint"],
+    ["timestamptz", "text", "text", "int", "text", "bigint"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 held AS MATERIALIZED (
-  SELECT id, wid, attempt, result_ttl FROM {JOB}
+  SELECT id, result_ttl, passes FROM {JOB}
   WHERE jid = $2 AND state = (SELECT 'working')
     AND ($3 = '' OR wid = '' OR wid = $3) AND ($4 IS NULL OR attempt = $4)
-    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL AND passes IS NULL),
+    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL
+  FOR UPDATE),
 gone AS (
-  DELETE FROM {JOB} AS j USING held
-  WHERE j.id = held.id AND held.result_ttl IS NULL
-    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+  DELETE FROM {JOB} AS j USING held WHERE j.id = held.id AND held.result_ttl IS NULL
   RETURNING 1),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = $5, finished_at = now, reserved_until = NULL,
-    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
-  FROM held, clock
-  WHERE j.id = held.id AND held.result_ttl IS NOT NULL
-    AND j.reserved_until IS NOT NULL AND j.wid = held.wid AND j.attempt = held.attempt
+    unique_key = NULL, passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)
+  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL
   RETURNING 1),
+gates AS MATERIALIZED (
+  SELECT id FROM {GATE} WHERE id = ANY (ARRAY(
+    SELECT unnest(string_to_array(btrim(passes, ','), ','))::bigint FROM held WHERE passes <> ''))
+  ORDER BY id FOR UPDATE),
+freed AS (
+  UPDATE {GATE} SET in_use = GREATEST(in_use - 1, 0) WHERE id = ANY (ARRAY(SELECT id FROM gates)) RETURNING 1),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $6, 1, 0, 0 FROM clock
+  SELECT (now AT TIME ZONE 'UTC')::date, $6, 1, 0, 0 FROM clock WHERE (SELECT COUNT(*) FROM freed) >= 0
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + 1)
-SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now
+SELECT (CASE WHEN EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM kept) THEN '1' ELSE '{NOT_HELD}' END)::int, now,
+  (SELECT passes FROM held)
 FROM clock""",
     ages=True,
 )
@@ -221,7 +234,7 @@ FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
 
 COUNT = Statement(
     "count",
-    ["date", "smallint", "int", "int", "int"],
+    ["date", "bigint", "int", "int", "int"],
     f"""
 INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed,

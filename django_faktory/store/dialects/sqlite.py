@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from .base import JOB, replaceable
@@ -46,6 +47,9 @@ class SqliteDialect(PortableDialect):
     @cached_property
     def _full_inserts(self) -> dict[int, str]:
         return {width: self._insert(PARAMETERS // width, width) for width in (COLUMNS, COLUMNS + OPTIONS)}
+
+    def await_claims(self, connection: BaseDatabaseWrapper) -> None:
+        """There are none while this process writes."""
 
     def after(self, moment: str, seconds: str) -> str:
         """Milliseconds are enough for a reservation's end."""

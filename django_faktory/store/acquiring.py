@@ -1,0 +1,47 @@
+"""What a claimed job must hold before it may run: its lock and its permits, taken in one transaction. ADR 0024.
+
+Nothing is taken that a later transaction would have to give back: whatever is refused is parked in the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..payloads import Reservation
+from . import gates, locks
+
+
+def acquire(
+    claimed: Sequence[Reservation], *, using: str, lease_s: float, now: datetime | None = None
+) -> list[Reservation]:
+    """Return those of the claimed jobs that may run, with their locks and permits. The others are parked.
+
+    No job may be handed out before this has committed.
+    """
+    keyed = [job for job in claimed if job.lock_key is not None and job.lock_token is None]
+    if not keyed:
+        return gates.let_pass(claimed, using=using, now=now)
+    if all(job.passes is None for job in claimed):
+        won = {job.jid: job for job in locks.take(keyed, using=using, lease_s=lease_s, now=now)}
+        return [won.get(job.jid, job) for job in claimed if job.lock_key is None or job.lock_token or job.jid in won]
+    return _acquire_both(claimed, keyed, using, lease_s, now)
+
+
+def _acquire_both(
+    claimed: Sequence[Reservation], keyed: Sequence[Reservation], using: str, lease_s: float, now: datetime | None
+) -> list[Reservation]:
+    """Locks first, then gates, as in the order of locks: a job that its gates refuse frees its lock again."""
+
+    def verb(connection: BaseDatabaseWrapper) -> tuple[dict[str, int], list[Reservation]]:
+        tokens = locks.take_in(connection, keyed, lease_s, now)
+        found = [msgspec.structs.replace(job, lock_token=tokens.get(job.jid, job.lock_token)) for job in claimed]
+        found = [job for job in found if job.lock_key is None or job.lock_token is not None]
+        return tokens, gates.let_pass_in(connection, found, now)
+
+    tokens, passed = gates.run_with_gates(verb, using=using)
+    locks.settle({job.lock_key for job in keyed if job.lock_key and job.jid not in tokens}, using=using)
+    return passed
