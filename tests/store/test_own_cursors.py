@@ -7,8 +7,9 @@ from django.db.utils import load_backend
 from django_faktory import checks, cursor_hooks
 from django_faktory.store.dialects import pipeline
 from django_faktory.store.dialects.prepared import USES_BEFORE, Statement, begin, execute_last, execute_on
+from tests.bouncer import needs_session
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
 
 USES = 2 * USES_BEFORE + 3
 
