@@ -391,11 +391,11 @@ gone AS (""",
         "sqlite",
     ),
     Plant(
-        "prepared statements bypass a cursor that sets the search_path",
+        "prepared statements bypass a cursor that was patched since",
         f"{DIALECTS}/pipeline.py",
         "connection.queries_logged or has_own_cursor(connection):",
         "connection.queries_logged:",
-        ("tests/store/test_own_cursors.py", "-k", "each_statement_sees"),
+        ("tests/store/test_own_cursors.py", "-k", "patched_on_a_connection"),
         "postgresql",
     ),
     Plant(

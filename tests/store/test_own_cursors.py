@@ -93,8 +93,11 @@ def test_a_backend_that_prepares_new_connections_only_keeps_the_direct_path(with
         assert cursor.fetchall() == [(1,)]
 
 
-def test_a_cursor_method_that_is_patched_on_a_connection_is_called(with_backend):
+def test_a_cursor_method_that_is_patched_on_a_connection_is_called_from_then_on(with_backend):
     rows, calls = with_backend(), []
+    asks = Statement("asks", ["int"], "SELECT $1")
+    for _ in range(USES):  # prepared by now
+        execute_on(rows, [(asks, [1])])
     original = rows.cursor
 
     def cursor():
@@ -102,9 +105,8 @@ def test_a_cursor_method_that_is_patched_on_a_connection_is_called(with_backend)
         return original()
 
     rows.cursor = cursor
-    asks = Statement("asks", ["int"], "SELECT $1")
     for _ in range(USES):
-        execute_on(rows, [(asks, [1])])
+        assert execute_on(rows, [(asks, [1])]) == [[(1,)]]
     assert len(calls) == USES
 
 
