@@ -30,8 +30,8 @@ def page(settings, monkeypatch):
     names = {}
     [code] = [one.code for one in examples(PAGE) if "class Tenant(" in one.code]
     exec(code, names)
-    monkeypatch.setattr(middleware, "Tenant", names["Tenant"], raising=False)
-    settings.FAKTORY = {"MIDDLEWARE": ["tests.project.middleware.Tenant"]}
+    monkeypatch.setattr(middleware, "TenantOfRows", names["Tenant"], raising=False)
+    settings.FAKTORY = {"MIDDLEWARE": ["tests.project.middleware.TenantOfRows"]}
     yield names
     connection.close()  # its session keeps the variable
 
