@@ -143,6 +143,14 @@ def _check_database(alias: str) -> None:
         raise CommandError(
             f"DATABASES[{alias!r}]: expected a file, got one in memory: each process would have a database of its own"
         )
+    # django-tenants' `tenant_command` sets the schema of this thread's connection, and of no other.
+    schema = getattr(connection, "schema_name", None)
+    begins_in = getattr(connections.create_connection(alias), "schema_name", None)
+    if schema != begins_in:
+        raise CommandError(
+            f"DATABASES[{alias!r}]: the schema {schema!r} is set on one connection only, other processes and threads "
+            f"would begin in {begins_in!r}; use a backend that begins in it, see docs/howto/multi-tenant.md"
+        )
 
 
 def _check_combination(options: dict[str, Any], *, serves: bool, works: bool) -> None:

@@ -7,8 +7,9 @@ from django.db.utils import load_backend
 from django_faktory import checks, cursor_hooks
 from django_faktory.store.dialects import pipeline
 from django_faktory.store.dialects.prepared import USES_BEFORE, Statement, begin, execute_last, execute_on
+from tests.bouncer import needs_session
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
 
 USES = 2 * USES_BEFORE + 3
 
@@ -92,8 +93,11 @@ def test_a_backend_that_prepares_new_connections_only_keeps_the_direct_path(with
         assert cursor.fetchall() == [(1,)]
 
 
-def test_a_cursor_method_that_is_patched_on_a_connection_is_called(with_backend):
+def test_a_cursor_method_that_is_patched_on_a_connection_is_called_from_then_on(with_backend):
     rows, calls = with_backend(), []
+    asks = Statement("asks", ["int"], "SELECT $1")
+    for _ in range(USES):  # prepared by now
+        execute_on(rows, [(asks, [1])])
     original = rows.cursor
 
     def cursor():
@@ -101,9 +105,8 @@ def test_a_cursor_method_that_is_patched_on_a_connection_is_called(with_backend)
         return original()
 
     rows.cursor = cursor
-    asks = Statement("asks", ["int"], "SELECT $1")
     for _ in range(USES):
-        execute_on(rows, [(asks, [1])])
+        assert execute_on(rows, [(asks, [1])]) == [[(1,)]]
     assert len(calls) == USES
 
 

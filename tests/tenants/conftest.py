@@ -7,13 +7,12 @@ import subprocess
 import sys
 from contextlib import suppress
 
-import psycopg
 import pytest
 
 from tests import services
 from tests.docs.pages import DOCS, examples
 from tests.programs import ROOT, Program
-from tests.settings import DATABASES, KIND, TAG
+from tests.settings import DATABASES, KIND, TAG, VIA
 
 PAGE = DOCS / "howto" / "multi-tenant.md"
 TENANTS = ("acme", "bolt")
@@ -70,6 +69,8 @@ class Project:
                 connection.execute(statement)
 
     def connect(self, name=None):
+        import psycopg  # hidden where the tests run with psycopg2
+
         at = DATABASES["default"]
         return psycopg.connect(
             host=at["HOST"], port=at["PORT"], user=at["USER"], password=at["PASSWORD"], dbname=name or self.name,
@@ -110,9 +111,11 @@ class Project:
 
 @pytest.fixture(scope="session")
 def _needed():
+    if KIND != "postgresql" or VIA:
+        pytest.skip("about PostgreSQL, with a session for each connection")
+    if (service := services.postgresql()).missing:
+        pytest.skip(service.missing)
     pytest.importorskip("django_tenants")
-    if KIND != "postgresql" or (service := services.postgresql()).missing:
-        pytest.skip("about PostgreSQL" if KIND != "postgresql" else service.missing)
 
 
 def _project(layout, heading, folder):

@@ -4,6 +4,7 @@ import pytest
 from django.db import connection
 
 from django_faktory.testing import JobFailed, drain
+from tests.bouncer import needs_session
 from tests.docs.pages import examples
 from tests.project import middleware
 from tests.project import tasks as project_tasks
@@ -12,6 +13,7 @@ from tests.tenants.conftest import PAGE
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL"),
+    needs_session("the tenant is a variable of it"),
 ]
 
 
@@ -28,8 +30,8 @@ def page(settings, monkeypatch):
     names = {}
     [code] = [one.code for one in examples(PAGE) if "class Tenant(" in one.code]
     exec(code, names)
-    monkeypatch.setattr(middleware, "Tenant", names["Tenant"], raising=False)
-    settings.FAKTORY = {"MIDDLEWARE": ["tests.project.middleware.Tenant"]}
+    monkeypatch.setattr(middleware, "TenantOfRows", names["Tenant"], raising=False)
+    settings.FAKTORY = {"MIDDLEWARE": ["tests.project.middleware.TenantOfRows"]}
     yield names
     connection.close()  # its session keeps the variable
 

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.programs import Program
 from tests.server.raw import RawClient, push
 from tests.server.raw import worker as hello
 from tests.tenants.conftest import TENANTS
@@ -107,6 +108,18 @@ def test_a_worker_of_one_schema_runs_atomic_tasks_unique_ones_and_locked_ones(ow
     wait_until(lambda: own_queues.count("bolt.django_faktory_job", "state = 'succeeded'") == 4, 30)
     assert own_queues.words("acme") == []
     assert "Traceback" not in program.text
+
+
+def test_a_schema_that_is_set_on_one_connection_only_is_refused(own_queues):
+    program = Program(
+        "-W", "ignore", "-m", "django", "tenant_command", "runfaktory", "--schema=acme", "127.0.0.1:0",
+        **own_queues.environment,
+    )  # fmt: skip
+    try:
+        assert program.code(60) == 1
+        program.said("the schema 'acme' is set on one connection only", "docs/howto/multi-tenant.md")
+    finally:
+        program.clean_up()
 
 
 def test_a_client_of_the_protocol_reaches_the_schema_of_its_server(own_queues, runfaktory):
