@@ -46,7 +46,7 @@ class Event(StrEnum):
     FAIL = "fail"  # failed, says the worker
     REAP = "reap"  # its reservation ran out: counts as a failure
     LOSE = "lose"  # its worker is gone: not its fault
-    RELEASE = "release"  # given back untouched, for now or for later
+    RELEASE = "release"  # given back: not begun (for now or for later), or interrupted by its worker's stop
     REQUEUE = "requeue"  # a person wants it to run now
     DEFER = "defer"  # a person wants it to run again, at a time of its own
     KILL = "kill"  # a person gives it up

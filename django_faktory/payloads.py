@@ -195,6 +195,8 @@ class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reserve_until: datetime | None = None
     part: tuple[int, int] | None = None
     """So much of so much, where a task told it in whole numbers; not on the wire."""
+    attempt: int | None = None
+    """If given, the update counts only while this attempt runs; not on the wire."""
 
 
 class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):

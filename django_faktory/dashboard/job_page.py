@@ -162,7 +162,7 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
         ("About", _subject(job.about)),
         ("Priority", job.priority or None),
         ("Attempts", f"{job.attempts}, of at most {max(job.retry, 0) + 1}" if job.attempts else None),
-        ("Interrupted by shutdowns", job.interruptions or None),
+        ("Interruptions", job.interruptions or None),
         ("Lost workers", job.losses or None),
         ("Progress", _progress(job, using)),
         ("Cancelled", "yes: its worker has been told" if job.is_cancelled and job.state == State.WORKING else None),

@@ -17,7 +17,7 @@ from .. import jsontext
 from ..errors import InvalidPayload
 from ..jsonfields import parse_instant
 from ..lifecycle import LIVE, State
-from ..models import Job, Tracking
+from ..models import Job, JobQuerySet, Tracking
 from ..options import TRACKED_FOR_S
 from ..payloads import Tracked, TrackUpdate
 from .dialects import dialect_of
@@ -58,7 +58,8 @@ class _Setting:
     def carry_out(self, connection: BaseDatabaseWrapper) -> None:
         """The verb."""
         job = Job.objects.using(self.using).filter(jid=self.update.jid)
-        if not job.exists():
+        attempt = self.update.attempt
+        if not (job.exists() if attempt is None else _is_running(connection, job.filter(attempt=attempt))):
             return
         with connection.cursor() as cursor:
             clock = self.now or dialect_of(connection).now(cursor)
@@ -78,6 +79,12 @@ class _Setting:
         if self.update.wid:
             held = held.filter(wid__in=("", self.update.wid))
         held.update(reserved_until=until)
+
+
+def _is_running(connection: BaseDatabaseWrapper, attempt: JobQuerySet) -> bool:
+    """Whether the attempt still runs. Locks the job: a late word of an attempt must not overwrite its last one."""
+    held = attempt.filter(state=State.WORKING).values_list("pk", flat=True)
+    return bool(list(held.select_for_update() if connection.features.has_select_for_update else held))
 
 
 def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:

@@ -6,12 +6,19 @@ worker has no requests whose end would close it. Knows no job.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import Error, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+_of_async_tasks: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
+"""The connections that async tasks of each loop use."""
 
 _IDLE = 0
 """libpq's PQTRANS_IDLE: no transaction is open."""
@@ -49,6 +56,21 @@ def tidy(held: frozenset[str] = frozenset()) -> list[str]:
     if settings.DEBUG:
         reset_queries()
     return left_open
+
+
+async def tidy_async() -> list[str]:
+    """`tidy` where async tasks of this loop use the ORM, if one of them turned autocommit off; the aliases left open.
+
+    That is a thread of asgiref's, which all of them share: they would go on in the transaction, and lose their rows
+    with it. It is entered only if there is something to do: that costs more than a short task does.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _of_async_tasks:
+        _of_async_tasks[loop] = await sync_to_async(connections.all)()
+    known = _of_async_tasks[loop]
+    if not any(not one.in_atomic_block and one.connection is not None and _commits_by_hand(one) for one in known):
+        return []
+    return await sync_to_async(lambda: tidy(in_transaction()))()
 
 
 def forget(held: frozenset[str]) -> None:

@@ -51,7 +51,7 @@ from ..payloads import Ack, Failure, Interruption, Reservation
 from ..results import Attempt, Call, call_of, failures_of, running, task_error
 from ..tasks import FaktoryTask, lookup
 from .calling import acall, call
-from .connections import forget, in_transaction, tidy
+from .connections import forget, in_transaction, tidy, tidy_async
 from .held import Report
 from .newer import left_for_newer
 from .stopping import Stoppable
@@ -179,7 +179,9 @@ class Execution:
         report: Report
         await task_started.asend_robust(self._sender, task_result=self.result)
         try:
-            report = self._ack(await acall(self.task, self.result, self.reservation.text, self.control))
+            value = await acall(self.task, self.result, self.reservation.text, self.control)
+            _refuse_open_transactions(await tidy_async())
+            report = self._ack(value)
             self._succeeded()
         except BaseException as error:
             if _is_cancellation(error):

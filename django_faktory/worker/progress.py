@@ -30,14 +30,15 @@ class Progress:
         self._broker = broker
         self._write_every_s = write_every_s
         self._latest: dict[str, TrackUpdate] = {}
-        self._writing: set[str] = set()
+        self._writing: dict[str, TrackUpdate] = {}
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def tell(self, job: Reservation, percent: int, note: str, part: Part = None) -> None:
         """Keep this until it is written, or until the next word of this job."""
-        update = TrackUpdate(jid=job.jid, wid=job.wid, percent=percent, desc=cut(note, MAX_DESC_BYTES), part=part)
+        desc = cut(note, MAX_DESC_BYTES)
+        update = TrackUpdate(jid=job.jid, wid=job.wid, attempt=job.attempt, percent=percent, desc=desc, part=part)
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="faktory-progress", daemon=True)
@@ -53,18 +54,18 @@ class Progress:
         if not self._latest and not self._writing:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._writing.isdisjoint(jids), SETTLE_S)
+            self._changed.wait_for(lambda: self._writing.keys().isdisjoint(jids), SETTLE_S)
             updates = [self._latest.pop(jid) for jid in jids if jid in self._latest]
         if updates:
             self._write(updates)
 
     def take(self, jid: str) -> TrackUpdate | None:
-        """Return what this job said last, if it is not written yet: for whoever writes it in a transaction of its own.
+        """Return what this job said last, if it may not be written yet, for a task that writes it in its transaction.
 
-        An earlier word that is being written may come after that transaction; then the last one is written once more.
+        If the same word is being written just now, writing it twice does no harm.
         """
         with self._changed:
-            return self._latest.get(jid) if jid in self._writing else self._latest.pop(jid, None)
+            return self._latest.pop(jid, None) or self._writing.get(jid)
 
     def close(self, timeout_s: float) -> None:
         """Write what is left, and end the thread; waits for so long at most."""
@@ -80,13 +81,12 @@ class Progress:
                 if not self._changed.wait_for(lambda: self._latest or self._is_closed, IDLE_S):
                     self._broker.close()
                     continue
-                updates, self._latest = list(self._latest.values()), {}
-                self._writing = {update.jid for update in updates}
-            if not updates:
+                self._writing, self._latest = self._latest, {}
+            if not self._writing:
                 break
-            self._write(updates)
+            self._write(list(self._writing.values()))
             with self._changed:
-                self._writing = set()
+                self._writing = {}
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_closed, self._write_every_s)
         self._broker.close()

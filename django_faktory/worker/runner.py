@@ -95,7 +95,7 @@ class Worker:
         self.is_spent = False
         """Whether it has done its share: it ends when its jobs have, and another is to take its place."""
         self._share = share or Share()
-        held = self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
+        self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
         on_stuck = partial(self._orders.put, STUCK)
         self._executors = Executors(
             broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
@@ -115,17 +115,19 @@ class Worker:
             at_most=at_most or {},
             is_reported=self._is_reported,
         )
-        acknowledge = self._fetcher.acknowledge
-        self._reporter = Reporter(
-            broker,
-            held.finished,
-            more_soon=held.has_waiting,
-            acknowledge=acknowledge,
-            write_progress=self._executors.write_progress,
-            on_reported=held.reported,
-        )
+        self._reporter = self._make_reporter()
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
+
+    def _make_reporter(self) -> Reporter:
+        return Reporter(
+            self._broker,
+            self._held.finished,
+            more_soon=self._held.has_waiting,
+            acknowledge=self._fetcher.acknowledge,
+            write_progress=self._executors.write_progress,
+            on_reported=self._held.reported,
+        )
 
     def _threads(self) -> dict[str, threading.Thread]:
         loops = {

@@ -92,6 +92,14 @@ def test_a_cursor_of_somebody_else_is_refused(as_root, position):
     assert answer.said["errors"][0]["field"] == "cursor"
 
 
+def test_a_job_says_when_and_where_it_was_interrupted(as_root):
+    stopped = '[{"kind":"interrupted","wid":"w7","started_at":"","failed_at":"2026-05-01T13:00:05Z"}]'
+    job = JobFactory(interruptions=1, history=stopped)
+    told = as_root("GET", f"jobs/{job.jid}/").said
+    assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
+    assert told["interrupted"] == [{"worker": "w7", "started_at": None, "interrupted_at": "2026-05-01T13:00:05Z"}]
+
+
 def test_a_job_is_shown_whole(as_root):
     job = job_in("dead", jid="a job+ü.1", payload='{"jid":"x","args":[12345678901234567890123,"\\ud800",1e999]}')
     answer = as_root("GET", "jobs/a%20job+%C3%BC.1/")

@@ -85,6 +85,24 @@ def test_a_job_is_shown_with_all_that_is_known(asked, faktory):
     assert "  line 2" in out
 
 
+STOPPED = {
+    "kind": "interrupted",
+    "wid": "w7",
+    "started_at": "2026-05-01T13:00:00Z",
+    "failed_at": "2026-05-01T13:00:05Z",
+}
+
+
+def test_a_job_says_when_and_where_it_was_interrupted(asked, faktory):
+    job = JobFactory(interruptions=1, history=json.dumps([STOPPED]))
+    told = asked("job", job.jid)
+    assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
+    assert told["interrupted"] == [
+        {"worker": "w7", "started_at": "2026-05-01T13:00:00Z", "interrupted_at": "2026-05-01T13:00:05Z"}
+    ]
+    assert "interrupted by shutdown: 2026-05-01T13:00:05Z worker w7" in faktory("job", job.jid).out
+
+
 def test_a_row_that_is_no_json_any_more_is_shown_as_it_is(asked):
     assert asked("job", JobFactory(payload="{broken").jid)["job"] == "{broken"
 

@@ -152,6 +152,16 @@ def switches_autocommit_off(text, then=""):
             raise ValueError(text)
 
 
+@task
+async def async_switches_autocommit_off(text, then=""):
+    await sync_to_async(switches_autocommit_off.func)(text, then)
+
+
+@task
+async def async_writes_mark(text):
+    await Mark.objects.acreate(text=text)
+
+
 @task(max_attempts=1)
 def breaks_the_connection():
     """The database's own error, with the connection left marked as broken."""

@@ -51,6 +51,13 @@ def are_running(jids):
     return Job.objects.filter(state="working", jid__in=jids).count() >= 2 * NODES
 
 
+def report(interruptions, restarted_s, ended_s):
+    print(  # noqa: T201  (shown with -s, and where it failed)
+        f"{JOBS} jobs, {RESTARTS} rolling restarts of {NODES} nodes in {restarted_s:.1f} s, "
+        f"{sum(interruptions)} interruptions of {sum(map(bool, interruptions))} jobs, all ended after {ended_s:.1f} s"
+    )
+
+
 def test_rolling_restarts_cost_no_job_an_attempt_and_run_none_twice_at_once(runfaktory, tmp_path):  # noqa: F811
     restarts = tmp_path / "restarts"
     restarts.touch()
@@ -97,9 +104,5 @@ def test_rolling_restarts_cost_no_job_an_attempt_and_run_none_twice_at_once(runf
     assert not gates.sweep(using="default")
     assert not WorkerProcess.objects.exists()
     assert [line for node in [*gone, *nodes] for line in node.lines if "ERROR" in line or "Traceback" in line] == []
-    total = sum(interruptions.values())
-    assert total >= RESTARTS
-    print(  # noqa: T201  (shown with -s, and where it failed)
-        f"{JOBS} jobs, {RESTARTS} rolling restarts of {NODES} nodes in {restarted_s:.1f} s, {total} interruptions of "
-        f"{sum(map(bool, interruptions.values()))} jobs, all ended after {time.monotonic() - begun_at:.1f} s"
-    )
+    assert sum(interruptions.values()) >= RESTARTS
+    report(interruptions.values(), restarted_s, time.monotonic() - begun_at)

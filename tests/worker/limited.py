@@ -129,6 +129,7 @@ def tells_progress_atomically(context, name):
     Mark.objects.create(text=name)
     context.progress(1, 2, "half")
     _spin(name)
+    context.progress(2, 2, "2000 of 2000")
 
 
 @task(takes_context=True)
@@ -137,3 +138,4 @@ async def tells_progress_async(context, name):
     gates[name].begun.release()
     while not gates[name].opened.is_set():  # noqa: ASYNC110  (opened by a thread)
         await asyncio.sleep(0.005)
+    context.progress(4, 4, "2000 of 2000")

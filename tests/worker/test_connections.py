@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import override_settings
@@ -191,3 +192,22 @@ def test_closing_what_is_broken_may_fail_and_does_no_harm():
     finally:
         connection.connection = real
         connection.close()
+
+
+def test_an_async_task_that_turns_autocommit_off_and_does_not_commit_fails_and_spoils_no_other():
+    def job_of(task, *args):
+        job = new_job(jid="0123456789", jobtype=task.jobtype, args=args, result_ttl=60)
+        return prepare(Reservation(jid=job.jid, queue="default", text=job.text, wid="w1", attempt=1))
+
+    async def all_of_them():
+        reports = [await job_of(tasks.async_writes_mark, "before").arun()]
+        reports += [await job_of(tasks.async_switches_autocommit_off, "lost").arun()]
+        reports += [await job_of(tasks.async_switches_autocommit_off, "by hand", "commits").arun()]
+        reports += [await job_of(tasks.async_writes_mark, "after").arun()]
+        await sync_to_async(connections.close_all)()
+        return reports
+
+    before, lost, by_hand, after = asyncio.run(all_of_them())
+    assert [type(before), type(by_hand), type(after)] == [Ack] * 3
+    assert "left a transaction open on 'default'; it was rolled back" in lost.message
+    assert sorted(mark.text for mark in Mark.objects.all()) == ["after", "before", "by hand"]

@@ -1,12 +1,14 @@
 """Time limits, cancelling and progress, with whole workers."""
 
 import sys
+import threading
 import time
 
 import pytest
 from django.db import connection
 
 from django_faktory.brokers import get_broker
+from django_faktory.brokers.orm import OrmBroker
 from django_faktory.compat import TaskResultStatus
 from django_faktory.models import Job, Tracking
 from django_faktory.worker.watch import Limits
@@ -17,6 +19,20 @@ from tests.worker import limited
 from tests.worker.blocking import gates, passes
 
 IMPATIENT = Limits(ask_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
+
+
+class WritesLate(OrmBroker):
+    """Its thread for progress waits with each first word, until the test lets it go on."""
+
+    def __init__(self, alias):
+        super().__init__(alias)
+        self.began, self.may_go_on = threading.Event(), threading.Event()
+
+    def track_set(self, updates):
+        if threading.current_thread().name == "faktory-progress" and not self.began.is_set():
+            self.began.set()
+            self.may_go_on.wait(20)
+        super().track_set(updates)
 
 
 def told(task, result):
@@ -142,6 +158,35 @@ class TestProgress:
         progress = limited.tells_progress.get_result(result.id).progress
         assert (progress.percent, progress.desc, progress.state) == (100, "2000 of 2000", "success")
 
+    @pytest.mark.parametrize(
+        "task", [limited.tells_progress, limited.tells_progress_async, limited.tells_progress_atomically]
+    )
+    def test_a_job_that_succeeded_shows_no_earlier_progress(self, work, state, task):
+        """At the moment of its end, although words that follow closely are written a second apart."""
+        work()
+        result = task.enqueue("a")
+        if not (task.atomic and connection.vendor == "sqlite"):  # there others wait for the transaction
+            wait_until(lambda: Tracking.objects.filter(jid=result.id).exists())
+        assert gates["a"].begun.acquire(timeout=10)
+        gates["a"].opened.set()
+        state(result, "succeeded")
+        assert task.get_result(result.id).progress.desc == "2000 of 2000"
+
+    def test_an_earlier_word_that_is_being_written_does_not_come_last(self, work, state):
+        """The atomic task's own transaction has the last word; one that waited for it comes after."""
+        broker = WritesLate("default")
+        running = work(broker)
+        result = limited.tells_progress_atomically.enqueue("a")
+        assert gates["a"].begun.acquire(timeout=10)
+        assert broker.began.wait(10)
+        gates["a"].opened.set()
+        state(result, "succeeded")
+        assert limited.tells_progress_atomically.get_result(result.id).progress.percent == 100
+        broker.may_go_on.set()
+        running.stop()
+        assert running.ended()
+        assert limited.tells_progress_atomically.get_result(result.id).progress.percent == 100
+
     def test_the_last_is_written_when_the_worker_stops(self, work, state):
         running = work()
         result = limited.tells_progress.enqueue("a")
@@ -162,7 +207,7 @@ class TestProgress:
         result = limited.tells_progress_atomically.enqueue("a")
         if connection.vendor == "sqlite":  # one writer at a time: others wait for the transaction
             gates["a"].opened.set()
-            wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=50).exists())
+            wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=100).exists())
             return
         wait_until(lambda: Tracking.objects.filter(jid=result.id, percent=50).exists())
         assert not Mark.objects.exists()
