@@ -112,12 +112,19 @@ class Worker:
             on_drained=(lambda: self._orders.put(DRAINED)) if drain else None,
             at_most=at_most or {},
         )
-        acknowledge = self._fetcher.acknowledge
-        self._reporter = Reporter(
-            broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge, on_reported=held.reported
-        )
+        self._reporter = self._new_reporter()
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
+
+    def _new_reporter(self) -> Reporter:
+        held, acknowledge = self._held, self._fetcher.acknowledge
+        return Reporter(
+            self._broker,
+            held.finished,
+            more_soon=held.has_waiting,
+            acknowledge=acknowledge,
+            on_reported=held.reported,
+        )
 
     def _threads(self) -> dict[str, threading.Thread]:
         loops = {
