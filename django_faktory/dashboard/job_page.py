@@ -26,6 +26,7 @@ from ..lock_admin import holder_of
 from ..models import Batch, Gate, Job, Tracking, WorkerProcess
 from ..queries import split_about
 from ..results import runs_of
+from ..store.ahead import is_unconfirmed
 from . import groups, verbs
 from .groups import Kind
 from .overview import duration
@@ -192,7 +193,7 @@ def _times(job: Job) -> list[tuple[str, datetime | None]]:
         ("Due", job.run_at),
         ("Enqueued", job.enqueued_at),
         ("Started", job.started_at),
-        ("Reserved until", job.reserved_until),
+        ("Leased, delivery not confirmed, until" if is_unconfirmed(job) else "Reserved until", job.reserved_until),
         ("Ended", job.finished_at),
         ("Expires", job.expires_at),
         ("Kept until", job.purge_at),

@@ -16,6 +16,7 @@ from django.db.models.functions import Now
 from .. import jsontext
 from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
+from ..logs import get_logger
 from ..models import Job, WorkerProcess
 from ..payloads import INTERRUPTED, Failure, Interruption, kept_lines, rfc3339, shutdown_failure
 from . import ahead, gates, locks, members
@@ -24,6 +25,8 @@ from .dialects.base import Changed, Held, Tally, holds
 from .giving_back import put_back
 from .jobs import OnEnded, is_storable, nobody_asks
 from .transactions import run
+
+logger = get_logger(__name__)
 
 CHUNK = 200
 HISTORY_LIMIT = 50
@@ -72,6 +75,9 @@ def reap(
         unconfirmed = {job.pk for job in rows if ahead.is_unconfirmed(job)}
         if unconfirmed:
             put_back(connection, Job.objects.using(using).filter(pk__in=unconfirmed))
+            logger.warning(
+                "deliveries were not confirmed (a server was killed?), jobs released jobs=%d", len(unconfirmed)
+            )
         failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job.pk not in unconfirmed])
         return len(rows)
 

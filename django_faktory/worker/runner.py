@@ -96,13 +96,11 @@ class Worker:
         """Whether it has done its share: it ends when its jobs have, and another is to take its place."""
         self._share = share or Share()
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
-        on_stuck = partial(self._orders.put, STUCK)
+        obey, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
         self._executors = Executors(
             broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
         )
-        self._heartbeat = Heartbeat(
-            broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put, known=held.known
-        )
+        self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=obey, known=self._held.known)
         self._fetcher = Fetcher(
             broker,
             self._held,

@@ -6,6 +6,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.models import Job
+from django_faktory.store.dialects.postgresql_ahead import CONFIRM, EXTEND
 from django_faktory.store.dialects.postgresql_failures import FAILING, SAVE
 from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
 from django_faktory.store.dialects.postgresql_optioned import PUSH_LOCKED, PUSH_UNIQUE
@@ -74,3 +75,19 @@ def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, st
     Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
     kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
     assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (EXTEND, "'{some,others}', '{1,1}', '{w,w}', 120, NULL"),
+        (CONFIRM, "'{some,others}', '{1,1}', '{w,w}', '{1,1}', NULL"),
+    ],
+    ids=["extend", "confirm"],
+)
+def test_what_keeps_running_jobs_looks_up_only_its_own(statement, values):
+    """Among many that run, whose partial index the planner must not walk."""
+    Job.objects.bulk_create(JobFactory.many(3000, working=True, claim=-7), batch_size=1000)
+    found = scans(plan(statement, values))
+    assert {kind for kind, _ in found} <= {"ModifyTable", "Index Scan", "Bitmap Heap Scan", "LockRows"}
+    assert "faktory_reserved" not in {index for _, index in found}

@@ -44,7 +44,7 @@ RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
 )
 
 # Looked up by jid alone, see `postgresql_verbs`. Who has locked a row may be ending its job: it is left for later.
-_CONFIRM = Statement(
+CONFIRM = Statement(
     "confirm",
     ["text[]", "int[]", "text[]", "double precision[]", "timestamptz"],
     f"""
@@ -66,7 +66,7 @@ WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid 
 
 # Rows are found by jid alone, see `postgresql_verbs`; only those that are due are locked. A row that is locked is
 # skipped: a transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
-_EXTEND = Statement(
+EXTEND = Statement(
     "extend",
     ["text[]", "int[]", "text[]", "double precision", "timestamptz"],
     f"""
@@ -103,7 +103,7 @@ def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: d
         [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
         [one.ago_s for one in handed], now,
     ]  # fmt: skip
-    [rows] = execute_on(connection, [(_CONFIRM, values)])
+    [rows] = execute_on(connection, [(CONFIRM, values)])
     return {jid for (jid,) in rows}
 
 
@@ -118,4 +118,4 @@ def extend(
         at_least_s,
         now,
     ]
-    execute_on(connection, [(_EXTEND, values)])
+    execute_on(connection, [(EXTEND, values)])
