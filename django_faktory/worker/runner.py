@@ -99,7 +99,7 @@ class Worker:
             broker, self._held, concurrency=concurrency, on_stuck=on_stuck, on_end=self._count, limits=limits
         )
         self._heartbeat = Heartbeat(broker, wid=self.wid, interval_s=beat_interval, obey=self._orders.put)
-        self._fetcher = Fetcher(
+        fetcher = self._fetcher = Fetcher(
             broker,
             self._held,
             wid=self.wid,
@@ -111,8 +111,7 @@ class Worker:
             at_most=at_most or {},
             is_reported=self._is_reported,
         )
-        acknowledge = self._fetcher.acknowledge
-        self._reporter = Reporter(broker, held.finished, more_soon=held.has_waiting, acknowledge=acknowledge)
+        self._reporter = Reporter(broker, held.finished, more_soon=held.has_waiting, acknowledge=fetcher.acknowledge)
         self._keeper = LockKeeper(broker, self._held)
         self._loops = self._threads()
 
