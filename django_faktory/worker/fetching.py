@@ -206,7 +206,7 @@ class Fetcher:
         if not self._held.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
             self._give_back(jobs)
             return
-        logger.info(
+        logger.warning(
             "job will run alone, because its worker was lost twice before jid=%s jobtype=%s wid=%s",
             *(suspect.jid, suspect.jobtype, self._wid),
         )
@@ -215,9 +215,7 @@ class Fetcher:
     def _look_after_suspect(self) -> None:
         self._held.settle_alone(is_reported=self._is_reported())
         if job := self._held.take_overdue():
-            logger.info(
-                "job is put off: it runs alone, and others did not end in time jid=%s wid=%s", job.jid, self._wid
-            )
+            logger.warning("job runs alone and is put off, others did not end jid=%s wid=%s", job.jid, self._wid)
             self._held.report(suspects.put_off(job))
 
     def _give_back_stuck(self) -> bool:
