@@ -124,7 +124,7 @@ DOCS: dict[str, str] = {
     "GEARMONKEY_AUDIT": "Whether idle GearMonkey jobs that are in no queue are found, and queued again.",
     "WORKER_TIMEOUT": "Seconds without a BEAT after which a worker counts as lost.",
     "BEAT_KEEPS_JOBS": "Whether the BEAT of an FWP client extends the reservations of the jobs delivered to its wid.",
-    "DATABASE_TIMEOUT": "Seconds `runfaktory` waits for PostgreSQL's answer to a verb before it cuts the connection.",
+    "DATABASE_TIMEOUT": "Seconds `runfaktory` waits for PostgreSQL's answer to a verb, and a command for a lock.",
     "DEAD_TTL": "Seconds a dead job is kept.",
     "BATCH_TTL": "Seconds a batch stays readable after its end.",
     "METRICS_TTL": "Seconds the sums of each minute are kept, for charts; those since the beginning stay.",

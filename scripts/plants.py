@@ -6,6 +6,7 @@ A plant whose text is not there exactly once is an error: mend it together with 
 from typing import NamedTuple
 
 STORE, DIALECTS = "django_faktory/store", "django_faktory/store/dialects"
+SERVER, SERVER_TESTS = "django_faktory/server", "tests/server"
 CONTRACT = "tests/contract/test_orm.py"
 
 
@@ -612,5 +613,55 @@ gone AS (""",
         "if not (job.exists() if attempt is None else _is_running(connection, job.filter(attempt=attempt))):",
         "if not job.exists():",
         ("tests/worker/test_limits.py", "-k", "does_not_come_last"),
+    ),
+    Plant(
+        "a batch that was opened again fires its callbacks",
+        "django_faktory/batching.py",
+        "    if batch.is_committed and batch.is_reopened:\n        return steps\n",
+        "",
+        ("tests/core/test_batching.py", f"{SERVER_TESTS}/test_batches.py", "-k", "open_again or between_an_open"),
+    ),
+    Plant(
+        "a batch is committed after its deadline, until maintenance has looked",
+        f"{STORE}/batches.py",
+        "        refuse_overdue(found, clock)\n",
+        "",
+        ("tests/store/test_batches.py", "-k", "deadline"),
+    ),
+    Plant(
+        "a worker that runs a callback is outside of the ancestors of its batch",
+        f"{STORE}/joining.py",
+        "        if bid in parents:\n            return True\n",
+        "",
+        ("tests/store/test_batches.py", f"{SERVER_TESTS}/test_batches.py", "-k", "Ancestors or next_step"),
+    ),
+    Plant(
+        "a batch is stored twice when the answer to its first attempt is lost",
+        f"{STORE}/batches.py",
+        "    bid = batch.bid or new_bid()",
+        "    bid = new_bid()",
+        ("tests/store/test_batches.py", f"{SERVER_TESTS}/test_lock_waits.py", "-k", "stored_once"),
+    ),
+    Plant(
+        "commands that may block wait for locks without limit",
+        f"{SERVER}/may_block.py",
+        "with self._broker.limited_lock_wait(wait_s):",
+        "with self._broker.limited_lock_wait(3600.0):",
+        (f"{SERVER_TESTS}/test_lock_waits.py", "-k", "go_on_while"),
+        "postgresql",
+    ),
+    Plant(
+        "a command that lost its connection is answered to the others of its set",
+        f"{SERVER}/may_block.py",
+        "        if self._lost is not None and self._lost_in_a_row >= LOST_IN_A_ROW:",
+        "        if self._lost is not None:",
+        (f"{SERVER_TESTS}/test_lock_waits.py", "-k", "lost_connection_is_answered"),
+    ),
+    Plant(
+        "a batch whose maker got an error stays and keeps its parent open",
+        f"{SERVER}/batch_verbs.py",
+        "            server.uncertain_batches.add(batch.bid)",
+        "            pass",
+        (f"{SERVER_TESTS}/test_lock_waits.py", "-k", "is_removed"),
     ),
 )

@@ -389,7 +389,7 @@ class OrmBroker(Broker):
 
     def withdraw_batches(self, bids: Collection[str]) -> None:
         """See Broker."""
-        if sum(batches.withdraw(bid, using=self.alias) for bid in bids):
+        if batches.withdraw(bids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})  # a parent's callback may be due
 
     def commit_batch(self, bid: str) -> None:

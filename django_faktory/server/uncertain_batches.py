@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection
 
 from ..errors import BrokerUnavailable, FaktoryError
 
-CHECK_AFTER_S = 1.0
-CHECKS = 3
+CHECK_EVERY_S = 2.0
+CHECKS = 5
 """A commit may still be under way in the database when its client has gone."""
 
-CHECK_AGAIN_S = 10.0
+MOST_AT_ONCE = 500
+MOST_KNOWN = 10_000
+"""After a long outage the oldest are left to their expiry."""
 
 Withdraw = Callable[[Collection[str], Callable[[FaktoryError | None], None]], None]
 
@@ -31,9 +33,9 @@ class UncertainBatches:
     def add(self, bid: str) -> None:
         """Remove this batch when the database can be reached, if it is stored."""
         self._checks[bid] = CHECKS
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(CHECK_AFTER_S, self._check)
+        if len(self._checks) > MOST_KNOWN:
+            del self._checks[next(iter(self._checks))]
+        self._check_later()
 
     def stop(self) -> None:
         """Leave what is left to its expiry."""
@@ -41,15 +43,18 @@ class UncertainBatches:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _check_later(self) -> None:
+        if self._timer is None and self._checks:
+            self._timer = self._loop.call_later(CHECK_EVERY_S, self._check)
+
     def _check(self) -> None:
-        self._timer = None
-        bids = list(self._checks)
+        bids = list(self._checks)[:MOST_AT_ONCE]
         self._withdraw(bids, lambda error: self._checked(bids, error))
 
     def _checked(self, bids: Collection[str], error: FaktoryError | None) -> None:
-        if not isinstance(error, BrokerUnavailable):
-            left = {bid: self._checks[bid] - 1 for bid in bids if bid in self._checks}
-            self._checks = {bid: checks for bid, checks in (self._checks | left).items() if checks > 0}
-        if self._checks and self._timer is None:
-            is_new = isinstance(error, BrokerUnavailable) or CHECKS in self._checks.values()
-            self._timer = self._loop.call_later(CHECK_AFTER_S if is_new else CHECK_AGAIN_S, self._check)
+        self._timer = None
+        for bid in () if isinstance(error, BrokerUnavailable) else bids:
+            checks = self._checks.pop(bid, 0)
+            if checks > 1:
+                self._checks[bid] = checks - 1  # behind those with more checks to come
+        self._check_later()

@@ -5,6 +5,7 @@ Each is one transaction, or part of the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -87,27 +88,30 @@ def new_bid() -> str:
     return f"b-{uuid4().hex}"
 
 
-def withdraw(bid: str, *, using: str) -> bool:
-    """Delete a batch whose maker never got its bid, and take it back from its parent. False: there is none.
+def withdraw(bids: Collection[str], *, using: str) -> int:
+    """Delete batches whose makers never got their bids, and take them back from their parents; returns how many.
 
     One that was committed, or has a member or a child, is left alone.
     """
+    stored = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
+    found = run(using, lambda _: list(stored), atomic=False)
+    return sum(run(using, partial(_withdraw, bid=bid)) for bid in found)
 
-    def verb(connection: BaseDatabaseWrapper) -> bool:
-        try:
-            found = existing(connection, bid)
-        except UnknownBatch:
-            return False
-        if found.is_committed or found.is_expired or found.total or found.children:
-            return False
-        found.delete(using=using)
-        parent = Batch.objects.using(using).filter(bid=found.parent_bid)
-        counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
-        if found.parent_bid and parent.update(**counted):
-            members.look_again(connection, [found.parent_bid], _clock(connection, None))
-        return True
 
-    return run(using, verb)
+def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
+    try:
+        found = existing(connection, bid)
+    except UnknownBatch:
+        return False
+    if found.is_committed or found.is_expired or found.total or found.children:
+        return False
+    using = connection.alias
+    found.delete(using=using)
+    parent = Batch.objects.using(using).filter(bid=found.parent_bid)
+    counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
+    if found.parent_bid and parent.update(**counted):
+        members.look_again(connection, [found.parent_bid], _clock(connection, None))
+    return True
 
 
 def check_open(bid: str, *, using: str, by: str = "", now: datetime | None = None) -> None:

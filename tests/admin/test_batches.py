@@ -176,6 +176,15 @@ def test_an_expired_batch_says_why(admin_client):
     assert "expired: not committed in time" in words(page(admin_client, "change", row.pk))
 
 
+def test_a_batch_that_was_opened_again_is_shown_as_open(admin_client):
+    [row] = made(1)
+    moments = {"committed_at": "2020-01-01T00:00:00Z", "expires_at": None, "reopened_until": "2999-01-01T00:00:00Z"}
+    Row.objects.update(**moments)
+    assert "opened again" in words(page(admin_client, "change", row.pk))
+    assert row.bid in page(admin_client, "changelist", stage="open")
+    assert row.bid not in page(admin_client, "changelist", stage="running")
+
+
 def test_jobs_that_left_no_row_are_counted(admin_client, tree):
     Job.objects.filter(bid=tree.bid).first().delete()
     assert "1 enqueued" in words(page(admin_client, "change", tree.pk))

@@ -61,8 +61,30 @@ class BatchContract:
         assert broker.push([member(bid, 3)]) == [None]
         assert broker.batch_status(bid).total == 2
 
+    def test_no_callback_comes_between_an_open_and_its_commit(self, broker, me):
+        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        broker.push([member(bid, 1)])
+        broker.commit_batch(bid)
+        [one] = self.fetch(broker, wid=me)
+        assert broker.open_batch(bid, by=me) == bid
+        broker.ack([Ack(jid=one.jid, wid=me)])
+        assert broker.push([member(bid, 2)]) == [None]
+        broker.commit_batch(bid)
+        assert [self.do_next(broker, me, type(self)).jid for _ in range(2)] == ["member-0002", "callback-success"]
+
+    def test_a_check_says_when_nothing_can_be_added_and_changes_nothing(self, broker, me):
+        bid = broker.new_batch(NewBatch(success=callback("success")), by=me)
+        broker.push([member(bid, 1)])
+        broker.commit_batch(bid)
+        [one] = self.fetch(broker, wid=me)
+        broker.check_batch(bid, by=me)
+        broker.ack([Ack(jid=one.jid, wid=me)])
+        with pytest.raises(FaktoryError, match="a callback of it was enqueued already"):
+            broker.check_batch(bid, by=me)
+        assert self.do_next(broker, me, type(self)).jid == "callback-success"
+
     def test_an_unknown_batch_is_named(self, broker, me):
-        for verb in (broker.open_batch, broker.commit_batch, broker.batch_status):
+        for verb in (broker.check_batch, broker.open_batch, broker.commit_batch, broker.batch_status):
             with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):
                 verb("b-nowhere")
         with pytest.raises(UnknownBatch, match="no such batch b-nowhere"):

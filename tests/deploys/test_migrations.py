@@ -24,7 +24,7 @@ def unmigrated(transactional_db):
 def test_it_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
     program = runfaktory(*ARGUMENTS)
     [line] = program.said("waiting up to 300 s for manage.py migrate")
-    assert re.search(r"'default' lacks \d+ migrations: django_faktory.0001_initial", line)
+    assert re.search(r"'default' lacks \d+ migrations: django_faktory\.0001_initial", line)
     unmigrated()
     connection.close()
     assert address(program)
@@ -44,7 +44,8 @@ def test_it_ends_at_once_when_it_is_told_to_while_it_waits(unmigrated, runfaktor
 def test_when_the_time_is_over_it_says_what_is_missing(unmigrated, runfaktory):
     program = runfaktory(*ARGUMENTS, "--migrations-wait", "1")
     assert program.code() == 1
-    program.said("migrations of ours; run manage.py migrate")
+    [line] = program.said("migrations of ours; run manage.py migrate")
+    assert re.search(r"lacks \d+ migrations of ours", line)
 
 
 def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db, monkeypatch):

@@ -9,6 +9,7 @@ from django.db.migrations.state import ProjectState
 from django_faktory.migrations import _in_use
 from django_faktory.migrations._in_use import TablesInUse
 from tests.deploys.rollout import busy_transaction
+from tests.deploys.versions import latest_migration
 from tests.settings import KIND
 
 
@@ -46,7 +47,7 @@ def test_tokens_of_locks_go_on_where_they_were(rollout, next_version):
     before = [rollout.store.next_token() for _ in range(3)][-1]
     rollout.migrate(following)
     assert rollout.store.next_token() == before + 1
-    rollout.migrate(following, "django_faktory", "0001")
+    rollout.migrate(following, "django_faktory", latest_migration())
     assert rollout.store.next_token() == before + 2
 
 

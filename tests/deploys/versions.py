@@ -82,14 +82,18 @@ def this():
     return Version(ROOT)
 
 
+def latest_migration():
+    """The name of this version's latest migration."""
+    return max(path.stem for path in (ROOT / PACKAGE / "migrations").glob("[0-9]*.py"))
+
+
 def next_one(folder, models, changes=CHANGES):
     """A copy of this one with a migration more, that changes the tables of `models`."""
     package = Path(folder) / PACKAGE
     shutil.copytree(ROOT / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     _rewrite(package / "__init__.py", r'(?m)^__version__ = ".*"$', f'__version__ = "{NEXT}"')
-    latest = max(path.stem for path in (package / "migrations").glob("0*.py"))
-    text = MIGRATION.format(latest=latest, models=[model.__name__ for model in models], **changes)
-    (package / "migrations" / f"{int(latest[:4]) + 1:04d}_next.py").write_text(text, encoding="utf-8")
+    text = MIGRATION.format(models=[model.__name__ for model in models], latest=latest_migration(), **changes)
+    (package / "migrations" / "9999_next.py").write_text(text, encoding="utf-8")
     with (package / "models.py").open("a", encoding="utf-8") as module:
         module.write(MODELS.format(models=", ".join(model.__name__ for model in models), **changes))
     return Version(Path(folder))

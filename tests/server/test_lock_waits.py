@@ -15,6 +15,8 @@ from django_faktory.errors import BrokerUnavailable, FaktoryError, LockTimeout, 
 from django_faktory.models import Batch, Counter, Job
 from django_faktory.payloads import Ack, NewBatch, TrackUpdate
 from django_faktory.server.may_block import MayBlock, take_set
+from django_faktory.store import transactions
+from django_faktory.store.dialects.prepared import Statement
 from tests.server.raw import RawClient, worker
 from tests.waiting import wait_until
 
@@ -223,6 +225,17 @@ def test_a_connection_waits_without_limit_again_after_it_waited_with_one():
         assert lock_limit() == default_limit()
     finally:
         broker.close()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL")
+def test_where_sessions_are_shared_the_limit_is_the_transaction_s(monkeypatch):
+    """As behind a pooler, which gives each transaction another session."""
+    monkeypatch.setattr(Statement, "works", False)
+    broker = OrmBroker("default")
+    with broker.limited_lock_wait(0.05):
+        for is_atomic in (False, True):
+            assert transactions.run("default", lambda _: lock_limit(), atomic=is_atomic) == "50ms"
+            assert lock_limit() == default_limit()
 
 
 def lock_limit():

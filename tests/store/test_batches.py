@@ -354,10 +354,10 @@ def test_a_withdrawn_batch_no_longer_keeps_its_parent_open():
     parent = new(complete=False)
     child = new(parent)
     commit(parent)
-    assert batches.withdraw(child, using="default")
+    assert batches.withdraw([child], using="default")
     assert waiting() == ["success"]
-    assert not batches.withdraw(child, using="default")
-    assert not batches.withdraw(parent, using="default"), "it was committed"
+    assert not batches.withdraw([child], using="default")
+    assert not batches.withdraw([parent], using="default"), "it was committed"
 
 
 def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
@@ -365,7 +365,7 @@ def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
     push(new(parent))
     push(other)
     for bid in (parent, other):
-        assert not batches.withdraw(bid, using="default")
+        assert not batches.withdraw([bid], using="default")
 
 
 def test_unknown_batches_are_named():

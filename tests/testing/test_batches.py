@@ -52,6 +52,14 @@ def grow(context, what):
 
 
 @task(takes_context=True)
+def next_step(context, steps):
+    ran.append(f"{steps} steps to come")
+    if steps:
+        with context.batch.parent, Batch(success=next_step.callback(steps - 1)):
+            note.enqueue(f"step {steps}")
+
+
+@task(takes_context=True)
 def add_too_late(context):
     try:
         with context.batch:
@@ -172,6 +180,14 @@ def test_at_once_a_running_job_adds_to_its_own_batch(tasks_setting):
         grow.enqueue("a")
     assert ran == ["a", "beside a", "in the child of a", "after the child of a", "success"]
     assert batch.status().total == 2
+
+
+def test_at_once_a_callback_adds_the_next_step_to_the_parent_of_its_batch(tasks_setting):
+    tasks_setting(IMMEDIATE)
+    with Batch(success=note.callback("done")), Batch(success=next_step.callback(1)) as first:
+        note.enqueue("first")
+    assert ran == ["first", "1 steps to come", "step 1", "0 steps to come", "done"]
+    assert Batch.find(first.bid).parent.parent is None
 
 
 def test_at_once_what_a_member_enqueues_on_its_own_does_not_join(tasks_setting):
