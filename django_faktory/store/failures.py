@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from .. import jsontext
 from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, Outcome, State, outcome_of_failure, outcome_of_loss
-from ..models import Job, WorkerProcess
+from ..models import Job, JobQuerySet, WorkerProcess
 from ..payloads import Failure, kept_lines, rfc3339
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
@@ -68,8 +68,13 @@ def reap(
 
 
 def overdue_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """See `reap`."""
-    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__lt=now or Now())
+    """Jobs whose reservation has run out."""
+    return reserved_jobs(using=using).filter(reserved_until__lt=now or Now())
+
+
+def reserved_jobs(*, using: str) -> JobQuerySet:
+    """Jobs with a reservation: the first to run out says whether `reap` has anything to do."""
+    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
 
 
 def _reservation_expired(job: Job) -> Failure:

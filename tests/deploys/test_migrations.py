@@ -23,7 +23,8 @@ def unmigrated(transactional_db):
 def test_it_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
     program = runfaktory(*ARGUMENTS)
     [line] = program.said("waiting up to 300 s for manage.py migrate")
-    assert "'default' lacks 1 migrations: django_faktory.0001_initial" in line
+    assert "'default' lacks" in line
+    assert "migrations: django_faktory.0001_initial" in line
     unmigrated()
     connection.close()
     assert address(program)
@@ -43,7 +44,7 @@ def test_it_ends_at_once_when_it_is_told_to_while_it_waits(unmigrated, runfaktor
 def test_when_the_time_is_over_it_says_what_is_missing(unmigrated, runfaktory):
     program = runfaktory(*ARGUMENTS, "--migrations-wait", "1")
     assert program.code() == 1
-    program.said("lacks 1 migrations of ours; run manage.py migrate")
+    program.said("migrations of ours; run manage.py migrate")
 
 
 def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db, monkeypatch):
