@@ -51,13 +51,14 @@ def reap(
 ) -> int:
     """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19). What was
     read ahead by a server that is gone goes back instead."""
-    overdue = overdue_jobs(using=using, now=now)
-    if not run(using, lambda _: overdue.exists(), atomic=False):  # nearly always: one statement, no transaction
+    overdue = overdue_jobs(using=using, now=now).order_by("reserved_until")
+    first = overdue.values_list("pk", flat=True)[:1]  # in order: `exists()` may read the table for it
+    if not run(using, lambda _: list(first), atomic=False):  # nearly always: one statement, no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
-        rows = list(failing.locked(overdue.order_by("reserved_until"), skip=True)[:limit])
+        rows = list(failing.locked(overdue, skip=True)[:limit])
         nobodys = {job.pk for job in rows if ahead.is_nobodys(job)}
         if nobodys:
             put_back(connection, Job.objects.using(using).filter(pk__in=nobodys))

@@ -60,7 +60,8 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
     jobs, over = Job.objects.using(using), over_jobs(using=using, now=now)
     if not _is_partial(using):
         _clear_expiries(using, now)
-    if not run(using, lambda _: over.exists(), atomic=False):  # nearly always
+    first = over.values_list("pk", flat=True)[:1]  # in order: `exists()` may read the table for it
+    if not run(using, lambda _: list(first), atomic=False):  # nearly always
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
