@@ -115,7 +115,8 @@ class Maintenance:
         self._seen: set[str] = set()  # steps that have something to do
         self._due_at: dict[str, float] = {}  # the others
         self._listens_since = math.inf  # without a break
-        self._keyless_after = 0
+        self._keyless_after: backfill.Position | None = None
+        self._swept_to: locks.Place | None = None
         self._gates_rest_until = 0.0
         self._tidier = Tidier(alias)
         self._round_at = self._success_at = time.monotonic()
@@ -338,20 +339,22 @@ class Maintenance:
         return len(stranded) == locks.CHUNK
 
     def _look_after_blocked(self) -> bool:
-        healed = locks.sweep(using=self.alias)
+        """A bounded number of jobs each time: where more are blocked, the next time goes on."""
+        healed, self._swept_to = locks.sweep(using=self.alias, after=self._swept_to)
         if healed:
-            logger.warning("keys had jobs waiting and nobody was ready, mended keys=%d", healed)
+            logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", healed)
             self._on_work(None)
-        return healed == locks.CHUNK
+        return False
 
     def _give_keys(self) -> bool:
-        """To jobs that were pushed before their queue was locketed: all are looked through, now and then."""
+        """Give keys to jobs that were pushed before their queue was locketed: all that wait are looked through."""
         locket = configured_locket()
         if not locket.is_enabled or (locket.queues is not None and not locket.queues):
             return False
-        after = backfill.give_keys(locket.keyed, locket.queues, using=self.alias, after=self._keyless_after)
-        self._keyless_after = after or 0
-        return after is not None
+        self._keyless_after = backfill.give_keys(
+            locket.keyed, locket.queues, using=self.alias, after=self._keyless_after
+        )
+        return self._keyless_after is not None
 
     def _look_after_batches(self) -> bool:
         """Give up those never committed, let go of those long ended, and make sure that none waits for nothing."""

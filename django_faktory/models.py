@@ -104,15 +104,27 @@ class Job(models.Model):
             models.Index(
                 fields=["queue", "weight", "enqueued_at", "id"], name="faktory_blocked", condition=Q(state="blocked")
             ),
-            HotIndex(fields=["run_at"], name="faktory_due", condition=Q(state__in=["scheduled", "retries"])),
+            # With the state, so that both sets are counted without a look at their rows.
+            HotIndex(
+                fields=["run_at", "id"],
+                include=["state"],
+                name="faktory_due",
+                condition=Q(state__in=["scheduled", "retries"]),
+            ),
             HotIndex(fields=["reserved_until"], name="faktory_reserved", condition=Q(state="working")),
             HotIndex(
                 fields=["purge_at"],
                 name="faktory_purge",
                 condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
             ),
-            # No HotIndex: led by the state, MariaDB would have to touch it for each job that expires never.
-            models.Index(fields=["expires_at"], name="faktory_expiring", condition=Q(expires_at__isnull=False)),
+            # Finished rows keep their expiry: in the index they would be most of it, and each look of maintenance
+            # would read past them. MariaDB has them in it, and maintenance clears theirs (`upkeep.expire`). No
+            # HotIndex: led by the state, MariaDB would have to touch it for each job that never expires.
+            models.Index(
+                fields=["expires_at"],
+                name="faktory_expiring",
+                condition=Q(expires_at__isnull=False, state__in=["scheduled", "enqueued", "blocked", "retries"]),
+            ),
             IndexWhereSet(
                 fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
             ),

@@ -19,7 +19,7 @@ from ..cron_models import CronEntry
 from ..lifecycle import State
 from ..look_only import AtLeast
 from ..models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
-from ..store import measures, queues, scalars, workers
+from ..store import measures, queues, scalars, walking, workers
 from .charts import Chart, Point, chart
 from .groups import Group, found
 
@@ -169,11 +169,10 @@ def running(*, using: str) -> JobQuerySet:
 
 def _counted(lines: Sequence[QueueLine], using: str) -> tuple[dict[State, int], list[Alarm]]:
     """How many are in which state, and what is wrong."""
-    jobs = Job.objects.using(using)
     silent = workers.silent_ones(conf.get("WORKER_TIMEOUT"), using=using)
     refused = OutboxEntry.objects.using(using).exclude(error="")
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
-    sets = [*(jobs.in_state(state) for state in _TILES), silent, refused, never]
+    sets = [*(walking.in_index_order(state, using=using) for state in _TILES), silent, refused, never]
     counts = scalars.counts(sets, most=COUNTED + 1, using=using)
     states = dict(zip(_TILES, counts, strict=False))
     alarms = [*_paused(lines), *_alarms(states[State.BLOCKED], *counts[len(_TILES) :])]

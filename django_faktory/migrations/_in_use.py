@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django.db import OperationalError, transaction
+from django.db import NotSupportedError, OperationalError, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations import SeparateDatabaseAndState
-from django.db.migrations.operations.base import Operation
+from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.migrations.state import ProjectState
 
 from ..logs import get_logger
@@ -68,6 +68,65 @@ class TablesInUse(SeparateDatabaseAndState):
         models = [state.apps.get_model(app_label, name) for name in named if (app_label, name.lower()) in state.models]
         alias = schema_editor.connection.alias
         return sorted(model._meta.db_table for model in models if self.allow_migrate_model(alias, model))
+
+
+class ReplaceIndex(Operation):
+    """Give an index of a table in use another condition: build it beside the old one, then let it take its name.
+
+    On PostgreSQL no statement of a worker waits for it, and the old index serves until the new one is complete. Only in
+    migrations with `atomic = False`. Safe to run again after it broke off. Where an index has no condition (MariaDB)
+    there is nothing to change.
+    """
+
+    reduces_to_sql = True
+    reversible = True
+    category = OperationCategory.ALTERATION
+
+    def __init__(self, model_name: str, index: models.Index, before: models.Index) -> None:
+        self.model_name, self.index, self.before = model_name, index, before
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        """Change the index in the models' state."""
+        state.remove_index(app_label, self.model_name.lower(), self.before.name)
+        state.add_index(app_label, self.model_name.lower(), self.index)
+
+    def database_forwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
+        """Replace it."""
+        self._replace(app_label, schema_editor, to_state, self.index)
+
+    def database_backwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
+    ) -> None:
+        """Replace it by the one before."""
+        self._replace(app_label, schema_editor, to_state, self.before)
+
+    def describe(self) -> str:
+        """What `migrate --plan` shows."""
+        return f"Replace index {self.index.name} of {self.model_name}"
+
+    def _replace(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState, index: models.Index
+    ) -> None:
+        connection, model = schema_editor.connection, state.apps.get_model(app_label, self.model_name)
+        is_partial = connection.features.supports_partial_indexes
+        if not is_partial or not self.allow_migrate_model(connection.alias, model):
+            return
+        if connection.vendor != "postgresql":
+            with transaction.atomic(using=connection.alias):
+                schema_editor.remove_index(model, index)
+                schema_editor.add_index(model, index)
+            return
+        if connection.in_atomic_block:
+            raise NotSupportedError(f"{self.describe()}: expected a migration with atomic = False; set it")
+        new = index.clone()
+        new.name = f"{index.name}_new"
+        schema_editor.remove_index(model, new, concurrently=True)  # what an attempt that broke off has left is invalid
+        schema_editor.add_index(model, new, concurrently=True)
+        schema_editor.remove_index(model, index, concurrently=True)
+        names = map(schema_editor.quote_name, (new.name, index.name))
+        schema_editor.execute("ALTER INDEX {} RENAME TO {}".format(*names))
 
 
 @contextmanager

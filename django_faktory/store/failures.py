@@ -17,7 +17,7 @@ from .. import jsontext
 from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..logs import get_logger
-from ..models import Job, WorkerProcess
+from ..models import Job, JobQuerySet, WorkerProcess
 from ..payloads import INTERRUPTED, Failure, Interruption, kept_lines, rfc3339, shutdown_failure
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
@@ -62,16 +62,17 @@ def reap(
     `spares_kept`: leave the jobs that a heartbeat or a confirmation may still extend. For a node that has just
     begun to listen: after an outage no worker and no server could extend anything (ADR 0017).
     """
-    overdue = overdue_jobs(using=using, now=now)
+    overdue = overdue_jobs(using=using, now=now).order_by("reserved_until")
     if spares_kept:
         beating = WorkerProcess.objects.using(using).filter(beat_at__isnull=False)
         overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
-    if not run(using, lambda _: overdue.exists(), atomic=False):  # nearly always: one statement, no transaction
+    first = overdue.values_list("pk", flat=True)[:1]  # in order: `exists()` may read the table for it
+    if not run(using, lambda _: list(first), atomic=False):  # nearly always: one statement, no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
-        rows = list(failing.locked(overdue.order_by("reserved_until"), skip=True)[:limit])
+        rows = list(failing.locked(overdue, skip=True)[:limit])
         unconfirmed = {job.pk for job in rows if ahead.is_unconfirmed(job)}
         if unconfirmed:
             put_back(connection, Job.objects.using(using).filter(pk__in=unconfirmed))
@@ -85,8 +86,13 @@ def reap(
 
 
 def overdue_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """See `reap`."""
-    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__lt=now or Now())
+    """Jobs whose reservation has run out."""
+    return reserved_jobs(using=using).filter(reserved_until__lt=now or Now())
+
+
+def reserved_jobs(*, using: str) -> JobQuerySet:
+    """Jobs with a reservation: the first to run out says whether `reap` has anything to do."""
+    return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
 
 
 def _reservation_expired(job: Job) -> Failure:

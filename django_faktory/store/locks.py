@@ -22,8 +22,9 @@ from ..lifecycle import State
 from ..logs import get_logger
 from ..models import Job, JobLock, JobQuerySet
 from ..payloads import Reservation
+from . import walking
 from .dialects import dialect_of
-from .dialects.base import JOB, LOCK
+from .dialects.base import JOB, LOCK, marks
 from .transactions import run
 
 logger = get_logger(__name__)
@@ -36,19 +37,27 @@ SETTLED_AFTER_S = 0.25
 """Who ended a job and lives has given its key to the next one by then."""
 
 _UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
+
+Place = Sequence[Any]
+"""A place among the blocked jobs, see `walking.portion`."""
+
+SWEPT_TOGETHER = 500
+KEYS_TOGETHER = 200
+SWEPT_AT_ONCE = 40
+"""Portions that a sweep looks at: 20,000 blocked jobs, some 100 ms."""
+
 on_ready: list[Callable[[str, set[str]], None]] = []
 """Called with alias and queues when jobs that waited for a lock became ready, after the commit."""
 
 
 _FORGOTTEN = f"""
 SELECT DISTINCT waiting.lock_key FROM {JOB} AS waiting
-WHERE waiting.state = 'blocked' AND waiting.lock_key IS NOT NULL AND waiting.gate IS NULL
+WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.gate IS NULL
   AND NOT EXISTS (SELECT 1 FROM {LOCK} AS held WHERE held.lock_key = waiting.lock_key AND NOT held.is_lapsed)
   AND NOT EXISTS (SELECT 1 FROM {JOB} AS ready WHERE ready.lock_key = waiting.lock_key AND ready.state = 'enqueued'
     AND ready.queue = waiting.queue AND ready.weight = waiting.weight)
   AND NOT EXISTS (SELECT 1 FROM {JOB} AS first WHERE first.lock_key = waiting.lock_key AND first.state = 'blocked'
-    AND first.gate IS NOT NULL AND first.queue = waiting.queue AND first.weight = waiting.weight)
-LIMIT %s"""
+    AND first.gate IS NOT NULL AND first.queue = waiting.queue AND first.weight = waiting.weight)"""
 
 
 def take(
@@ -298,18 +307,27 @@ def _extend(locks: Any) -> int:
 
 
 def lapsed_locks(*, using: str) -> Any:
-    """Locks that are over, which nobody has noticed yet."""
-    return JobLock.objects.using(using).filter(is_lapsed=False, expires_at__lte=Now())
+    """Locks that are over and were not marked as lapsed yet."""
+    return held_locks(using=using).filter(expires_at__lte=Now())
+
+
+def held_locks(*, using: str) -> Any:
+    """Locks that are not marked as lapsed: the first to end says whether `lapse` has anything to do."""
+    return JobLock.objects.using(using).filter(is_lapsed=False)
 
 
 def lapse(*, using: str, limit: int = CHUNK) -> int:
-    """Notice locks that are over, at most `limit`: the next jobs become ready. Returns how many."""
+    """Mark locks that are over as lapsed, at most `limit`: the next jobs become ready. Returns how many.
+
+    Read by their index first, and locked in the order of their keys, as everywhere.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        over = lapsed_locks(using=using).order_by("key")
+        first = lapsed_locks(using=using).order_by("expires_at").values_list("key", flat=True)
+        over = lapsed_locks(using=using).filter(key__in=list(first[:limit])).order_by("key")
         if connection.features.has_select_for_update_skip_locked:
             over = over.select_for_update(skip_locked=True)
-        keys = list(over.values_list("key", flat=True)[:limit])
+        keys = list(over.values_list("key", flat=True))
         if keys:
             JobLock.objects.using(using).filter(key__in=keys).update(is_lapsed=True)
             make_next_ready(connection, keys)
@@ -321,23 +339,59 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
     return lapsed
 
 
-def sweep(*, using: str, pause: Callable[[float], object] = time.sleep) -> int:
-    """Mend what a crash just after a commit left: keys nobody holds and nobody is ready for. Returns how many.
+class Swept(NamedTuple):
+    """The result of `sweep`."""
 
-    A key is so for a moment after each end that is not one with the next one's start: only what is twice is left.
+    healed: int
+    """Keys for which a job was made ready."""
+    after: Place | None
+    """Where the next sweep goes on; None: from the beginning."""
+
+
+def sweep(
+    *,
+    using: str,
+    after: Place | None = None,
+    portions: int = SWEPT_AT_ONCE,
+    pause: Callable[[float], object] = time.sleep,
+) -> Swept:
+    """Find keys that no job holds and for which no job is ready, as a crash just after a commit leaves them, and make
+    the next job of each ready.
+
+    Looks at a bounded number of blocked jobs, from a place on. A key is so for a moment after each end that is not in
+    one transaction with the next start: only keys that are so twice are changed.
     """
-
-    def look(connection: BaseDatabaseWrapper) -> list[str]:
-        with connection.cursor() as cursor:
-            cursor.execute(_FORGOTTEN, [CHUNK])
-            return [key for (key,) in cursor.fetchall()]
-
-    keys = run(using, look, atomic=False)
-    if keys:
+    found: set[str] = set()
+    for _ in range(portions):
+        rows, after = walking.portion(
+            State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEPT_TOGETHER
+        )
+        found |= _forgotten({key for key, gate in rows if key and gate is None}, using)
+        if after is None:
+            break
+    if found:
         pause(SETTLED_AFTER_S)
-        keys = sorted({*keys}.intersection(run(using, look, atomic=False)))
-        settle(keys, using=using)
-    return len(keys)
+        found = _forgotten(found, using)
+        settle(found, using=using)
+    return Swept(len(found), after)
+
+
+def _forgotten(keys: Collection[str], using: str) -> set[str]:
+    """Those of these keys that no job holds and for which no job is ready."""
+    ordered, found = sorted(keys), set()
+    for start in range(0, len(ordered), KEYS_TOGETHER):
+        some = ordered[start : start + KEYS_TOGETHER]
+        held = held_locks(using=using).filter(key__in=some).values_list("key", flat=True)
+        free = sorted(set(some) - set(run(using, lambda _, held=held: list(held), atomic=False)))  # type: ignore[misc]  # a default is no parameter to mypy
+        if free:
+            found |= run(using, partial(_unready, keys=free), atomic=False)
+    return found
+
+
+def _unready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(_FORGOTTEN.format(keys=marks(keys)), [*keys])
+        return {key for (key,) in cursor.fetchall()}
 
 
 def stranded(held_for_s: float, *, using: str) -> list[Reservation]:

@@ -17,10 +17,10 @@ from django.db.models.functions import Now
 
 from ..cron_models import CronEntry
 from ..models import Gate, Job
-from .failures import overdue_jobs
-from .locks import lapsed_locks
+from .failures import reserved_jobs
+from .locks import held_locks
 from .transactions import run
-from .upkeep import by_time, over_jobs
+from .upkeep import by_time, expiring
 from .workers import silent_ones
 
 
@@ -66,23 +66,38 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
 @lru_cache(maxsize=8)
 def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
     """The statement, its values, and how many columns after the first three, the time, the next tick and the next gate
-    that opens, are times of due jobs."""
+    that opens, are times of due jobs.
+
+    Each time is the first of an index, compared outside of the subquery: asked whether a row exists before a time,
+    PostgreSQL may read the table, where its statistics say that many rows are so.
+    """
     connection = connections[using]
-    heads = [_compiled(jobs.values("run_at")[:1], using) for jobs in by_time(connection, using=using)]
-    found: list[QuerySet[Any]] = [lapsed_locks(using=using)]
+    ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
+    opening = Gate.objects.using(using).filter(opens_at__isnull=False)
+    due = [jobs.filter(run_at__isnull=False) for jobs in by_time(connection, using=using)]
+    heads = [_first(ticks, "next_at", using), _first(opening, "opens_at", using)]
+    heads += [_first(jobs, "run_at", using) for jobs in due]
+    now, now_values = _now(using)
+    passed = [_first(held_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
-        found += [overdue_jobs(using=using), silent_ones(worker_timeout_s, using=using), over_jobs(using=using)]
-    parts = [_now(using)]
-    ticks = CronEntry.objects.using(using).filter(next_at__isnull=False).order_by("next_at")
-    opening = Gate.objects.using(using).filter(opens_at__isnull=False).order_by("opens_at")
-    heads[:0] = [_compiled(ticks.values("next_at")[:1], using), _compiled(opening.values("opens_at")[:1], using)]
-    parts += [(f"({sql})", values) for sql, values in heads]
-    parts += [(f"EXISTS ({sql})", values) for sql, values in (_compiled(rows.values("pk"), using) for rows in found)]
+        passed.append(_first(reserved_jobs(using=using), "reserved_until", using))
+        silent, values = _compiled(silent_ones(worker_timeout_s, using=using).values("pk"), using)
+        passed.append((f"EXISTS ({silent})", values))
+        passed.append(_first(expiring(using=using), "expires_at", using))
+    parts = [(now, now_values), *heads]
+    for sql, values in passed:
+        parts.append((sql, values) if sql.startswith("EXISTS") else (f"{sql} <= {now}", (*values, *now_values)))
     return (
         f"SELECT {', '.join(sql for sql, _ in parts)}",
         tuple(value for _, some in parts for value in some),
         len(heads) - 2,
     )
+
+
+def _first(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:
+    """The lowest value of the column: the head of an index."""
+    sql, values = _compiled(rows.order_by(column).values(column)[:1], using)
+    return f"({sql})", values
 
 
 def _compiled(rows: QuerySet[Any], using: str) -> tuple[str, tuple[Any, ...]]:

@@ -1,7 +1,8 @@
 """Changes to as many jobs as there are: MUTATE, QUEUE REMOVE, FLUSH. Rules: W23 to W25.
 
-Each reads the ids of the jobs that are meant, and is then a series of steps, each one short transaction over `CHUNK` of
-them: no step waits long for others nor they for it, and what arrives meanwhile is not run after. A crash leaves the
+Each reads the ids of the jobs that are meant, `PORTION` by a statement, and is then a series of steps, each one short
+transaction over `CHUNK` of them: no step waits long for others nor they for it, and what arrives meanwhile is not run
+after. A crash leaves the
 steps behind it done; the same command again does the rest.
 """
 
@@ -26,7 +27,7 @@ from ..lifecycle import DEAD_FOR_S, State
 from ..models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
 from ..mutations import Mutation
 from ..payloads import Reservation
-from . import gates, locks
+from . import gates, locks, walking
 from .jobs import is_storable
 from .operations import Change, discarded, killed, locked, requeued
 from .queues import known_names
@@ -67,14 +68,14 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> I
     }
     change = changes[mutation.command]
     target = State(mutation.target)
-    targeted = Job.objects.using(using).in_state(target)
+    jobs = Job.objects.using(using)
     if mutation.command == "clear":
-        return _by_ids(targeted, target, change)
+        return _by_ids(jobs, target, change)
     if mutation.jids is not None:
-        return _by_jids(targeted, mutation.jids, change)
+        return _by_jids(jobs.in_state(target), mutation.jids, change)
     if not is_storable(mutation.jobtype):
         return iter(())
-    jobs = targeted.filter(jobtype=mutation.jobtype) if mutation.jobtype else targeted
+    jobs = jobs.filter(jobtype=mutation.jobtype) if mutation.jobtype else jobs.all()
     if mutation.regexp:
         return _by_glob(jobs, target, Glob(mutation.regexp), change)
     return _by_ids(jobs, target, change)
@@ -94,8 +95,7 @@ def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]
     """
     for queue in known_names(using=using) if queues is None else queues:
         for state in (State.BLOCKED, State.ENQUEUED):  # in this order nobody becomes ready who is to go
-            ready = Job.objects.using(using).in_state(state).filter(queue=queue)
-            yield from _by_ids(ready, state, discarded)
+            yield from _by_ids(Job.objects.using(using), state, discarded, queue=queue)
         yield partial(_forget_queue, queue, using)
 
 
@@ -160,21 +160,42 @@ def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator
         yield partial(_change, jobs.filter(jid__in=chunk), change)
 
 
-def _by_ids(jobs: JobQuerySet, state: State, change: Change) -> Iterator[Step]:
-    for ids in _chunks(_ids(jobs), CHUNK):
+def _by_ids(jobs: JobQuerySet, state: State, change: Change, queue: str | None = None) -> Iterator[Step]:
+    for ids in _chunks(_ids_in(jobs, state, queue), CHUNK):
         yield partial(_change, _still(jobs.db, ids, {state}), change)
 
 
 def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Iterator[Step]:
-    for ids in _chunks(_ids(jobs.filter(_may_match(glob))), READ_AT_ONCE):
+    for ids in _chunks(_ids_in(jobs.filter(_may_match(glob)), state), READ_AT_ONCE):
         yield partial(_change_matching, _still(jobs.db, ids, {state}), state, glob, change)
 
 
 def _ids(jobs: JobQuerySet) -> array[int]:
-    """The ids of these jobs, lowest first: 8 bytes each in memory, and read in portions, so that a million of them
-    do not keep the interpreter from other threads."""
-    in_order = (jobs if jobs.query.is_sliced else jobs.order_by("pk")).values_list("pk", flat=True)
-    return run(jobs.db, lambda _: array("q", in_order.iterator(chunk_size=PORTION)), atomic=False)
+    """The ids of these jobs, lowest first, 8 bytes each in memory.
+
+    Each portion is a statement of its own, so that none outlasts the time limit of the database, and so that a million
+    of them do not keep the interpreter from other threads. Only a slice, whose length is given, is read at once.
+    """
+    found = array("q")
+    if jobs.query.is_sliced:
+        return run(jobs.db, lambda _: array("q", jobs.values_list("pk", flat=True)), atomic=False)
+    in_order = jobs.order_by("pk").values_list("pk", flat=True)
+    last = 0
+    while True:
+        portion = in_order.filter(pk__gt=last)[:PORTION]
+        ids = run(jobs.db, lambda _, portion=portion: list(portion), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        found.extend(ids)
+        if len(ids) < PORTION:
+            return found
+        last = ids[-1]
+
+
+def _ids_in(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
+    """The ids of those of these jobs that are in one state: a walk over its index, in whose order they are."""
+    found = array("q")
+    for ids in walking.ids_of(jobs, state, queue=queue):
+        found.extend(ids)
+    return found
 
 
 def _chunks(found: Sequence[T], size: int) -> Iterator[list[T]]:

@@ -18,8 +18,11 @@ Part = tuple[str, tuple[Any, ...]]
 
 
 def counts(sets: Sequence[QuerySet[Any]], *, most: int, using: str) -> list[int]:
-    """How many rows each of these has, and `most` where it has more: nothing is counted to its end."""
-    parts = [_counted(rows.order_by().values("pk")[:most], using) for rows in sets]
+    """How many rows each of these has, and `most` where it has more: nothing is counted to its end.
+
+    Sets that are in the order of an index are read by it: see `walking.in_index_order`.
+    """
+    parts = [_counted(rows.values("pk")[:most], using) for rows in sets]
     return [int(value) for value in _asked(parts, using)]
 
 

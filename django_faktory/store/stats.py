@@ -9,7 +9,7 @@ from django.db.models import Count, Sum
 
 from ..lifecycle import State
 from ..models import Batch, Counter, Job, Queue, WorkerProcess
-from . import scalars
+from . import scalars, walking
 from .transactions import run
 from .workers import living
 
@@ -70,10 +70,10 @@ class Bounded(NamedTuple):
 
 def bounded(*, using: str, most: int) -> Bounded:
     """The same at a cost that does not grow with the backlog: `most` means so many or more."""
-    jobs, live = Job.objects.using(using), Batch.objects.using(using).filter(finished_at=None)
+    live = Batch.objects.using(using).filter(finished_at=None)
     states = (*_WAITING, *(state for states in _SETS for state in states))
     rows = [
-        *(jobs.in_state(state) for state in states),
+        *(walking.in_index_order(state, using=using) for state in states),
         live.filter(committed_at=None),
         live.filter(committed_at__isnull=False),
         Queue.objects.using(using).all(),

@@ -12,12 +12,14 @@ from django.db.models.functions import Now
 
 from ..jsonfields import later
 from ..lifecycle import FINISHED, GONE, Event, State, sources
-from ..models import Job
+from ..models import Job, JobQuerySet
 from . import gates, locks, members
 from .dialects import dialect_of
 from .transactions import run
 
 CHUNK = 500
+CLEARED_AT_ONCE = 20
+"""Sets of finished rows whose expiry is cleared before the other steps of maintenance have their turn."""
 WAITING = (State.SCHEDULED, State.RETRIES)
 
 
@@ -53,24 +55,27 @@ def by_time(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Drop jobs that nobody took in time, at most `limit`; returns how many. Tasks' stay as expired for their result's
-    time, others go."""
+    """Drop jobs that no worker took in time, at most `limit`; returns how many. Tasks' stay as expired for their
+    result's time, others go."""
     jobs, over = Job.objects.using(using), over_jobs(using=using, now=now)
-    if not run(using, lambda _: over.exists(), atomic=False):  # nearly always
+    if not _is_partial(using):
+        _clear_expiries(using, now)
+    first = over.values_list("pk", flat=True)[:1]  # in order: `exists()` may read the table for it
+    if not run(using, lambda _: list(first), atomic=False):  # nearly always
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        rows = list(skip_locked(over.order_by("expires_at")).values_list("pk", "result_ttl")[:limit])
+        rows = list(skip_locked(over.only(*members.FIELDS, *_OF_WAITING))[:limit])
         if not rows:
             return 0
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
-        theirs = members.of_batches(jobs.filter(pk__in=[pk for pk, _ in rows]))
-        locks.settle_later(connection, locks.keys_of(jobs.filter(pk__in=[pk for pk, _ in rows])))
-        gates.settle_later(connection, gates.let_go_by(jobs.filter(pk__in=[pk for pk, _ in rows])))
-        jobs.filter(pk__in=[pk for pk, ttl in rows if ttl is None]).delete()
-        for ttl in {ttl for _, ttl in rows if ttl is not None}:
-            jobs.filter(pk__in=[pk for pk, kept in rows if kept == ttl]).update(
+        ready = [job for job in rows if job.state == State.ENQUEUED]
+        locks.settle_later(connection, {job.lock_key for job in ready if job.lock_key})
+        gates.settle_later(connection, {job.gate for job in ready})
+        jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
+        for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
+            jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
                 state=State.EXPIRED,
                 gate=None,
                 run_at=None,
@@ -78,32 +83,79 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
                 finished_at=clock,
                 purge_at=later(clock, ttl),
             )
+        theirs = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
         members.note(connection, [members.Change(job, State.EXPIRED) for job in theirs], clock)
         return len(rows)
 
     return run(using, verb)
 
 
+_OF_WAITING = ("state", "result_ttl", "lock_key", "gate")
+
+
 def over_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """See `expire`."""
-    return Job.objects.using(using).in_state(*sources(Event.EXPIRE)).filter(expires_at__lte=now or Now())
+    """Jobs whose expiry has passed before a worker took them, the first to expire first."""
+    jobs = expiring(using=using).filter(expires_at__lte=now or Now())
+    return jobs if _is_partial(using) else jobs.in_state(*sources(Event.EXPIRE))
+
+
+def expiring(*, using: str) -> JobQuerySet:
+    """Jobs with an expiry, in its order, as the index has them: its head says whether `expire` has anything to do.
+
+    A finished row keeps its expiry. Where the index has no condition it is in there until `expire` clears it.
+    """
+    jobs = Job.objects.using(using).filter(expires_at__isnull=False).order_by("expires_at")
+    return jobs.in_state(*sources(Event.EXPIRE)) if _is_partial(using) else jobs.exclude(state=State.WORKING)
+
+
+def _is_partial(using: str) -> bool:
+    return connections[using].features.supports_partial_indexes
+
+
+def _clear_expiries(using: str, now: datetime | None) -> None:
+    """Take finished rows out of the head of an index that has them (MariaDB), a bounded number at a time.
+
+    Else each look at the head would read past all that are kept.
+    """
+    finished = expiring(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        ids = list(skip_locked(finished).values_list("pk", flat=True)[:CHUNK])
+        Job.objects.using(using).filter(pk__in=ids).update(expires_at=None)
+        return len(ids)
+
+    for _ in range(CLEARED_AT_ONCE):
+        if run(using, verb) < CHUNK:
+            return
 
 
 def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
     """Delete finished jobs that were kept long enough, at most `limit`; returns how many."""
 
-    def verb(_: BaseDatabaseWrapper) -> int:
-        jobs = Job.objects.using(using).in_state(*FINISHED)
-        old = skip_locked(jobs.filter(purge_at__lt=now or Now()).order_by("purge_at"))
-        ids = list(old.values_list("pk", flat=True)[:limit])
-        if not ids:
+    def verb(connection: BaseDatabaseWrapper) -> int:
+        rows: list[Job] = []
+        for finished in _by_purge(connection, using=using):
+            old = skip_locked(finished.filter(purge_at__lt=now or Now()).only(*members.FIELDS, "state"))
+            rows += old[: limit - len(rows)]
+        if not rows:
             return 0
-        dead = members.of_batches(Job.objects.using(using).filter(pk__in=ids).in_state(State.DEAD))
-        gone = jobs.filter(pk__in=ids).delete()[0]
-        members.note_all(using, dead, GONE)
+        gone = Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).in_state(*FINISHED).delete()[0]
+        dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
+        members.note_all(using, sorted(dead, key=lambda job: job.pk), GONE)
         return gone
 
     return run(using, verb)
+
+
+def _by_purge(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
+    """Finished jobs, the first to be purged first: together, or by state where the index is led by it.
+
+    One query over all states would there read and sort all that is due for each set (MariaDB, 400,000 due: 4 s).
+    """
+    jobs = Job.objects.using(using).order_by("purge_at")
+    if connection.features.supports_partial_indexes:
+        return [jobs.in_state(*FINISHED)]
+    return [jobs.filter(state=str(state)) for state in State if state in FINISHED]
 
 
 def skip_locked(jobs: Any) -> Any:

@@ -2,12 +2,14 @@
 
 import pytest
 from django.apps import apps
-from django.db import OperationalError, connection, migrations, models
+from django.db import NotSupportedError, OperationalError, connection, migrations, models
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ProjectState
+from django.test.utils import CaptureQueriesContext
 
 from django_faktory.migrations import _in_use
-from django_faktory.migrations._in_use import TablesInUse
+from django_faktory.migrations._in_use import ReplaceIndex, TablesInUse
+from django_faktory.models import Job
 from tests.deploys.rollout import busy_transaction
 from tests.deploys.versions import latest_migration
 from tests.settings import KIND
@@ -67,7 +69,10 @@ def test_it_can_be_written_and_made_again():
 
 
 def is_considerate(operations):
-    """What changes tables that are there comes first, and all of it with care; new tables come after."""
+    """Indexes are replaced beside the old ones. Else what changes tables that are there comes first, and all of it with
+    care; new tables come after."""
+    if all(isinstance(one, ReplaceIndex) for one in operations):
+        return True
     first, rest = operations[:1], operations[1:]
     return all(isinstance(one, TablesInUse | migrations.CreateModel) for one in first) and all(
         isinstance(one, migrations.CreateModel) for one in rest
@@ -79,6 +84,50 @@ def test_each_migration_of_ours_but_the_first_takes_tables_in_use_with_care():
     found = MigrationLoader(None).disk_migrations
     ours = [migration for (app, _), migration in found.items() if app == "django_faktory" and not migration.initial]
     assert [migration for migration in ours if not is_considerate(migration.operations)] == []
+
+
+def expiring(**condition):
+    return models.Index(fields=["expires_at"], name="faktory_expiring", condition=models.Q(**condition))
+
+
+def definition(name):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT indexdef FROM pg_indexes WHERE indexname = %s", [name])
+        return [text for (text,) in cursor.fetchall()]
+
+
+def replace(index, *, atomic=False):
+    before = ProjectState.from_apps(apps)
+    with connection.schema_editor(atomic=atomic) as editor:
+        ReplaceIndex("Job", index, index).database_forwards("django_faktory", editor, before, before)
+
+
+@pytest.mark.skipif(KIND != "postgresql", reason="others build an index in place, or have no condition in it")
+@pytest.mark.django_db(transaction=True)
+def test_an_index_is_replaced_by_one_built_beside_it_and_a_broken_attempt_is_repaired():
+    current = next(index for index in Job._meta.indexes if index.name == "faktory_expiring")
+    [before] = definition("faktory_expiring")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE INDEX faktory_expiring_new ON django_faktory_job (id)")  # a broken attempt's
+        with CaptureQueriesContext(connection) as caught:
+            replace(expiring(state="retries"))
+        changes = [query["sql"] for query in caught if query["sql"].startswith(("CREATE", "DROP"))]
+        assert len(changes) == 3
+        assert all("CONCURRENTLY" in sql for sql in changes)
+        [after] = definition("faktory_expiring")
+        assert "'retries'" in after
+        assert definition("faktory_expiring_new") == []
+    finally:
+        replace(current)
+    assert definition("faktory_expiring") == [before]
+
+
+@pytest.mark.skipif(KIND != "postgresql", reason="only there it must not be in a transaction")
+@pytest.mark.django_db(transaction=True)
+def test_an_index_is_not_replaced_in_a_transaction():
+    with pytest.raises(NotSupportedError, match="atomic = False"):
+        replace(expiring(state="retries"), atomic=True)
 
 
 @pytest.mark.core

@@ -132,9 +132,9 @@ def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
     Job.objects.filter(jid__in=[jid("A"), jid("B")]).delete()  # as a crash between commit and hook leaves it
     one.push("B2")
     assert one.fetch(count=9) == [jid("B2")]
-    assert locks.sweep(using="default") == 1
+    assert locks.sweep(using="default").healed == 1
     assert one.fetch(count=9) == [jid("A1")]
-    assert locks.sweep(using="default") == 0
+    assert locks.sweep(using="default").healed == 0
 
 
 def test_a_sweep_leaves_alone_what_is_being_settled(node):
@@ -143,7 +143,8 @@ def test_a_sweep_leaves_alone_what_is_being_settled(node):
     one.push("A", "A1")
     key = Job.objects.get(jid=jid("A1")).lock_key
     Job.objects.filter(jid=jid("A")).delete()
-    assert locks.sweep(using="default", pause=lambda _: locks.settle([key], using="default")) == 0
+    swept = locks.sweep(using="default", pause=lambda _: locks.settle([key], using="default"))
+    assert swept.healed == 0
     assert one.fetch(count=9) == [jid("A1")]
 
 

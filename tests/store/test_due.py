@@ -114,3 +114,53 @@ def test_on_mariadb_only_the_head_of_the_index_is_read():
         cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
         read = sum(int(count) for name, count in cursor.fetchall() if name != "Handler_read_rnd_next")
     assert read < 20
+
+
+def expiring(count, **fields):
+    return Job.objects.bulk_create(JobFactory.many(count, expires_at=T0 - timedelta(seconds=1), **fields))
+
+
+def test_a_finished_job_is_not_among_those_that_expire_and_a_waiting_one_is():
+    expiring(3, succeeded=True)
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is not connection.features.supports_partial_indexes
+    assert upkeep.expire(using=USING, now=T0) == 0
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert Job.objects.succeeded().count() == 3
+    expiring(2)
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is True
+    assert upkeep.expire(using=USING, now=T0) == 2
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+
+
+def test_a_running_job_whose_expiry_passes_is_left_alone_and_expires_when_it_waits_again():
+    [job] = expiring(1, working=True, reserved_until=timezone.now() + timedelta(hours=1))
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is False
+    assert upkeep.expire(using=USING, now=T0) == 0
+    Job.objects.filter(jid=job.jid).update(state="retries", run_at=T0 + timedelta(hours=1))
+    assert look(using=USING, now=T0, worker_timeout_s=60).expired is True
+    assert upkeep.expire(using=USING, now=T0) == 1
+
+
+@pytest.mark.skipif(connection.features.supports_partial_indexes, reason="the index has no finished jobs")
+def test_expiries_of_finished_jobs_are_cleared_a_bounded_number_at_a_time(monkeypatch):
+    monkeypatch.setattr(upkeep, "CHUNK", 3)
+    monkeypatch.setattr(upkeep, "CLEARED_AT_ONCE", 2)
+    expiring(10, succeeded=True)
+    upkeep.expire(using=USING, now=T0)
+    assert Job.objects.filter(expires_at__isnull=False).count() == 4
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="the plan is MariaDB's")
+def test_a_purge_follows_the_index_and_sorts_nothing_that_is_due():
+    for state in ("dead", "succeeded"):
+        rows = JobFactory.many(2000, **{state: True}, purge_at=T0 - timedelta(seconds=1))
+        Job.objects.bulk_create(rows, batch_size=1000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE TABLE django_faktory_job")
+        cursor.fetchall()
+        cursor.execute("FLUSH STATUS")
+        assert upkeep.purge(using=USING, now=T0) == upkeep.CHUNK
+        cursor.execute("SHOW STATUS WHERE variable_name IN ('Sort_rows', 'Handler_read_next')")
+        counted = {name: int(count) for name, count in cursor.fetchall()}
+    assert counted["Sort_rows"] == 0
+    assert counted["Handler_read_next"] < 2 * upkeep.CHUNK

@@ -61,9 +61,10 @@ def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
     assert set(Job.objects.values_list("jid", flat=True)) == {row.jid for row in rows[:3]}
 
 
-def test_a_purge_is_three_statements_in_one_transaction(django_assert_max_num_queries):
+def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_queries):
+    more = 0 if connection.features.supports_partial_indexes else 3  # a read for each state that is purged
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
-    with django_assert_max_num_queries(5):
+    with django_assert_max_num_queries(4 + more):
         assert upkeep.purge(using=USING, now=T0) == 20
 
 

@@ -511,7 +511,7 @@ def test_a_thousand_expired_jobs_hold_up_none_behind_them():
 
 
 def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
-    over = Job.objects.in_state("enqueued", "scheduled", "retries").filter(expires_at__lte=T0).order_by("expires_at")
+    over = upkeep.over_jobs(using="default", now=T0)
     with connection.cursor() as cursor, transaction.atomic():
         if connection.vendor == "postgresql":
             cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty

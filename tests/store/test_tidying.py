@@ -61,8 +61,10 @@ def let_sessions_tell():
 
 
 @pytest.fixture
-def clean():
-    """The statistics know of no dead rows."""
+def clean(monkeypatch):
+    """The statistics know of no dead rows, and no rest is kept after the vacuum that saw to it."""
+    monkeypatch.setattr(tidying, "SHORTEST_REST_S", 0)
+    monkeypatch.setattr(tidying, "REST", 0)
     if connection.vendor == "postgresql":
         let_sessions_tell()
         tidying.vacuum(using=USING)
@@ -108,7 +110,6 @@ def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
 @on_postgresql
 def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, monkeypatch):
     monkeypatch.setattr(tidying, "DEAD_ROWS", 50)
-    monkeypatch.setattr(tidying, "REST", 0)
     other = connections[USING].copy()
     try:
         other.set_autocommit(False)
@@ -127,13 +128,42 @@ def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, m
 
 
 @on_postgresql
-def test_a_vacuum_that_took_long_is_followed_by_a_rest(clean, monkeypatch):
+def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, monkeypatch):
     monkeypatch.setattr(tidying, "DEAD_ROWS", 0)
-    monkeypatch.setattr(tidying, "REST", 1e9)
-    tidier = tidying.Tidier(USING)
-    assert tidier.look() is True
-    tidier.join(20)
-    assert tidier.look() is False
+    first, second = tidying.Tidier(USING), tidying.Tidier(USING)
+    assert first.look() is True
+    first.join(20)
+    wait_until(lambda: tidying.dead(using=USING).vacuumed_s_ago < 30)
+    monkeypatch.setattr(tidying, "SHORTEST_REST_S", 1e9)
+    assert [first.look(), second.look()] == [False, False]
+
+
+@on_postgresql
+def test_the_rest_grows_with_the_indexes_that_a_vacuum_has_to_read():
+    assert tidying.Dead(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
+    assert not tidying.Dead(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
+    assert not tidying.Dead().is_resting, "it was never vacuumed"
+
+
+@on_postgresql
+def test_a_vacuum_gives_way_to_other_work_and_leaves_the_session_as_it_was(clean):
+    with connection.execute_wrapper(remember := Remembered()):
+        tidying.vacuum(using=USING)
+    assert [sql.partition(" ")[0] for sql in remember.told][-1] in ("RESET", "VACUUM")
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW vacuum_cost_delay")
+        assert cursor.fetchone() == ("0",)
+
+
+class Remembered:
+    """The statements of a session, in their order."""
+
+    def __init__(self):
+        self.told = []
+
+    def __call__(self, execute, sql, params, many, context):
+        self.told.append(sql)
+        return execute(sql, params, many, context)
 
 
 @on_postgresql

@@ -1,0 +1,106 @@
+"""Record how PostgreSQL carried out each statement of a session: its own `auto_explain`, told to the client.
+
+Nothing is put in the way of the statements: those that go through libpq directly are recorded too.
+"""
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from django.db import DatabaseError, connection
+
+_SETTINGS = {
+    "log_min_duration": 0,
+    "log_analyze": "on",
+    "log_buffers": "on",
+    "log_timing": "off",
+    "log_nested_statements": "on",
+    "log_format": "json",
+    "log_level": "notice",
+}
+
+
+@dataclass
+class Statement:
+    """One statement, with the plan that was carried out."""
+
+    sql: str
+    plan: dict
+    where: str
+    nodes: list = field(default_factory=list)
+
+    @property
+    def pages(self):
+        """Pages read. What a WITH changes may be carried out after the plan itself: counted on top, perhaps twice."""
+        after = sum(_buffers(node) for node in self.nodes[1:] if node["Node Type"] == "ModifyTable")
+        return _buffers(self.plan) + after
+
+    @property
+    def rows(self):
+        """Rows that it answered with."""
+        return self.plan["Actual Rows"]
+
+    @property
+    def changed(self):
+        """Rows locked or written, each as often as that was done."""
+        return sum(
+            child["Actual Rows"] * child["Actual Loops"]
+            for node in self.nodes
+            if node["Node Type"] in ("ModifyTable", "LockRows")
+            for child in node.get("Plans", ())
+            if child.get("Parent Relationship") == "Outer"
+        )
+
+    def reads_whole(self, table):
+        """Whether it reads this table from its first page to its last."""
+        return any("Seq Scan" in node["Node Type"] and node.get("Relation Name") == table for node in self.nodes)
+
+    def __str__(self):
+        return f"{self.where}: {self.pages} pages, {self.changed:.0f} rows locked or changed: {self.sql[:600]}"
+
+
+def _buffers(node):
+    return node["Shared Hit Blocks"] + node["Shared Read Blocks"]
+
+
+def _nodes(node):
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
+
+
+class Recorder:
+    """Statements of this thread's session; `during` says what they are part of."""
+
+    def __init__(self):
+        self.statements = []
+        self._where = ""
+
+    def start(self):
+        """Begin to record; returns why it cannot, "" where it can."""
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute("LOAD 'auto_explain'")
+            except DatabaseError as error:  # it is not installed, or only a superuser may
+                return f"PostgreSQL cannot load auto_explain: {error}"
+            for name, value in _SETTINGS.items():
+                cursor.execute(f"SET auto_explain.{name} = '{value}'")
+        connection.connection.add_notice_handler(self._hear)
+        return ""
+
+    def stop(self):
+        connection.close()
+
+    @contextmanager
+    def during(self, where):
+        self._where = where
+        yield
+        self._where = ""
+
+    def _hear(self, notice):
+        text = notice.message_primary or ""
+        _, found, body = text.partition("plan:\n")
+        if found and self._where:
+            told = json.loads(body)
+            nodes = list(_nodes(told["Plan"]))
+            self.statements.append(Statement(" ".join(told["Query Text"].split()), told["Plan"], self._where, nodes))

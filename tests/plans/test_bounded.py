@@ -1,0 +1,185 @@
+"""What nodes do again and again reads a bounded part of the table of jobs, however large it is and whatever the
+statistics say of it. `make soak` runs it on 2,000,000 jobs.
+
+All statements of maintenance, BEAT, INFO, /metrics and the admin's overview are recorded as PostgreSQL runs them.
+"""
+
+import os
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+
+from django_faktory.dashboard import overview
+from django_faktory.locket import locket
+from django_faktory.maintenance import Maintenance
+from django_faktory.metrics import numbers
+from django_faktory.mutations import Mutation
+from django_faktory.payloads import Beat
+from django_faktory.store import many, stats, walking, workers
+from tests.plans import table
+from tests.plans.recorder import Recorder
+from tests.settings import KIND, VIA
+from tests.waiting import wait_until
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg 3 hands on what auto_explain says")
+pytestmark = [
+    pytest.mark.skipif(KIND != "postgresql", reason="the plans are PostgreSQL's"),
+    pytest.mark.skipif(VIA != "", reason="auto_explain is a setting of a session"),
+    pytest.mark.django_db(transaction=True),
+]
+
+USING = "default"
+JOBS = int(os.environ.get("FAKTORY_PLANS_JOBS", "100000"))
+FULL = 2_000_000
+JOB = "django_faktory_job"
+
+PAGES = 700 + 1300 * JOBS // FULL
+"""Pages that a statement may read: 2,000 of the full table."""
+
+PAGES_PER_ROW = 40
+"""Pages for each row that a step locks or changes, some 500 at once: its place is found in the table and in up to eight
+indexes, each three or four pages deep."""
+
+PAGES_PER_1000 = 12
+"""INFO and /metrics are exact (W22): they count all live jobs, which costs a page of an index for some 150 of them, and
+some looks at the visibility map. Finished jobs cost nothing. These are for each 1,000 live jobs."""
+
+COUNTING = {"INFO", "metrics"}
+
+
+def entry_points():
+    """What nodes do by the clock or when they are asked, by name. What only reads comes first: what changes thousands
+    of rows at once leaves pages that a count has to look into until they are vacuumed."""
+    yield "BEAT", lambda: workers.beat([Beat(wid=f"wid{n}", rss_kb=1) for n in range(10)], using=USING)
+    yield "INFO", lambda: stats.snapshot(using=USING)
+    yield "metrics", lambda: numbers.read(using=USING)
+    yield "statistics of the API", lambda: stats.bounded(using=USING, most=10_000)
+    yield "overview", lambda: overview.read(using=USING)
+    upkeep = Maintenance(USING)
+    upkeep._listens_since = float("-inf")
+    yield "look", upkeep._enqueue_due
+    upkeep._look_around_at = 0
+    yield "look around", upkeep._enqueue_due
+    yield from ((step.name, step.work) for step in upkeep._steps if step.name != "dead rows")  # VACUUM has no plan
+
+
+@pytest.fixture
+def recorder():
+    recorder = Recorder()
+    if missing := recorder.start():
+        pytest.skip(missing)
+    yield recorder
+    recorder.stop()
+
+
+def recorded(recorder, only=()):
+    recorder.statements.clear()
+    with override_settings(FAKTORY={"LOCKET": locket()}):
+        for name, work in entry_points():
+            if not only or name in only:
+                with recorder.during(name):
+                    work()
+    return list(recorder.statements)
+
+
+def run(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def vacuum(options=""):
+    """As autovacuum does after so many rows, which counts rely on: until no transaction elsewhere keeps pages back."""
+
+    def is_done():
+        run(f"VACUUM {f'({options})' if options else ''} {JOB}")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT relallvisible >= relpages * 0.99 FROM pg_class WHERE oid = %s::regclass", [JOB])
+            return cursor.fetchone()[0]
+
+    wait_until(is_done)
+
+
+def live_jobs():
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE finished_at IS NULL")
+        return cursor.fetchone()[0]
+
+
+def too_much(statements, live):
+    def is_within(one):
+        bound = PAGES + PAGES_PER_ROW * one.changed
+        if one.where in COUNTING:
+            bound = max(bound, PAGES_PER_1000 * live / 1000)
+        return one.pages <= bound and not one.reads_whole(JOB)
+
+    return [str(one) for one in statements if not is_within(one)]
+
+
+def test_no_statement_that_nodes_repeat_reads_more_than_its_share_of_a_large_table(recorder):
+    run("SET synchronous_commit = off")
+    table.fill(1, 1000, total=JOBS)
+    run("ANALYZE")  # when the table was small: what the planner knows for hours
+    table.fill(1001, JOBS, total=JOBS)
+    table.fill_around()
+
+    grown = recorded(recorder, only={"look", "look around", "reservations", "expired jobs", "purge", "BEAT"})
+    assert too_much(grown, live_jobs()) == []
+
+    # Pages that were not vacuumed yet are looked into for each row that is counted: a few thousand, but no more.
+    counted = recorded(recorder, only={"statistics of the API", "overview"})
+    assert [str(one) for one in counted if one.reads_whole(JOB)] == []
+
+    vacuum()  # statistics of columns stay those of the small table
+    vacuumed = recorded(recorder)
+    found = too_much(vacuumed, live_jobs())
+    assert found == [], "\n".join(found)
+
+    vacuum("ANALYZE")
+    known = recorded(recorder)
+    assert too_much(known, live_jobs()) == []
+
+    assert {one.where for one in vacuumed} >= {"look", "expired jobs", "purge", "blocked jobs", "jobs without keys"}
+    assert min(len(grown), len(vacuumed), len(known)) > 15
+
+
+COMMANDS = {
+    "MUTATE clear dead": lambda: many.mutate(Mutation(command="clear", target="dead"), using=USING),
+    "MUTATE kill scheduled": lambda: many.mutate(
+        Mutation(command="kill", target="scheduled", jobtype="shop.tasks.task3"), using=USING
+    ),
+    "QUEUE REMOVE": lambda: many.remove_queues(["queue0"], using=USING),
+    "FLUSH": lambda: many.flush(using=USING),
+}
+
+
+def test_ids_of_jobs_that_a_command_changes_are_read_a_portion_at_a_time(recorder):
+    table.fill(1, JOBS // 2, total=JOBS // 2)
+    table.fill_around()
+    vacuum("ANALYZE")
+    for name, command in COMMANDS.items():
+        with recorder.during(name):
+            steps = list(command())
+        assert len(steps) > 1, name
+    assert {one.where for one in recorder.statements} == set(COMMANDS)
+    # A filter looks at each row of a portion: its place in the index of ids, some pages deep, and its page.
+    most = 4 * walking.PORTION + PAGES
+    large = [str(one) for one in recorder.statements if one.pages > most or one.rows > walking.PORTION]
+    assert large == [], "\n".join(large)
+
+
+def test_a_statement_that_reads_the_whole_table_is_noticed(recorder):
+    table.fill(1, 2000, total=2000)
+    with recorder.during("test"), connection.cursor() as cursor:
+        cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE payload = ''")
+    [statement] = recorder.statements
+    assert statement.reads_whole(JOB)
+    assert statement.pages > 10
+    assert len(too_much([statement], 0)) == 1
+
+
+def test_rows_that_a_statement_locks_and_changes_are_counted(recorder):
+    table.fill(1, 2000, total=2000)
+    with recorder.during("test"), connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {JOB} SET weight = 1 WHERE id IN (SELECT id FROM {JOB} ORDER BY id LIMIT 7)")
+    assert [statement.changed for statement in recorder.statements] == [7]
