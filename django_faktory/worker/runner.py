@@ -266,7 +266,8 @@ class Worker:
         if not self._held.wait_empty(deadline - time.monotonic()):
             self._executors.interrupt(self._interruption_reason())
             self._held.wait_empty(INTERRUPT_S)
-        has_ended = self._executors.close(time.monotonic() + 0.5)
+        # Threads that an interruption did not reach do not end either: the time left belongs to the reports.
+        has_ended = self._executors.close(time.monotonic() + (0.5 if self._held.is_empty() else 0.1))
         self._give_back_begun()
         is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
         self._heartbeat.stop()

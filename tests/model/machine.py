@@ -18,7 +18,17 @@ from django_faktory.admission import parse_job
 from django_faktory.errors import BatchClosed, FaktoryError
 from django_faktory.gating import Allowance
 from django_faktory.models import Batch, Counter, Gate, Job, JobLock, WorkerProcess
-from django_faktory.payloads import Ack, Beat, FetchRequest, NewBatch, Reservation, WorkerIdentity, failure, rfc3339
+from django_faktory.payloads import (
+    Ack,
+    Beat,
+    FetchRequest,
+    Interruption,
+    NewBatch,
+    Reservation,
+    WorkerIdentity,
+    failure,
+    rfc3339,
+)
 from django_faktory.store import (
     batches,
     failures,
@@ -187,9 +197,20 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def worker_takes_leave(self, wid):
         held = self.model.held_by(wid)
         assert workers.bye([wid], **USING) == len(held)
-        self.model.give_back(held)
+        self.model.interrupt(held)
         self.model.known.discard(wid)
         self.model.quiet.discard(wid)
+
+    @rule(wid=st.sampled_from(WIDS))
+    def worker_interrupts(self, wid):
+        held = self.model.held_by(wid)
+        jobs = [self.model.jobs[jid] for jid in held]
+        told = [
+            Interruption(jid=jid, wid=wid, attempt=job.attempt, queue=job.spec.queue, message="stopped")
+            for jid, job in zip(held, jobs, strict=True)
+        ]
+        assert failures.interrupt(told, **USING) == [True] * len(held)
+        self.model.interrupt(held)
 
     @rule(wid=st.sampled_from(WIDS))
     def hello(self, wid):

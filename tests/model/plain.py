@@ -273,6 +273,11 @@ class Plain:
             job = self._let_go(jid)
             job.state, job.wid = "ready", ""
 
+    def interrupt(self, jids):
+        self.give_back(jids)
+        for jid in jids:
+            self.jobs[jid].expires_at = None  # it was taken in time
+
     def held_by(self, wid):
         return [jid for jid, job in self.jobs.items() if job.state == "working" and job.wid == wid]
 
