@@ -236,7 +236,7 @@ class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Lease(StrEnum):
-    """What a claim's reservation lasts until, see `docs/adr/00XX-leases.md`."""
+    """What a claim's reservation lasts until, see `docs/adr/0026-leases.md`."""
 
     RESERVE_FOR = ""
     """The job's own `reserve_for`."""

@@ -1,4 +1,4 @@
-"""Deliveries of this node: jobs that were sent to clients and are to be confirmed (ADR 0022, 00XX-leases), and jobs of
+"""Deliveries of this node: jobs that were sent to clients and are to be confirmed (ADR 0022 and 0026), and jobs of
 batches, whose ends may have to wait (ADR 0023)."""
 
 from __future__ import annotations

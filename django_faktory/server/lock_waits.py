@@ -2,7 +2,7 @@
 
 A command that met a lock is tried again, alone, by one of a few threads, until it succeeds or its time is over.
 Commands with a common subject are tried one at a time, as they wait for the same lock. One that comes while others of
-its subject wait joins them at once (ADR 00XX-lock-waits).
+its subject wait joins them at once (ADR 0028).
 """
 
 from __future__ import annotations

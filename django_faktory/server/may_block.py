@@ -1,7 +1,7 @@
 """Commands that may meet another transaction's lock, carried out in a thread: each gets the answer of its own outcome.
 
 A set waits for locks for a moment only. When it meets one, its commands are tried one by one, so that only those that
-need the lock are left over: their answer is LockTimeout, and `lock_waits` tries them again (ADR 00XX-lock-waits).
+need the lock are left over: their answer is LockTimeout, and `lock_waits` tries them again (ADR 0028).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 00XX-leases).
+"""Jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
 
 The claim's number is negative until then. When the lease ends first, the job is released: it was not delivered, or
 its server died within seconds of delivering it.
