@@ -198,7 +198,7 @@ class _Failing:
             Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
 
     def settle(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
-        """Do what follows for batches, locks, gates and counters, in the order in which they are locked (ADR 0024)."""
+        """Do what follows for batches, locks, gates and counters, in the order in which they are locked (ADR 00XX)."""
         if self._changes:
             members.note(connection, self._changes, clock or self._clock(connection))
         locks.release(connection, self._held)

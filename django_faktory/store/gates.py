@@ -2,7 +2,7 @@
 
 At every commit a gate counts as many jobs as have its id in their `passes`: both change in one transaction, the count
 by as many rows as this transaction changed. `let_pass` and `adopt` give passes, `release` takes them back in the
-transaction that ends the run. Gates are locked by id after jobs and lock rows (ADR 0024).
+transaction that ends the run. Gates are locked by id after jobs and lock rows (ADR 00XX).
 """
 
 from __future__ import annotations

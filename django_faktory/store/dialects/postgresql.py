@@ -202,7 +202,7 @@ class PostgresqlDialect(Dialect):
         if not joins(connection):
             return [call]
         calls = [call]
-        # Locks before gates, and what waits for a lock last: the order of locks (ADR 0024).
+        # Locks before gates, and what waits for a lock last: the order of locks (ADR 00XX).
         is_locking = self._locked_at > recently
         if is_locking:
             calls.append((END_LOCKED, values[:3]))
