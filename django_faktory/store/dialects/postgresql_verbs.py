@@ -130,8 +130,8 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 
 # Rows are found by jid alone and judged when they are locked: told the state there, the planner takes the partial index
 # of working jobs, whose dead entries it does not count, and walks over every job of the last minute. A job that was
-# read ahead may get its wid in between (ADR 0022), and any job permits, from a limit that is set: what the locked row says
-# counts. All rows are locked by id first, those of jobs too that statements behind this one end (ADR 00XX).
+# read ahead may get its wid in between (ADR 0022), and any job permits, from a new limit: the locked row counts.
+# All rows are locked by id first, those of jobs too that statements behind this one end (ADR 00XX).
 END = Statement(
     "done",
     ["timestamptz", "json", "bigint", "int"],
