@@ -15,6 +15,7 @@ from tests.programs import ROOT
 
 PACKAGE = "django_faktory"
 NEXT = "99.0.0"
+MIGRATIONS = sorted(path.stem for path in (ROOT / PACKAGE / "migrations").glob("[0-9]*.py"))
 
 MIGRATION = """\
 from django.db import migrations, models
@@ -25,7 +26,7 @@ from django_faktory.migrations._in_use import TablesInUse
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_faktory", "0001_initial")]
+    dependencies = [("django_faktory", "{latest}")]
     operations = [
         TablesInUse(
             [
@@ -87,8 +88,8 @@ def next_one(folder, models, changes=CHANGES):
     package = Path(folder) / PACKAGE
     shutil.copytree(ROOT / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     _rewrite(package / "__init__.py", r'(?m)^__version__ = ".*"$', f'__version__ = "{NEXT}"')
-    text = MIGRATION.format(models=[model.__name__ for model in models], **changes)
-    (package / "migrations" / "0002_next.py").write_text(text, encoding="utf-8")
+    text = MIGRATION.format(latest=MIGRATIONS[-1], models=[model.__name__ for model in models], **changes)
+    (package / "migrations" / "9999_next.py").write_text(text, encoding="utf-8")
     with (package / "models.py").open("a", encoding="utf-8") as module:
         module.write(MODELS.format(models=", ".join(model.__name__ for model in models), **changes))
     return Version(Path(folder))

@@ -145,7 +145,9 @@ locked AS MATERIALIZED (
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
   FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM asked)) ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.*, r.result FROM asked AS r JOIN locked AS j USING (id)
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
+    r.result
+  FROM asked AS r JOIN locked AS j USING (id)
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
 gone AS (
