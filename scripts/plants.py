@@ -104,8 +104,8 @@ gone AS (""",
     Plant(
         "a job that fails keeps its lock",
         f"{STORE}/failures.py",
-        "        locks.release(connection, held)\n        gates.release(connection, passes)\n        dialect.save(",
-        "        gates.release(connection, passes)\n        dialect.save(",
+        "        locks.release(connection, self._held)\n",
+        "",
         ("tests/locks/test_exclusion.py", "-k", "has_failed"),
     ),
     Plant(
@@ -146,20 +146,16 @@ gone AS (""",
     Plant(
         "a unique job that succeeds keeps its lock, on PostgreSQL",
         f"{DIALECTS}/postgresql_verbs.py",
-        "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
-        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart",
-        "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
-        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart",
+        "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock WHERE",
+        "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock WHERE",
         ("tests/store/test_optioned.py", "-k", "lock_is_free"),
         "postgresql",
     ),
     Plant(
         "a unique job that succeeds keeps its lock where its COMMIT comes along",
         f"{DIALECTS}/postgresql_verbs.py",
-        "    unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
-        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL\n",
-        "    purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock\n"
-        "  WHERE j.id = held.id AND held.result_ttl IS NOT NULL\n",
+        "    unique_key = NULL, passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock",
+        "    passes = NULL, purge_at = now + make_interval(secs => j.result_ttl)\n  FROM held, clock",
         ("tests/tasks/test_atomic_commit.py", "-k", "unique_job"),
         "postgresql",
     ),
@@ -176,6 +172,49 @@ gone AS (""",
         "            gate.in_use = max(0, gate.in_use - counts[gate.id])",
         "            gate.in_use = max(0, gate.in_use)",
         ("tests/limits/test_passing.py", "-k", "makes_room_for_the_next"),
+    ),
+    Plant(
+        "an atomic task whose job got a permit while it ran is rolled back",
+        f"{DIALECTS}/postgresql_verbs.py",
+        "    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL\n  FOR UPDATE",
+        "    AND bid IS NULL AND callback_of IS NULL AND lock_token IS NULL AND passes IS NULL\n  FOR UPDATE",
+        ("tests/tasks/test_atomic_commit.py", "-k", "takes_nothing_from_it"),
+        "postgresql",
+    ),
+    Plant(
+        "a job that loses its lock gives its permits back in a transaction of its own",
+        f"{STORE}/acquiring.py",
+        "    tokens, passed = gates.run_with_gates(verb, using=using)\n",
+        "    passing = gates.let_pass(claimed, using=using, now=now)\n"
+        "    mine = [job for job in passing if job.lock_key is not None]\n"
+        "    won = {job.jid: job for job in locks.take(mine, using=using, lease_s=lease_s, now=now)}\n"
+        "    lost = [job.passes for job in mine if job.jid not in won]\n"
+        "    gates.run(using, lambda connection: gates.release(connection, lost))\n"
+        "    tokens = {jid: job.lock_token or 0 for jid, job in won.items()}\n"
+        "    passed = [won.get(job.jid, job) for job in passing if job.lock_key is None or job.jid in won]\n",
+        ("tests/limits/test_exact.py", "-k", "sweeps"),
+        "postgresql",
+    ),
+    Plant(
+        "a job that its gate refuses keeps its lock",
+        f"{STORE}/gates.py",
+        "    locks.release(connection, [mine[row_id] for row_id in shut])\n",
+        "",
+        ("tests/limits/test_exact.py", "-k", "frees_its_lock"),
+    ),
+    Plant(
+        "a job that ran when its limit was set is given back with its permit",
+        f"{STORE}/giving_back.py",
+        "    gates.release(connection, [job.passes for job in jobs])\n",
+        "",
+        ("tests/limits/test_exact.py", "-k", "release"),
+    ),
+    Plant(
+        "a new gate is open before running jobs are counted",
+        f"{STORE}/gates.py",
+        "    is_paused = limit.paused_at is not None or limit.concurrency is not None\n",
+        "    is_paused = limit.paused_at is not None\n",
+        ("tests/limits/test_exact.py", "-k", "leaves_a_gate"),
     ),
     Plant(
         "a bucket of a rate is not refilled",
@@ -348,6 +387,10 @@ gone AS (""",
         f"{STORE}/failures.py",
         "        unconfirmed = {job.pk for job in rows if ahead.is_unconfirmed(job)}",
         "        unconfirmed: set[int] = set()",
+    ),
+    Plant(
+        "        nobodys = [job for job in rows if ahead.is_nobodys(job)]",
+        "        nobodys: list[Job] = []",
         ("tests/store/test_ahead.py", "-k", "crashed_server"),
         "postgresql",
     ),
@@ -574,8 +617,8 @@ gone AS (""",
     Plant(
         "an interrupted job keeps its permits",
         f"{STORE}/failures.py",
-        "        passes = [job.passes for job in returned if job.passes is not None]",
-        "        passes: list[str | None] = []",
+        "        held = self._let_go(returned)\n",
+        "        held: list[Job] = []\n",
         ("tests/store/test_interruptions.py", "-k", "permits"),
     ),
     Plant(

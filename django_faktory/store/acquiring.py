@@ -11,6 +11,7 @@ from datetime import datetime
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..models import Job
 from ..payloads import Reservation
 from . import gates, locks
 
@@ -37,6 +38,9 @@ def _acquire_both(
     """Locks first, then gates, as in the order of locks: a job that its gates refuse frees its lock again."""
 
     def verb(connection: BaseDatabaseWrapper) -> tuple[dict[str, int], list[Reservation]]:
+        if len(keyed) < len(claimed) and connection.features.has_select_for_update:  # all of them by id, at first
+            rows = Job.objects.using(using).filter(jid__in=[job.jid for job in claimed]).order_by("pk")
+            list(rows.select_for_update().values_list("pk", flat=True))
         tokens = locks.take_in(connection, keyed, lease_s, now)
         found = [msgspec.structs.replace(job, lock_token=tokens.get(job.jid, job.lock_token)) for job in claimed]
         found = [job for job in found if job.lock_key is None or job.lock_token is not None]

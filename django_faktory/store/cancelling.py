@@ -21,6 +21,7 @@ from .jobs import is_storable
 from .transactions import run
 
 CHUNK = 500
+_READY = (State.ENQUEUED, State.BLOCKED)
 
 
 def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
@@ -39,13 +40,12 @@ def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> i
 
 def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, now: datetime | None) -> int:
     jobs = Job.objects.using(using).filter(jid__in=jids)
+    jobs = operations.locked(jobs.in_state(*WAITING, *_READY, State.WORKING))
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
-    # In this order: a job that a worker takes in between runs, and is marked.
-    dropped = operations.discarded(jobs.in_state(*WAITING, State.ENQUEUED, State.BLOCKED))
-    marked = operations.locked(jobs.in_state(State.WORKING)).update(
-        cancel_requested_at=Greatest(Value(clock), F("enqueued_at"))
-    )
+    # In this order: where rows cannot be locked, a job that a worker takes in between runs, and is marked.
+    dropped = operations.discarded(jobs.in_state(*WAITING, *_READY))
+    marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
     return dropped + marked
 
 

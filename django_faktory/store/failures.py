@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -22,7 +22,7 @@ from ..payloads import INTERRUPTED, Failure, Interruption, kept_lines, rfc3339, 
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
 from .dialects.base import Changed, Held, Tally, holds
-from .giving_back import put_back
+from .giving_back import ENQUEUED
 from .jobs import OnEnded, is_storable, nobody_asks
 from .transactions import run
 
@@ -73,13 +73,14 @@ def reap(
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
         rows = list(failing.locked(overdue, skip=True)[:limit])
-        unconfirmed = {job.pk for job in rows if ahead.is_unconfirmed(job)}
+        unconfirmed = [job for job in rows if ahead.is_unconfirmed(job)]
         if unconfirmed:
-            put_back(connection, Job.objects.using(using).filter(pk__in=unconfirmed))
+            failing.put_back(connection, unconfirmed)
             logger.warning(
                 "deliveries were not confirmed (a server was killed?), jobs released jobs=%d", len(unconfirmed)
             )
-        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job.pk not in unconfirmed])
+        failing.fail_rows(connection, [(job, _reservation_expired(job)) for job in rows if job not in unconfirmed])
+        failing.settle(connection)
         return len(rows)
 
     return run(using, verb)
@@ -186,11 +187,20 @@ class _Failing:
         """Whether what it writes last may commit the transaction, as nobody else's is around it."""
         self.failed: list[Held] = []
         """What the latest transaction let fail."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is left to `settle`, which is done once for all rows of a transaction: two could deadlock."""
+        self._held: list[Job] = []
+        self._passes: list[str | None] = []
+        self._changes: list[members.Change] = []
+        self._tally = Tally()
 
     def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
         """The verb that carries out reports, each fenced by who sent it."""
 
         def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
+            self._forget()  # what an attempt left that was rolled back
             rows, clock = self._reported(connection, {failure.jid for failure in failures if is_storable(failure.jid)})
             told: set[str] = set()
             answers: list[FaktoryError | bool] = []
@@ -207,6 +217,7 @@ class _Failing:
             late = sum(answer is False for answer in answers)
             self._put_off(connection, put_off, clock)
             self.fail_rows(connection, failed, late=late, clock=clock)
+            self.settle(connection, clock)
             return answers
 
         return verb
@@ -229,8 +240,7 @@ class _Failing:
         if not jobs:
             return
         now = clock or self._clock(connection)
-        held = [copy.copy(job) for job, _ in jobs if job.lock_token is not None]
-        passes = [job.passes for job, _ in jobs]
+        self._let_go(job for job, _ in jobs)
         for job, failure in jobs:
             job.state, job.wid = State.SCHEDULED, ""
             job.run_at = now + timedelta(seconds=failure.retry_in_s or 0.0)
@@ -238,8 +248,30 @@ class _Failing:
             Job.objects.using(self.using).filter(pk=job.pk).update(
                 **{name: getattr(job, name) for name in _PUT_OFF}, enqueued_at=None
             )
-        locks.release(connection, held)
-        gates.release(connection, passes)
+
+    def _let_go(self, jobs: Iterable[Job]) -> list[Job]:
+        """Note what these locked rows hold, before they are changed; returns those that hold locks."""
+        holders = [copy.copy(job) for job in jobs]
+        self._passes += [job.passes for job in holders if job.passes is not None]
+        held = [job for job in holders if job.lock_token is not None]
+        self._held += held
+        return held
+
+    def put_back(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
+        """Make locked rows enqueued again whose delivery to a worker was not confirmed."""
+        if jobs:
+            self._let_go(jobs)
+            Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
+
+    def settle(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
+        """Do what follows for batches, locks, gates and counters, in the order in which they are locked (ADR 0024)."""
+        if self._changes:
+            members.note(connection, self._changes, clock or self._clock(connection))
+        locks.release(connection, self._held)
+        gates.release(connection, self._passes)
+        if self._tally != Tally():
+            dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
+        self._forget()
 
     def locked(self, jobs: Any, *, skip: bool = False) -> Any:
         """These rows, locked where the database can; `skip` leaves out those another node is busy with."""
@@ -262,25 +294,29 @@ class _Failing:
             return 0
         now = clock or self._clock(connection)
         self.failed = [members.held_job(job, now) for job, _ in failed]
-        held = [copy.copy(job) for job, _ in failed if job.lock_token is not None]
-        passes = [job.passes for job, _ in failed if job.passes is not None]
+        self._let_go(job for job, _ in failed)
         gone: list[Job] = []
         kept: list[Job] = []
         for job, failure in failed:
             (gone if self._failed(job, failure, now) is GONE else kept).append(job)
         dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
-        if self._commits and not (gone or held or passes or any(job.bid or job.callback_of for job in kept)):
+        is_apart = gone or self._held or self._passes or any(job.bid or job.callback_of for job in kept)
+        if self._commits and not is_apart:
             dialect.save(connection, _changed(kept), now, tally, is_last=True)
             return len(failed)
         if gone:
             Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
         dialect.save(connection, _changed(kept), now, Tally())
         changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
-        members.note(connection, [members.Change(job, to) for job, to in changes], now)
-        locks.release(connection, held)
-        gates.release(connection, passes)
-        dialect.save(connection, [], now, tally)
+        self._changes += [members.Change(job, to) for job, to in changes]
+        self._add(tally)
         return len(failed)
+
+    def _add(self, tally: Tally) -> None:
+        had = self._tally
+        self._tally = Tally(
+            processed=had.processed + tally.processed, failed=had.failed + tally.failed, late=had.late + tally.late
+        )
 
     def _clock(self, connection: BaseDatabaseWrapper) -> datetime:
         if self.now:
@@ -296,17 +332,14 @@ class _Failing:
         lost = [job for job in jobs if not job.is_cancelled]
         self.fail_rows(connection, [(job, _cancelled(job)) for job in cancelled])
         now = self._clock(connection)
-        held = [copy.copy(job) for job in lost if job.lock_token is not None]
-        passes = [job.passes for job in lost]
+        held = self._let_go(lost)
         for job in lost:
             self._lost(job, now, reason)
-        dialect = dialect_of(connection)
-        dialect.save(connection, _changed(lost), now, Tally())
+        dialect_of(connection).save(connection, _changed(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
-        members.note(connection, [members.Change(job, State(job.state)) for job in lost], now)
-        dialect.save(connection, [], now, Tally(processed=dead, failed=dead))
-        locks.release(connection, held)
-        gates.release(connection, passes)
+        self._changes += [members.Change(job, State(job.state)) for job in lost]
+        self._add(Tally(processed=dead, failed=dead))
+        self.settle(connection, now)
         locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
         return len(jobs)
 
@@ -330,11 +363,8 @@ class _Failing:
             failed += [(job, shutdown_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
             returned = [job for job in returned if job.interruptions < limit]
         self.fail_rows(connection, failed)
-        if not returned:
-            return
         now = self._clock(connection)
-        held = [copy.copy(job) for job in returned if job.lock_token is not None]
-        passes = [job.passes for job in returned if job.passes is not None]
+        held = self._let_go(returned)
         for job in returned:
             # A worker took it in time, so that it does not expire any more. Its unique key stays as it is: a key that
             # counts until the start was given up when it started, and another job may have it by now.
@@ -349,8 +379,7 @@ class _Failing:
                 interruptions=job.interruptions + 1,
                 history=_with_interruption(job, now),
             )
-        locks.release(connection, held)
-        gates.release(connection, passes)
+        self.settle(connection, now)
         locks.arrived(connection, [job.pk for job in held])  # if a lock was lost before, another job has it
 
     def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:

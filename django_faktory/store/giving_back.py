@@ -16,7 +16,7 @@ from .transactions import run
 
 CHUNK = 500
 
-_ENQUEUED: dict[str, Any] = {
+ENQUEUED: dict[str, Any] = {
     "state": State.ENQUEUED,
     "wid": "",
     "started_at": None,
@@ -24,6 +24,7 @@ _ENQUEUED: dict[str, Any] = {
     "lock_token": None,
     "passes": None,
 }
+"""What becomes of the row of a job that is given back."""
 
 
 def release(reservations: Sequence[Reservation], *, using: str) -> int:
@@ -43,7 +44,7 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     if not any(job.lock_token is not None or job.passes is not None for job in reservations):
         # One statement for jobs that still hold nothing: a limit may have been set since they were claimed.
         plain = working.filter(lock_token__isnull=True, passes__isnull=True)
-        returned = run(using, lambda _: plain.update(**_ENQUEUED), atomic=False)
+        returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False)
     if returned < len(reservations):
         returned += run(using, lambda connection: put_back(connection, working))
     return returned
@@ -70,7 +71,7 @@ def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     jobs = list(rows)
     if not jobs:
         return 0
-    returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**_ENQUEUED)
+    returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
     locks.release(connection, jobs)
     gates.release(connection, [job.passes for job in jobs])
     return returned

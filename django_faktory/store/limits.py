@@ -32,13 +32,12 @@ def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str 
     """Set a limit, or change it; running jobs count. What it is paused since stays."""
 
     def verb(connection: BaseDatabaseWrapper) -> Limit:
-        limit = _locked(connection, scope, name) or Limit(scope=scope, name=name)
-        if origin == Limit.Origin.ADMIN and limit.pk and limit.origin != Limit.Origin.ADMIN:
-            limit.origin = Limit.Origin.EDITED
-        else:
-            limit.origin = origin
-        limit.concurrency, limit.rate, limit.per = allowance.concurrency, allowance.rate, allowance.per
-        limit.burst = allowance.burst
+        wanted = Limit(scope=scope, name=name, origin=origin, **_numbers(allowance))
+        limit = _locked(connection, scope, name) or _made(connection, wanted)
+        is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
+        limit.origin = Limit.Origin.EDITED if is_edited else origin
+        for field, value in _numbers(allowance).items():
+            setattr(limit, field, value)
         return _written(connection, limit)
 
     return _looked_after(run(using, verb), using)
@@ -50,11 +49,14 @@ def pause(names: Iterable[str], *, using: str) -> list[str]:
     for name in sorted(set(names)):
 
         def verb(connection: BaseDatabaseWrapper, name: str = name) -> bool:
-            limit = _locked(connection, Scope.TASK, name) or Limit(scope=Scope.TASK, name=name)
-            if limit.paused_at is not None:
-                return False
             with connection.cursor() as cursor:
-                limit.paused_at = dialect_of(connection).now(cursor)
+                now = dialect_of(connection).now(cursor)
+            limit = _locked(connection, Scope.TASK, name)
+            if limit is None:
+                limit = _made(connection, Limit(scope=Scope.TASK, name=name, paused_at=now))
+            elif limit.paused_at is not None:
+                return False
+            limit.paused_at = now
             _written(connection, limit)
             return True
 
@@ -73,13 +75,17 @@ def resume(names: Iterable[str], *, using: str) -> list[str]:
         if limit.concurrency is None and limit.rate is None:
             remove(limit, using=using)
         else:
-            _looked_after(run(using, lambda connection, name=name: _resumed(connection, name)), using)  # type: ignore[misc]
+            changed = run(using, lambda connection, name=name: _resumed(connection, name))  # type: ignore[misc]
+            if changed is not None:
+                _looked_after(changed, using)
         resumed.append(name)
     return resumed
 
 
-def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit:
-    limit = _locked(connection, Scope.TASK, name) or Limit(scope=Scope.TASK, name=name)
+def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit | None:
+    limit = _locked(connection, Scope.TASK, name)
+    if limit is None:
+        return None
     limit.paused_at = None
     return _written(connection, limit)
 
@@ -161,6 +167,16 @@ def take_edit_back(limit: Limit, *, using: str) -> bool:
 
 def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | None:
     return next(iter(_locked_all(connection, scope, {name})), None)
+
+
+def _made(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
+    """Insert a limit and return it locked: another node may insert it at the same moment."""
+    Limit.objects.using(connection.alias).bulk_create([limit], ignore_conflicts=True)
+    return _locked(connection, limit.scope, limit.name) or limit
+
+
+def _numbers(allowance: Allowance) -> dict[str, int | None]:
+    return {field: getattr(allowance, field) for field in ("concurrency", "rate", "per", "burst")}
 
 
 def _locked_all(connection: BaseDatabaseWrapper, scope: str, names: Collection[str]) -> QuerySet[Limit]:

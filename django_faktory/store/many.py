@@ -118,7 +118,6 @@ def flush(*, using: str) -> Iterator[Step]:
     for jids in _chunks(run(using, lambda _: list(tracked.values_list("jid", flat=True)), atomic=False), CHUNK):
         yield partial(_forget_tracked, jids, using)
     yield partial(_forget_all_but_workers, using)
-    yield partial(_forget_counts, using)
 
 
 def _flushed(jobs: JobQuerySet) -> int:
@@ -147,10 +146,8 @@ def _forget_all_but_workers(using: str) -> int:
         JobLock.objects.using(using).filter(~Exists(held)).delete()
         return 0
 
-    return run(using, verb)
-
-
-def _forget_counts(using: str) -> int:
+    run(using, verb)
+    # Alone: counters are locked last, by transactions that may hold any of these rows.
     run(using, lambda _: Counter.objects.using(using).all().delete())
     return 0
 

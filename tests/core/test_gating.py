@@ -1,10 +1,12 @@
 """Limits as arithmetic: what they say, and whom a gate lets pass."""
 
 from datetime import timedelta
+from random import Random
 
 import pytest
 
 from django_faktory.gating import (
+    FORGIVEN_S,
     Allowance,
     Gate,
     InvalidLimit,
@@ -132,3 +134,24 @@ def test_a_rate_alone_gives_no_pass_to_be_given_back():
 
 def test_the_kind_of_a_key_is_before_its_colon():
     assert [family_of("customer:42:x"), family_of("stripe")] == ["customer", "stripe"]
+
+
+@pytest.mark.parametrize(("text", "seed"), [(text, seed) for text in ("20/s", "100/s", "10/m") for seed in range(5)])
+def test_however_late_sets_are_no_window_has_more_starts_than_is_promised(text, seed):
+    """docs/limits.md: the rate, what is saved up, and 2 s of the rate after a set that was late."""
+    chance = Random(seed)
+    allows = Allowance.of(text)
+    one = gate(text, tokens=allows.capacity)
+    now, starts = 0.0, []
+    while now < 60 / allows.per_second:
+        now += chance.choice([0.01, 0.05, 0.1, 0.3, 1.0, 3.0]) / min(1.0, allows.per_second)
+        one.fill(after(now))
+        taken = one.room
+        for _ in range(taken):
+            one.take()
+        starts += [now] * taken
+        one.wait_for_next(after(now), has_let_go=taken > 0)
+    for width in (0.1, 1.0, 10.0):
+        most = max(sum(start <= moment < start + width for moment in starts) for start in starts)
+        assert most <= allows.per_second * (width + FORGIVEN_S) + allows.capacity + 1e-6
+    assert len(starts) <= allows.per_second * now + allows.capacity + 1e-6, "nothing is let go without time"

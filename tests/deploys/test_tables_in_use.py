@@ -11,7 +11,7 @@ from django_faktory.migrations import _in_use
 from django_faktory.migrations._in_use import ReplaceIndex, TablesInUse
 from django_faktory.models import Job
 from tests.deploys.rollout import busy_transaction
-from tests.deploys.versions import latest_migration
+from tests.deploys.versions import MIGRATIONS
 from tests.settings import KIND
 
 
@@ -49,7 +49,7 @@ def test_tokens_of_locks_go_on_where_they_were(rollout, next_version):
     before = [rollout.store.next_token() for _ in range(3)][-1]
     rollout.migrate(following)
     assert rollout.store.next_token() == before + 1
-    rollout.migrate(following, "django_faktory", latest_migration())
+    rollout.migrate(following, "django_faktory", MIGRATIONS[-1])
     assert rollout.store.next_token() == before + 2
 
 

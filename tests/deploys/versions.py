@@ -15,6 +15,7 @@ from tests.programs import ROOT
 
 PACKAGE = "django_faktory"
 NEXT = "99.0.0"
+MIGRATIONS = sorted(path.stem for path in (ROOT / PACKAGE / "migrations").glob("[0-9]*.py"))
 
 MIGRATION = """\
 from django.db import migrations, models
@@ -82,17 +83,12 @@ def this():
     return Version(ROOT)
 
 
-def latest_migration():
-    """The name of this version's latest migration."""
-    return max(path.stem for path in (ROOT / PACKAGE / "migrations").glob("[0-9]*.py"))
-
-
 def next_one(folder, models, changes=CHANGES):
     """A copy of this one with a migration more, that changes the tables of `models`."""
     package = Path(folder) / PACKAGE
     shutil.copytree(ROOT / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     _rewrite(package / "__init__.py", r'(?m)^__version__ = ".*"$', f'__version__ = "{NEXT}"')
-    text = MIGRATION.format(models=[model.__name__ for model in models], latest=latest_migration(), **changes)
+    text = MIGRATION.format(latest=MIGRATIONS[-1], models=[model.__name__ for model in models], **changes)
     (package / "migrations" / "9999_next.py").write_text(text, encoding="utf-8")
     with (package / "models.py").open("a", encoding="utf-8") as module:
         module.write(MODELS.format(models=", ".join(model.__name__ for model in models), **changes))

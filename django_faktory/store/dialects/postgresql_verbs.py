@@ -129,56 +129,41 @@ SELECT q.name, (SELECT COUNT(*) FROM (
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
-# Rows are found by jid alone, inside the LATERAL, and judged outside of it: told the state there, the planner takes
-# the partial index of working jobs, whose dead entries it does not count, and walks over every job of the last minute.
-# For the same reason it is told below of the reservation, which working jobs have and no others. A job that was read
-# ahead may get its wid in between (ADR 0022). A job may also get permits in between, from a limit that is set: it is
-# left alone, like those that held some before. Rows are locked in the order of their ids: `locked` does it where `gone`
-# and `kept`, or the statements that come behind this one in its transaction, would each lock some of them.
+# Rows are found by jid alone and judged when they are locked: told the state there, the planner takes the partial index
+# of working jobs, whose dead entries it does not count, and walks over every job of the last minute. A job that was
+# read ahead may get its wid in between (ADR 0022), and any job permits, from a new limit: the locked row counts.
+# All rows are locked by id first, those of jobs too that statements behind this one end (ADR 0024).
 END = Statement(
     "done",
     ["timestamptz", "json", "bigint", "int"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
+asked AS MATERIALIZED (
+  SELECT r.*, (SELECT id FROM {JOB} WHERE jid = r.jid) AS id
+  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)),
+locked AS MATERIALIZED (
+  SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
+    bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
+  FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM asked)) ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
-  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, r.result,
-    j.bid IS NOT NULL OR j.callback_of IS NOT NULL OR j.lock_token IS NOT NULL
-      OR j.passes IS NOT NULL AS is_apart,
-    j.queue, j.jobtype, j.started_at
-  FROM json_to_recordset($2) AS r (jid text COLLATE "C", wid text COLLATE "C", attempt int, result text)
-  CROSS JOIN LATERAL (
-    SELECT id, jid, wid, attempt, result_ttl, state, bid, callback_of, lock_token, passes, queue, jobtype, started_at
-    FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
+  SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
+    r.result
+  FROM asked AS r JOIN locked AS j USING (id)
   WHERE j.state = 'working' AND (r.wid = '' OR j.wid = '' OR j.wid = r.wid)
     AND (r.attempt IS NULL OR r.attempt = j.attempt)),
-locked AS MATERIALIZED (
-  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT id FROM held WHERE (SELECT bool_or(is_apart) OR COUNT(result_ttl) NOT IN (0, COUNT(*)) FROM held)))
-  ORDER BY id FOR UPDATE),
 gone AS (
-  DELETE FROM {JOB} AS j USING held
-  WHERE (SELECT COUNT(*) FROM locked) >= 0
-    AND j.id = held.id AND held.result_ttl IS NULL AND NOT held.is_apart AND j.passes IS NULL
-    AND j.reserved_until IS NOT NULL AND held.wid IN ('', j.wid) AND j.attempt = held.attempt
-  RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
+  DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM held WHERE result_ttl IS NULL AND NOT is_apart))),
 kept AS (
   UPDATE {JOB} AS j SET state = 'succeeded', result = held.result, finished_at = now, reserved_until = NULL,
     unique_key = NULL, purge_at = now + make_interval(secs => j.result_ttl)
-  FROM held, clock
-  WHERE (SELECT COUNT(*) FROM locked) >= 0
-    AND j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart AND j.passes IS NULL
-    AND j.reserved_until IS NOT NULL AND held.wid IN ('', j.wid) AND j.attempt = held.attempt
-  RETURNING j.jid, j.wid, j.attempt, j.queue, j.jobtype, j.started_at),
-ended AS (SELECT * FROM gone UNION ALL SELECT * FROM kept),
-batched AS (SELECT jid, wid, attempt FROM held WHERE is_apart OR jid NOT IN (SELECT jid FROM ended)),
+  FROM held, clock WHERE j.id = held.id AND held.result_ttl IS NOT NULL AND NOT held.is_apart),
 counted AS (
   INSERT INTO {COUNTER} AS c (day, slot, processed, failed, late)
-  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM ended), 0,
-    $4 - (SELECT COUNT(*) FROM ended) - (SELECT COUNT(*) FROM batched)
+  SELECT (now AT TIME ZONE 'UTC')::date, $3, (SELECT COUNT(*) FROM held WHERE NOT is_apart), 0,
+    $4 - (SELECT COUNT(*) FROM held)
   FROM clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed, late = c.late + excluded.late)
-SELECT jid, wid, attempt, queue, jobtype, now, started_at, FALSE FROM ended, clock
-UNION ALL SELECT jid, wid, attempt, '', '', NULL, NULL, TRUE FROM batched""",
+SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT is_apart THEN now END, started_at, is_apart FROM held, clock""",
 )
 
 NOT_HELD = "the job is no longer held as it was: nothing of its task may be committed"
