@@ -30,8 +30,6 @@ from tests.project.models import Mark  # noqa: E402
 
 PAUSE_S, LOOK_S, STALL_S = 0.05, 0.2, 1.0
 CANARY_ROW = 10**9
-LAST_LIMIT = 5
-"""All limits are set to it at the end."""
 
 
 class Undone(Exception):
@@ -237,7 +235,7 @@ class Limiter(Thread):
         scope, name = place
         before = self._now[place]
         if self.profile.is_limit_steady:
-            self.set(place, 3)
+            self.do(place, str(profiles.STEADY_LIMIT), lambda: self.set_slowly(place))
         elif scope == "task" and self.chance.random() < 0.2:
             self.do(place, "0", lambda: limiting.pause(name))
             time.sleep(self.chance.uniform(*self.profile.limit_pause_s))
@@ -252,6 +250,13 @@ class Limiter(Thread):
         self.do(place, str(number), lambda: limiting.set_limit(*place, number))
         self._now[place] = number
 
+    def set_slowly(self, place):
+        """In a transaction of the project that takes its time: what claims have half done is counted at its end."""
+        with transaction.atomic():
+            limiting.set_limit(*place, profiles.STEADY_LIMIT)
+            time.sleep(PAUSE_S)
+            limiting.set_limit(*place, profiles.STEADY_LIMIT)
+
     def do(self, place, value, verb):
         self.note("limit", *place, value)
         self.insist(verb)
@@ -259,7 +264,7 @@ class Limiter(Thread):
 
     def at_end(self):
         for place in self.profile.limits:
-            self.set(place, LAST_LIMIT)
+            self.set(place, profiles.STEADY_LIMIT)
 
 
 class Canary(Thread):

@@ -18,7 +18,7 @@ from tests.faults.arena import SOON_S, Arena, kill
 from tests.faults.history import History
 from tests.outside import profiles
 from tests.outside.evidence import Evidence
-from tests.outside.referee import FINAL, judge
+from tests.outside.referee import FINAL, callbacks, counters, judge
 from tests.programs import Program
 from tests.project.models import Mark
 from tests.server.raw import RawClient
@@ -26,6 +26,10 @@ from tests.waiting import wait_until
 
 FREEZE_S = {"worker": (0.5, 9.0), "consumer": (0.5, 9.0), "node": (0.3, 1.5)}
 """A node stands still for less than its clients' leases: it alone could not excuse a lost job."""
+
+TICK_S = 0.05
+SETTLED_S = 12
+"""After the last job: the counts of limits are checked each 10 s."""
 
 SESSIONS = {
     "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -131,12 +135,12 @@ class Match(Arena):
 
     # --- faults ---
 
-    def play(self, jobs, faults):
-        """Until so many attempts have ended and so many faults have happened."""
-        done = 0
+    def play(self, jobs, faults=0, *, seconds=0.0):
+        """Until so many attempts have ended, so many faults have happened, and so much time has passed."""
+        done, until = 0, time.monotonic() + seconds
         kinds, often = list(self.profile.faults), list(self.profile.faults.values())
-        order = self.chance.sample(kinds, len(kinds), counts=None) if kinds else []
-        while done < faults or self.so_far("end") < jobs:
+        order = self.chance.sample(kinds, len(kinds))
+        while done < faults or self.so_far("end") < jobs or time.monotonic() < until:
             self._thaw()
             assert self.is_making(), "a program that makes jobs has ended by itself"
             if done < faults and self.so_far("end") >= jobs * done / (faults + 1):
@@ -144,7 +148,16 @@ class Match(Arena):
                 getattr(self, kind)()
                 self.faults[kind] += 1
                 done += 1
-            time.sleep(0.05)
+            if self.profile.stutters:
+                self._stutter()
+            time.sleep(TICK_S)
+        self._thaw(at_once=True)
+
+    def _stutter(self):
+        """Let one of the servers stand still until the next tick: what it did half, others see half done for longer."""
+        self._thaw(at_once=True)
+        for process in self.node(self.chance.choice(self.nodes())).children():
+            self._freeze(process, "node")
 
     def kill_worker(self):
         """One of the processes of a pool, or the pool."""
@@ -249,7 +262,8 @@ class Match(Arena):
         (self.folder / "make-ends").touch()
         wait_until(lambda: not self.is_making(), SOON_S, every_s=0.05, what="nobody makes jobs")
         with suppress(AssertionError):  # the referee says what is left
-            wait_until(self._is_done, timeout_s, every_s=0.2)
+            wait_until(self._are_jobs_done, timeout_s, every_s=0.2)
+            wait_until(self._is_settled, SETTLED_S, every_s=0.2)
         info = self._info()
         (self.folder / "take-ends").touch()
         for program in self.consumers:
@@ -259,12 +273,13 @@ class Match(Arena):
         self._report(evidence, wrong)
         return wrong
 
-    def _is_done(self):
-        if not set(self.store.rows().values()) <= FINAL:
-            return False
-        evidence = Evidence(History(self.folder))
-        wrong = judge(evidence, self._left(self._info()))
-        return not wrong.keys() & {"lost", "callbacks", "counters"}
+    def _are_jobs_done(self):
+        return set(self.store.rows().values()) <= FINAL
+
+    def _is_settled(self):
+        """Whether the last callbacks have come, and all that jobs held is free."""
+        evidence, left = Evidence(History(self.folder)), self._left(self._info())
+        return self._are_jobs_done() and not any(next(rule(evidence, left), None) for rule in (callbacks, counters))
 
     def _info(self):
         host, port = self.address(self.chance.choice(self.nodes()))

@@ -28,6 +28,9 @@ HELD_KEY = 0
 
 LOCK_KEYS, UNIQUE_KEYS, LIMIT_KEY = 4, 30, "shared"
 
+STEADY_LIMIT = 2
+"""Of limits that are only set again, and of all at the end."""
+
 TASKS = "tests.outside.tasks"
 WRITE, WORK, LONG = f"{TASKS}.write", f"{TASKS}.work", f"{TASKS}.long"
 
@@ -45,7 +48,10 @@ class Profile(NamedTuple):
     """Whether the limits are only set again and again, always to the same number."""
     limit_pause_s: tuple[float, float] = (0.3, 2.5)
     holds: bool = False
-    """Whether a transaction of the project holds a unique key now and then."""
+    """Whether a transaction of the project holds a unique key now and then. Then the first client pushes that key now and
+    then, and the second one only plain jobs: what they are answered meanwhile shows whether others are held up."""
+    stutters: bool = False
+    """Whether the servers stand still for some milliseconds, all the time."""
     nodes: int = 2
     pools: int = 1
     processes: int = 2
@@ -84,14 +90,15 @@ LIMITS_CHANGE = Profile(
 """Limits are set, changed, paused and removed under atomic tasks that run."""
 
 LIMITS_AND_LOCKS = Profile(
-    wire={"both": 10, "limit": 2},
+    wire={"both": 1},
     limits=(("key", LIMIT_KEY),),
     is_limit_steady=True,
-    limit_pause_s=(0.01, 0.05),
+    stutters=False,
+    limit_pause_s=(0.05, 0.15),
     nodes=2,
     pools=0,
     consumers=2,
-    threads=6,
+    threads=8,
     pushers=2,
     enqueuers=0,
     most_ahead=80,

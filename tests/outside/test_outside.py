@@ -34,14 +34,14 @@ def test_limits_that_change_under_running_jobs_are_kept_and_cost_no_job(begin):
 
 def test_a_limit_is_kept_while_locks_turn_jobs_back_and_its_count_is_checked(begin):
     run = begin("limits_and_locks", SEED)
-    run.play(scaled(500, 6000), 0)
+    run.play(scaled(200, 6000), 0)
     assert run.finish(scaled(30, 120)) == {}
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="a transaction that writes holds the whole file there")
 def test_a_transaction_that_holds_a_unique_key_fails_nobody_elses_command(begin):
     run = begin("key_is_held", SEED)
-    run.play(scaled(150, 2000), 0)
+    run.play(scaled(60, 2000), seconds=8)
     assert run.finish(scaled(30, 120)) == {}
 
 

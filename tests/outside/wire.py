@@ -22,12 +22,13 @@ from tests.outside.playing import ALWAYS, Stage
 from tests.server.raw import RawClient, worker
 
 ANSWER_S = 12.0
-BEAT_EVERY_S, MUTE_S = 0.5, 3.0
+BEAT_EVERY_S, MUTE_S = 0.5, 4.5
 """A worker whose BEATs were not answered for `MUTE_S` notes it: its jobs may be given to others."""
-PAUSE_S = 0.05
+PAUSE_S, PACE_S = 0.05, 0.005
 UNIQUE_SCRIPT = {"ms": 30, "fails": 0}
 CALL_SCRIPT = {"ms": 5, "fails": 0}
 QUEUE = "wire"
+QUEUES = tuple(f"wire-{number}" for number in range(6))
 KEPT_S = 3600
 
 
@@ -83,7 +84,8 @@ class Pusher(Talker):
         self._tally = Tally(self.folder)
 
     def run(self):
-        kinds, often = list(self.profile.wire), list(self.profile.wire.values())
+        wire = {"plain": 1} if self.profile.holds and self.name.endswith("-1") else self.profile.wire
+        kinds, often = list(wire), list(wire.values())
         while not self.is_over():
             noted = self._tally.look()
             if noted["ok"] - noted["end"] > self.profile.most_ahead:
@@ -91,6 +93,7 @@ class Pusher(Talker):
                 continue
             [kind] = self.chance.choices(kinds, often)
             getattr(self, kind)()
+            time.sleep(PACE_S)
 
     def script(self, fails=0):
         return {"ms": self.chance.choice((1, 5, 20, 60, 200)), "fails": fails}
@@ -117,20 +120,16 @@ class Pusher(Talker):
         self.push(*self.job(priority=self.chance.randint(1, 9)))
 
     def bulk(self):
-        made = [self.job() for _ in range(5)]
+        self.push_together([self.job() for _ in range(5)])
+
+    def push_together(self, made):
         for job, spec in made:
             self.note("sent", job["jid"], compact(spec))
         told = self.ask("PUSHB " + compact([job for job, _ in made]))
-        if told and not told.startswith(b"-"):
-            refused = json.loads(told)
-            for job, _ in made:
-                if job["jid"] in refused:
-                    self.note("refused", job["jid"], refused[job["jid"]].replace(" ", "_"))
-                else:
-                    self.note("ok", job["jid"])
-        elif told:
-            for job, _ in made:
-                self.note("refused", job["jid"], told.decode(errors="replace").replace(" ", "_"))
+        refused = json.loads(told) if told and not told.startswith(b"-") else {}
+        for job, _ in made if told else []:
+            why = refused.get(job["jid"], "") or (told.decode(errors="replace") if told.startswith(b"-") else "")
+            self.note(*(("refused", job["jid"], why.replace(" ", "_")) if why else ("ok", job["jid"])))
 
     def lock(self):
         key = f"wire{self.chance.randrange(profiles.LOCK_KEYS)}"
@@ -141,9 +140,10 @@ class Pusher(Talker):
         self.push(*self.job({"limit": key}, custom={"limit": key}))
 
     def both(self):
-        lock, limit = f"wire{self.chance.randrange(profiles.LOCK_KEYS)}", profiles.LIMIT_KEY
-        script = {"ms": self.chance.choice((1, 5, 20)), "fails": 0}
-        self.push(*self.job({"lock": lock, "limit": limit}, script=script, custom={"lock": lock, "limit": limit}))
+        """When a key is free, each queue has a job of it that is ready: most are claimed in vain and turned back."""
+        custom = {"lock": f"wire{self.chance.randrange(profiles.LOCK_KEYS)}", "limit": profiles.LIMIT_KEY}
+        script = {"ms": self.chance.choice((40, 80)), "fails": 0}
+        self.push(*self.job(dict(custom), script=script, custom=custom, queue=self.chance.choice(QUEUES)))
 
     def later(self):
         in_s = self.chance.uniform(0.2, 1.5)
@@ -227,7 +227,7 @@ class Taker(Talker):
     def run(self):
         while not self.is_over("take-ends"):
             self.beat()
-            told = self.ask(f"FETCH {QUEUE}")
+            told = self.ask(f"FETCH {' '.join(self.chance.sample((QUEUE, *QUEUES), 1 + len(QUEUES)))}")
             if told == b"" or (told is not None and told.startswith(b"-")):
                 self._begin_anew()
             elif told is not None:
