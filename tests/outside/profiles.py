@@ -28,7 +28,7 @@ HELD_KEY = 0
 
 LOCK_KEYS, UNIQUE_KEYS, LIMIT_KEY = 4, 30, "shared"
 
-STEADY_LIMIT = 2
+STEADY_LIMIT = 3
 """Of limits that are only set again, and of all at the end."""
 
 TASKS = "tests.outside.tasks"
@@ -90,7 +90,7 @@ LIMITS_CHANGE = Profile(
 """Limits are set, changed, paused and removed under atomic tasks that run."""
 
 LIMITS_AND_LOCKS = Profile(
-    wire={"both": 1},
+    wire={"both": 2, "limit": 1},
     limits=(("key", LIMIT_KEY),),
     is_limit_steady=True,
     stutters=False,

@@ -136,12 +136,12 @@ class Pusher(Talker):
         self.push(*self.job({"lock": key}, custom={"lock": key}))
 
     def limit(self):
-        key = profiles.LIMIT_KEY
-        self.push(*self.job({"limit": key}, custom={"limit": key}))
+        custom, script = {"limit": profiles.LIMIT_KEY}, {"ms": self.chance.choice((40, 80)), "fails": 0}
+        self.push(*self.job(dict(custom), script=script, custom=custom, queue=self.chance.choice(QUEUES)))
 
     def both(self):
         """When a key is free, each queue has a job of it that is ready: most are claimed in vain and turned back."""
-        custom = {"lock": f"wire{self.chance.randrange(profiles.LOCK_KEYS)}", "limit": profiles.LIMIT_KEY}
+        custom = {"lock": f"both{self.chance.randrange(2)}", "limit": profiles.LIMIT_KEY}
         script = {"ms": self.chance.choice((40, 80)), "fails": 0}
         self.push(*self.job(dict(custom), script=script, custom=custom, queue=self.chance.choice(QUEUES)))
 
