@@ -11,8 +11,8 @@ def begin(tmp_path, transactional_db):
     """Begin a run of a profile."""
     begun = []
 
-    def start(profile, seed, *, is_small=True):
-        begun.append(Match(tmp_path, TestDatabase(), profile, seed, is_small=is_small))
+    def start(profile, seed):
+        begun.append(Match(tmp_path, TestDatabase(), profile, seed))
         begun[-1].begin()
         return begun[-1]
 

@@ -12,6 +12,10 @@ SUSPECT_S = 3.5
 """A process that did not run for as long, or could not reach the database, may have lost its jobs and locks."""
 
 
+REPORTED_S = 3.0
+"""A worker of tasks reports an end within this time, where it is not killed."""
+
+
 @dataclass
 class Attempt:
     """One run of a job, from the notes of the process that ran it."""
@@ -26,6 +30,11 @@ class Attempt:
     end: float = inf
     """When it ended at the latest: its process was killed, was to stop, or may have lost the job."""
     is_suspect: bool = False
+
+    @property
+    def is_wire(self):
+        """Whether a client ran it, which notes each answer."""
+        return self.executor != self.pid
 
     def __str__(self):
         return f"{self.begin:.3f}-{self.end:.3f} by {self.executor} {self.outcome or 'no end'}"
@@ -96,11 +105,12 @@ class Evidence:
 
     def lost_since(self, attempt):
         """From when on its process may have lost its jobs: it stood still, or was not heard."""
-        stood_still = [at for at, s in self._gaps.get(attempt.pid, []) if s >= SUSPECT_S and at + s >= attempt.begin - 1]
-        earlier = [at for at, s in self._gaps.get(attempt.pid, []) if s >= SUSPECT_S and at < attempt.begin]
-        mute = [at for at in self._mutes.get(attempt.executor, [])]
+        gaps = [(at, at + s) for at, s in self._gaps.get(attempt.pid, []) if s >= SUSPECT_S]
+        # A worker of tasks is one worker as long as its process; clients notice that they were given up.
+        stood_still = [at for at, end in gaps if end >= attempt.begin - 1 or (at < attempt.begin and not attempt.is_wire)]
+        mute = self._mutes.get(attempt.executor, [])
         stalls = [at for at, s in self.stalls if s >= SUSPECT_S and at + s >= attempt.begin and at <= attempt.noted_end]
-        return min([*stood_still, *earlier, *mute, *stalls], default=inf)
+        return min([*stood_still, *mute, *stalls], default=inf)
 
     @cached_property
     def _gaps(self):
@@ -120,6 +130,12 @@ class Evidence:
         """Whether its process was killed or told to stop after its beginning, and before this moment."""
         times = [*self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
         return any(attempt.begin <= at <= until for at in times)
+
+    def is_reported(self, attempt):
+        """Whether its end is known to the server for sure."""
+        if attempt.is_wire:
+            return (attempt.jid, attempt.executor) in self.acked
+        return not self.is_killed(attempt, attempt.noted_end + REPORTED_S)
 
     def has_fault(self, since, until):
         """Whether sessions of the database were ended, or it was slow, in this time."""

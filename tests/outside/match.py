@@ -63,9 +63,9 @@ class Left(NamedTuple):
 
 
 class Match(Arena):
-    def __init__(self, folder, store, profile_name, seed, *, is_small):
+    def __init__(self, folder, store, profile_name, seed):
         super().__init__(folder, store, **profiles.SETTINGS)
-        self.seed, self.profile_name, self.is_small = seed, profile_name, is_small
+        self.seed, self.profile_name = seed, profile_name
         profile = profiles.PROFILES[profile_name]
         self.profile = profiles.on_sqlite(profile) if connection.vendor == "sqlite" else profile
         self.chance = random.Random(f"{seed} faults")

@@ -101,7 +101,7 @@ LIMITS_AND_LOCKS = Profile(
     threads=8,
     pushers=2,
     enqueuers=0,
-    most_ahead=80,
+    most_ahead=30,
 )
 """One limit and few locks, many clients on two nodes, while the count of the limit is checked all the time."""
 
@@ -113,11 +113,12 @@ KEY_IS_HELD = Profile(
     consumers=1,
     pushers=4,
     enqueuers=0,
+    most_ahead=20,
 )
 """A transaction of the project holds a unique key while others push unique jobs and batches."""
 
 LONG_JOBS = Profile(
-    jobs={"long": 3, "work": 4, "locked": 1}, nodes=1, consumers=0, pushers=0, enqueuers=1, processes=2, most_ahead=10
+    jobs={"long": 3, "work": 4, "locked": 1}, nodes=1, consumers=0, pushers=0, enqueuers=1, processes=2, most_ahead=6
 )
 """Jobs that outlive their reservation, on workers that live."""
 

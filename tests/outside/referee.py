@@ -15,9 +15,6 @@ EARLY_S = 0.05
 HELD_AHEAD_S = 4.0
 """A job is claimed, and counts as running, before it begins: as long at most."""
 
-REPORTED_S = 3.0
-"""An end is reported within this time; a process that is killed later ran nothing in vain."""
-
 FAULT_S = 5.0
 """A fault of the database may fail commands that come as long after it: connections notice it when they are used."""
 
@@ -73,8 +70,7 @@ def _is_run_again_rightly(evidence, jid, before, after):
     if before.outcome == "fail" or before.is_suspect or after.is_suspect:
         return True
     if evidence.is_killed(before, after.begin):
-        was_told = (jid, before.executor) in evidence.acked
-        return not was_told and (before.outcome != "ok" or evidence.is_killed(before, before.noted_end + REPORTED_S))
+        return before.outcome != "ok" or not evidence.is_reported(before)
     spec = evidence.specs.get(jid, {})
     return bool(spec.get("effect")) and evidence.has_fault(before.begin, after.begin)
 
@@ -90,8 +86,10 @@ def failures(evidence, left):
     """Failures that are stored and that no script wanted, or fewer than there were: a stop uses up no attempt."""
     for jid, row in left.jobs.items():
         failed = [attempt for attempt in evidence.attempts.get(jid, []) if attempt.outcome == "fail"]
-        sure = [one for one in failed if not one.is_suspect and not evidence.is_killed(one, one.noted_end + REPORTED_S)]
-        if not len(sure) <= row.failures <= len(failed):
+        sure = [one for one in failed if not one.is_suspect and evidence.is_reported(one)]
+        # A session that is ended under a task is the task's own failure.
+        of_sessions = sum(error.startswith("django.db.utils.") for error in row.errors) if evidence.ends_of_sessions else 0
+        if not len(sure) <= row.failures <= len(failed) + of_sessions:
             yield f"{jid}: {row.failures} failures stored, {len(failed)} happened: {row.errtype} {row.errors}"
 
 
