@@ -1,7 +1,7 @@
 """A process of the project that uses the public API: `python -m tests.outside.enqueuers FOLDER NAME SEED PROFILE`.
 
-Threads that enqueue tasks and batches, one that changes limits, one that holds a unique key, and one that notes when the
-database is slow. All end where there is a file FOLDER/make-ends.
+Threads that enqueue tasks and batches, one that changes limits, one that holds a unique key, and one that notes when
+the database is slow. All end where there is a file FOLDER/make-ends.
 """
 
 import itertools
@@ -54,6 +54,10 @@ class Thread(threading.Thread):
 
     def at_end(self):
         pass
+
+    def undo(self, jid):
+        self.note("undone", jid)
+        raise Undone
 
     def insist(self, verb):
         """Do it until the database lets it be done."""
@@ -150,8 +154,7 @@ class Enqueuer(Thread):
             with transaction.atomic():
                 result = tasks.work.enqueue(self.script())
                 self.sent(tasks.work, result)
-                self.note("undone", result.id)
-                raise Undone
+                self.undo(result.id)
         except Undone:
             pass
 
@@ -206,8 +209,7 @@ class Holder(Thread):
                 while time.monotonic() < until and not self.is_over():
                     time.sleep(LOOK_S)
                 if self.chance.random() < 0.5:
-                    self.note("undone", result.id)
-                    raise Undone
+                    self.undo(result.id)
             self.note("ok", result.id)
         except (Undone, NotUnique):
             pass

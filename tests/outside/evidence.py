@@ -107,7 +107,9 @@ class Evidence:
         """From when on its process may have lost its jobs: it stood still, or was not heard."""
         gaps = [(at, at + s) for at, s in self._gaps.get(attempt.pid, []) if s >= SUSPECT_S]
         # A worker of tasks is one worker as long as its process; clients notice that they were given up.
-        stood_still = [at for at, end in gaps if end >= attempt.begin - 1 or (at < attempt.begin and not attempt.is_wire)]
+        stood_still = [
+            at for at, end in gaps if end >= attempt.begin - 1 or (at < attempt.begin and not attempt.is_wire)
+        ]
         mute = self._mutes.get(attempt.executor, [])
         stalls = [at for at, s in self.stalls if s >= SUSPECT_S and at + s >= attempt.begin and at <= attempt.noted_end]
         return min([*stood_still, *mute, *stalls], default=inf)

@@ -15,7 +15,7 @@ from django.db import connection
 
 from django_faktory.models import Batch, Gate, Job, JobLock
 from tests.faults.arena import SOON_S, Arena, kill
-from tests.faults.history import History
+from tests.faults.history import History, Scribe
 from tests.outside import profiles
 from tests.outside.evidence import Evidence
 from tests.outside.referee import FINAL, callbacks, counters, judge
@@ -71,8 +71,6 @@ class Match(Arena):
         self.chance = random.Random(f"{seed} faults")
         self.pools, self.consumers, self._frozen = [], [], []
         self.faults = Counter()
-        from tests.faults.history import Scribe
-
         self.note = Scribe(folder, "faults").note
 
     # --- those that play ---
@@ -84,11 +82,11 @@ class Match(Arena):
         for program in nodes:
             self._await_node(program)
         self.consumers = [self._new_client("take") for _ in range(self.profile.consumers)]
-        self._client_role("requeue")
+        self._new_client("requeue")
         for program in self.pools:
             self._await_pool(program)
         if self.profile.pushers:
-            self._makers.append(self._client_role("push"))
+            self._makers.append(self._new_client("push"))
         self._makers.append(self._new_enqueuers())
 
     def _new_node(self):
@@ -111,9 +109,6 @@ class Match(Arena):
         return super()._runfaktory(*arguments, environment={"FAKTORY_TEST_APPS": "tests.outside"} | (environment or {}))
 
     def _new_client(self, role):
-        return self._client_role(role)
-
-    def _client_role(self, role):
         name = f"{role[0]}{len(self._clients)}"
         arguments = ("-m", "tests.outside.wire", str(self.folder), name, str(self.seed), self.profile_name, role)
         self._clients.append(Program(*arguments))
@@ -334,4 +329,6 @@ class Match(Arena):
 
 def living(program):
     """Its processes that run."""
-    return [child for child in program.children() if child.status() != psutil.STATUS_ZOMBIE and child.pid != os.getpid()]
+    return [
+        child for child in program.children() if child.status() != psutil.STATUS_ZOMBIE and child.pid != os.getpid()
+    ]

@@ -1,5 +1,7 @@
-"""What a run consists of: nodes, workers, clients, jobs, changes of limits, and faults. Knows neither Django nor the store."""
+"""What a run consists of: nodes, workers, clients, jobs, changes of limits, and faults. Knows no Django, no store."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 SETTINGS = {
@@ -35,21 +37,24 @@ TASKS = "tests.outside.tasks"
 WRITE, WORK, LONG = f"{TASKS}.write", f"{TASKS}.work", f"{TASKS}.long"
 
 
-class Profile(NamedTuple):
-    """`jobs` and `wire` are kinds of jobs and how often each is chosen, by Django processes and by clients over the wire;
-    `faults` are kinds of faults and how often each is chosen."""
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
-    jobs: dict[str, int] = {}
-    wire: dict[str, int] = {}
-    faults: dict[str, int] = {}
+
+class Profile(NamedTuple):
+    """`jobs` and `wire` are kinds of jobs and how often each is chosen, by Django processes and by clients over the
+    wire; `faults` are kinds of faults and how often each is chosen."""
+
+    jobs: Mapping[str, int] = NOTHING
+    wire: Mapping[str, int] = NOTHING
+    faults: Mapping[str, int] = NOTHING
     limits: tuple[tuple[str, str], ...] = ()
     """Scopes and names of the limits that change."""
     is_limit_steady: bool = False
     """Whether the limits are only set again and again, always to the same number."""
     limit_pause_s: tuple[float, float] = (0.3, 2.5)
     holds: bool = False
-    """Whether a transaction of the project holds a unique key now and then. Then the first client pushes that key now and
-    then, and the second one only plain jobs: what they are answered meanwhile shows whether others are held up."""
+    """Whether a transaction of the project holds a unique key now and then. Then the first client pushes that key now
+    and then, and the second one only plain jobs: their answers meanwhile show whether others are held up."""
     stutters: bool = False
     """Whether the servers stand still for some milliseconds, all the time."""
     nodes: int = 2

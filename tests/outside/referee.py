@@ -88,7 +88,9 @@ def failures(evidence, left):
         failed = [attempt for attempt in evidence.attempts.get(jid, []) if attempt.outcome == "fail"]
         sure = [one for one in failed if not one.is_suspect and evidence.is_reported(one)]
         # A session that is ended under a task is the task's own failure.
-        of_sessions = sum(error.startswith("django.db.utils.") for error in row.errors) if evidence.ends_of_sessions else 0
+        of_sessions = (
+            sum(error.startswith("django.db.utils.") for error in row.errors) if evidence.ends_of_sessions else 0
+        )
         if not len(sure) <= row.failures <= len(failed) + of_sessions:
             yield f"{jid}: {row.failures} failures stored, {len(failed)} happened: {row.errtype} {row.errors}"
 
@@ -109,8 +111,8 @@ def locks(evidence, left):
         if key := evidence.specs.get(attempt.jid, {}).get("lock"):
             of_key[key].append(attempt)
     for key, attempts in of_key.items():
-        attempts = sorted((one for one in attempts if not one.is_suspect), key=lambda one: one.begin)
-        for before, after in pairwise(attempts):
+        judged = sorted((one for one in attempts if not one.is_suspect), key=lambda one: one.begin)
+        for before, after in pairwise(judged):
             if after.begin < before.end:
                 yield f"{key}: {before.jid} {before}; {after.jid} {after}"
 
@@ -176,7 +178,9 @@ def callbacks(evidence, left):
 def _is_sure(evidence, batch):
     """Whether it and all below were answered: another may be open until it expires."""
     is_closed = all(until < inf for _, until in batch.reopened)
-    return is_closed and batch.committed < inf and all(_is_sure(evidence, evidence.batches[tag]) for tag in batch.children)
+    return (
+        is_closed and batch.committed < inf and all(_is_sure(evidence, evidence.batches[tag]) for tag in batch.children)
+    )
 
 
 def _has_succeeded(evidence, batch, left):
@@ -215,7 +219,7 @@ def answers(evidence, left):
     for jid, (at, why) in evidence.refused.items():
         sent, spec = evidence.sent[jid], evidence.specs[jid]
         has_fault = evidence.has_fault(sent - FAULT_S, at)
-        if why.startswith("-NOTUNIQUE") or why.startswith("NOTUNIQUE"):
+        if why.startswith(("-NOTUNIQUE", "NOTUNIQUE")):
             if jid in left.jobs:
                 yield f"{jid}: refused as not unique, and stored"
         elif "shutdown" in why or (spec.get("adds") and "batch" in why):
@@ -231,7 +235,7 @@ def answers(evidence, left):
         sent = next(one.at for one in evidence.history["new"] if one.rest[0] == tag)
         if "shutdown" not in why and "batch" not in why and not evidence.has_fault(sent - FAULT_S, note.at):
             stored = "stored" if tag in left.descriptions else "not stored"
-            yield f"BATCH NEW {tag}: refused with {why} after {note.at - sent:.1f} s, {stored}; the database had no fault"
+            yield f"BATCH NEW {tag}: {why} after {note.at - sent:.1f} s, {stored}; the database had no fault"
     for note in evidence.history["error"]:
         verb, begun, why = note.rest
         if "unavailable" in why and not evidence.has_fault(float(begun) - FAULT_S, note.at):
@@ -267,8 +271,8 @@ def counters(evidence, left):
 
 
 RULES = (
-    lost, made_up, run_twice, never_ended, failures, effects, locks, limits, unique, early, callbacks, answers, neighbours,
-    counters,
+    lost, made_up, run_twice, never_ended, failures, effects, locks, limits, unique, early, callbacks, answers,
+    neighbours, counters,
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Jobs are pushed, run, limited, locked and batched from the outside only, while things die; then rules are checked.
 
-The seed decides what is pushed and which faults happen; it is printed, and FAKTORY_OUTSIDE_SEED sets it. FAKTORY_OUTSIDE
-is the number of attempts in the large size of `make soak`; the profiles that provoke one thing each run on PostgreSQL
-only in the small size.
+The seed decides what is pushed and which faults happen; it is printed, and FAKTORY_OUTSIDE_SEED sets it.
+FAKTORY_OUTSIDE is the number of attempts in the large size of `make soak`; the profiles that provoke one thing each run
+on PostgreSQL only in the small size.
 """
 
 import os

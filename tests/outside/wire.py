@@ -48,7 +48,11 @@ class Talker(Client):
         try:
             host, port = self.chance.choice((self.folder / "nodes").read_text().split()).rsplit(":", 1)
             self._client = RawClient.identified((host, int(port)), timeout_s=ANSWER_S, **self.hello())
-        except (OSError, AssertionError, IndexError):  # refused, reset, closed before HELLO was answered; or there is none
+        except (
+            OSError,
+            AssertionError,
+            IndexError,
+        ):  # refused, reset, closed before HELLO was answered; or there is none
             time.sleep(PAUSE_S)
 
     def note(self, *words):
