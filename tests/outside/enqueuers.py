@@ -116,7 +116,7 @@ class Enqueuer(Thread):
         self.one(tasks.write, self.script(), effect=1)
 
     def long(self):
-        self.one(tasks.long, {"ms": int(profiles.LONG_S * 1000), "fails": 0})
+        self.one(tasks.long, {"ms": int(self.profile.long_s * 1000), "fails": 0})
 
     def locked(self):
         key = self.chance.randrange(profiles.LOCK_KEYS)

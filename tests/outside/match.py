@@ -64,7 +64,8 @@ class Left(NamedTuple):
 
 class Match(Arena):
     def __init__(self, folder, store, profile_name, seed):
-        super().__init__(folder, store, **profiles.SETTINGS)
+        timeout_s = profiles.PROFILES[profile_name].worker_timeout_s
+        super().__init__(folder, store, **profiles.SETTINGS | {"WORKER_TIMEOUT": timeout_s})
         self.seed, self.profile_name = seed, profile_name
         profile = profiles.PROFILES[profile_name]
         self.profile = profiles.on_sqlite(profile) if connection.vendor == "sqlite" else profile

@@ -20,7 +20,7 @@ PRODUCER_SETTINGS = SETTINGS | {"RESERVE_FOR": 2}
 job which outlives its reservation takes seconds and not minutes. A longer reservation only hides defects."""
 
 LONG_S = 7.0
-"""Longer than the reservation, plus the 5 s within which its end is noticed."""
+"""Longer than a reservation of RESERVE_FOR, plus the 5 s within which its end is noticed."""
 
 HOLD_S = 5.0
 """For which a transaction of the project holds a unique key: longer than DATABASE_TIMEOUT."""
@@ -66,6 +66,8 @@ class Profile(NamedTuple):
     """Of each consumer; each thread is a worker of its own."""
     pushers: int = 2
     enqueuers: int = 2
+    long_s: float = LONG_S
+    worker_timeout_s: int = 6
     most_ahead: int = 40
     """Producers pause while more jobs wait."""
 
@@ -123,9 +125,17 @@ KEY_IS_HELD = Profile(
 """A transaction of the project holds a unique key while others push unique jobs and batches."""
 
 LONG_JOBS = Profile(
-    jobs={"long": 3, "work": 4, "locked": 1}, nodes=1, consumers=0, pushers=0, enqueuers=1, processes=2, most_ahead=6
+    jobs={"long": 3, "work": 4, "locked": 1},
+    nodes=1,
+    consumers=0,
+    pushers=0,
+    enqueuers=1,
+    processes=2,
+    worker_timeout_s=3,
+    long_s=11.5,
+    most_ahead=6,
 )
-"""Jobs that outlive their reservation, on workers that live."""
+"""Jobs that outlive their reservation, which is twice WORKER_TIMEOUT at least, on workers that live."""
 
 PROFILES = {
     "mix": MIX,
