@@ -12,8 +12,8 @@ MAX_LOSSES = 3
 EARLY_S = 0.05
 """Two clocks of one machine are read one after the other."""
 
-HELD_AHEAD_S = 4.0
-"""A job is claimed, and counts as running, before it begins: as long at most."""
+HELD_AHEAD_S, DELIVERED_S = 4.0, 1.0
+"""A job is claimed, and counts as running, before it begins: as long at most in a worker of tasks, and in a client."""
 
 FAULT_S = 5.0
 """A fault of the database may fail commands that come as long after it: connections notice it when they are used."""
@@ -129,15 +129,16 @@ def limits(evidence, left):
         running = []
         for attempt in sorted(attempts, key=lambda one: one.begin):
             running = [one for one in running if one.end > attempt.begin] + [attempt]
-            most = _in_force(evidence.limits[place], attempt.begin)
+            most = _in_force(evidence.limits[place], attempt)
             if len(running) > most:
                 told = ", ".join(f"{one.jid} {one}" for one in running)
                 yield f"{place[1]}: {len(running)} at {attempt.begin:.3f}, {most} allowed: {told}"
 
 
-def _in_force(numbers, at):
-    """The largest number that may have been in force when a job was claimed that began at this moment."""
-    return max(one.most for one in numbers if one.since <= at and one.until >= at - HELD_AHEAD_S)
+def _in_force(numbers, attempt):
+    """The largest number that may have been in force since this job was claimed."""
+    claimed = attempt.begin - (DELIVERED_S if attempt.is_wire else HELD_AHEAD_S)
+    return max(one.most for one in numbers if one.since <= attempt.begin and one.until >= claimed)
 
 
 def unique(evidence, left):

@@ -33,14 +33,14 @@ def test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies(begin):
 @in_large_or_on_postgresql
 def test_limits_that_change_under_running_jobs_are_kept_and_cost_no_job(begin):
     run = begin("limits_change", SEED)
-    run.play(scaled(120, 3000))
+    run.play(scaled(120, 3000), seconds=8)
     assert run.finish(scaled(30, 120)) == {}
 
 
 @in_large_or_on_postgresql
 def test_a_limit_is_kept_while_locks_turn_jobs_back_and_its_count_is_checked(begin):
     run = begin("limits_and_locks", SEED)
-    run.play(scaled(120, 1500))
+    run.play(scaled(120, 1500), seconds=12)
     assert run.finish(scaled(30, 120)) == {}
 
 
