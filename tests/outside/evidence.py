@@ -8,7 +8,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-SUSPECT_S = 3.5
+SUSPECT_S = 2.0
 """A process that did not run for as long, or could not reach the database, may have lost its jobs and locks."""
 
 
