@@ -4,6 +4,7 @@ ARGS ?=
 FUZZ_S ?= 60
 FAULTS ?= 1000
 MINUTES ?= 0
+OUTSIDE ?= 3000
 
 .PHONY: help demo test soak faults bouncer fuzz planted lint format setup docs site screenshots wheel clean
 
@@ -36,9 +37,9 @@ test: setup
 
 soak: setup
 	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 FAKTORY_SOAK_RESTARTS=5 FAKTORY_SOAK_MINUTES=$(MINUTES) \
-		FAKTORY_MODEL_STEPS=50000 FAKTORY_TEST_TEXTS=7 FAKTORY_DEPLOYS=2000 FAKTORY_PLANS_JOBS=2000000 \
-		.venv/bin/python scripts/test.py tests/soak tests/model tests/plans tests/browser/test_hostile.py \
-		tests/deploys/test_two_versions.py $(ARGS)
+		FAKTORY_MODEL_STEPS=50000 FAKTORY_TEST_TEXTS=7 FAKTORY_DEPLOYS=2000 FAKTORY_PLANS_JOBS=2000000 FAKTORY_TEST_PAIRS=300 \
+		FAKTORY_OUTSIDE=$(OUTSIDE) .venv/bin/python scripts/test.py tests/soak tests/model tests/plans tests/deadlocks \
+		tests/outside tests/browser/test_hostile.py tests/deploys/test_two_versions.py $(ARGS)
 
 faults: setup
 	@FAKTORY_FAULTS=$(FAULTS) bash scripts/faults $(ARGS)

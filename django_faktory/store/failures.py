@@ -120,18 +120,18 @@ def interrupt(
     answers: list[FaktoryError | bool] = []
     for start in range(0, len(interruptions), CHUNK):
         chunk = {one.jid: one for one in interruptions[start : start + CHUNK]}
-        failing = _Failing(using, now, dead_for_s, rng)
 
         def verb(
-            connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk, failing: _Failing = failing
-        ) -> set[str]:
+            connection: BaseDatabaseWrapper, chunk: dict[str, Interruption] = chunk
+        ) -> tuple[set[str], list[Held]]:
+            failing = _Failing(using, now, dead_for_s, rng)
             rows = Job.objects.using(using).filter(state=State.WORKING, jid__in=chunk).order_by("id")
             held = [job for job in failing.locked(rows) if holds(*_holder(chunk[job.jid]), job.wid, job.attempt)]
             failing.interrupt_rows(connection, held, limit=limit, reports=chunk)
-            return {job.jid for job in held}
+            return {job.jid for job in held}, failing.failed
 
-        returned = run(using, verb)
-        on_failed(failing.failed)
+        returned, failed = run(using, verb)
+        on_failed(failed)
         answers += [one.jid in returned for one in interruptions[start : start + CHUNK]]
     return answers
 

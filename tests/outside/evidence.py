@@ -1,0 +1,215 @@
+"""What a history says, put in order: jobs, attempts, faults, limits, batches. Knows no Django and judges nothing."""
+
+import json
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from typing import NamedTuple
+
+SUSPECT_S = 2.0
+"""A process that did not run for as long, or could not reach the database, may have lost its jobs and locks."""
+
+
+REPORTED_S = 3.0
+"""A worker of tasks reports an end within this time, where it is not killed."""
+
+
+@dataclass
+class Attempt:
+    """One run of a job, from the notes of the process that ran it."""
+
+    jid: str
+    executor: str
+    pid: str
+    begin: float
+    noted_end: float = inf
+    outcome: str = ""
+    """`ok`, `fail`, `cut`, or empty where its end was not noted."""
+    end: float = inf
+    """When it ended at the latest: its process was killed, was to stop, or may have lost the job."""
+    is_suspect: bool = False
+
+    @property
+    def is_wire(self):
+        """Whether a client ran it, which notes each answer."""
+        return self.executor != self.pid
+
+    def __str__(self):
+        return f"{self.begin:.3f}-{self.end:.3f} by {self.executor} {self.outcome or 'no end'}"
+
+
+class Limit(NamedTuple):
+    """A number that was in force from one moment at the earliest to another at the latest."""
+
+    since: float
+    until: float
+    most: float
+
+
+@dataclass
+class BatchNotes:
+    tag: str
+    parent: str
+    kinds: list[str]
+    bid: str = ""
+    commit: float = inf
+    committed: float = inf
+    reopened: list[tuple[float, float]] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)
+    children: list[str] = field(default_factory=list)
+
+
+class Evidence:
+    def __init__(self, history):
+        self.history = history
+        self.specs, self.sent = {}, {}
+        for note in history["sent"]:
+            self.specs[note.rest[0]] = json.loads(note.rest[1])
+            self.sent[note.rest[0]] = note.at
+        self.ok = {note.rest[0]: note.at for note in history["ok"]}
+        self.undone = history.jids("undone")
+        self.refused = {note.rest[0]: (note.at, note.rest[1]) for note in history["refused"]}
+        self.acked = {(note.rest[0], note.rest[1]) for note in history["acked"]}
+        self.kills = _by_pid(history["kill"])
+        self.terms = _by_pid(history["term"])
+        self.ends_of_sessions = sorted(note.at for note in history["dbfault"])
+        self.stalls = [(float(note.rest[0]), float(note.rest[1])) for note in history["stall"]]
+
+    @cached_property
+    def attempts(self):
+        """By jid, in the order of their beginnings."""
+        found, open_ = defaultdict(list), {}
+        for note in sorted(self.history["begin"]):
+            jid, executor, pid, number = note.rest
+            attempt = open_[pid, number, jid] = Attempt(jid, executor, pid, note.at)
+            found[jid].append(attempt)
+        for note in self.history["end"]:
+            jid, _, pid, number, outcome = note.rest
+            attempt = open_[pid, number, jid]
+            attempt.noted_end, attempt.outcome = note.at, outcome
+        for attempt in open_.values():
+            self._bound(attempt)
+        return found
+
+    def all_attempts(self):
+        return [attempt for attempts in self.attempts.values() for attempt in attempts]
+
+    def _bound(self, attempt):
+        """Say when it ended at the latest."""
+        ends = [attempt.noted_end, *self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
+        end, lost = min(end for end in ends if end >= attempt.begin), self.lost_since(attempt)
+        attempt.is_suspect = lost <= end
+        attempt.end = max(attempt.begin, min(end, lost))
+
+    def lost_since(self, attempt):
+        """From when on its process may have lost its jobs: it stood still, or was not heard."""
+        gaps = [(at, at + s) for at, s in self._gaps.get(attempt.pid, []) if s >= SUSPECT_S]
+        # A worker of tasks is one worker as long as its process; clients notice that they were given up.
+        stood_still = [
+            at for at, end in gaps if end >= attempt.begin - 1 or (at < attempt.begin and not attempt.is_wire)
+        ]
+        mute = self._mutes.get(attempt.executor, [])
+        stalls = [at for at, s in self.stalls if s >= SUSPECT_S and at + s >= attempt.begin and at <= attempt.noted_end]
+        return min([*stood_still, *mute, *stalls], default=inf)
+
+    @cached_property
+    def _gaps(self):
+        found = defaultdict(list)
+        for note in [*self.history["gap"], *self.history["frozen"]]:
+            found[note.rest[0]].append((float(note.rest[1]), float(note.rest[2])))
+        return found
+
+    @cached_property
+    def _mutes(self):
+        found = defaultdict(list)
+        for note in self.history["mute"]:
+            found[note.rest[0]].append(float(note.rest[1]))
+        return found
+
+    def is_killed(self, attempt, until):
+        """Whether its process was killed or told to stop after its beginning, and before this moment."""
+        times = [*self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
+        return any(attempt.begin <= at <= until for at in times)
+
+    def is_reported(self, attempt):
+        """Whether its end is known to the server for sure."""
+        if attempt.is_wire:
+            return (attempt.jid, attempt.executor) in self.acked
+        return not self.is_killed(attempt, attempt.noted_end + REPORTED_S)
+
+    def has_fault(self, since, until):
+        """Whether sessions of the database were ended, or it was slow, in this time."""
+        place = bisect_left(self.ends_of_sessions, since)
+        ended = place < len(self.ends_of_sessions) and self.ends_of_sessions[place] <= until
+        return ended or any(at <= until and at + s >= since for at, s in self.stalls)
+
+    @cached_property
+    def limits(self):
+        """By scope and name: the numbers in force."""
+        found = defaultdict(list)
+        asked = {}
+        for note in sorted([*self.history["limit"], *self.history["limited"]], key=lambda note: note.at):
+            scope, name, value = note.rest
+            place = scope, name
+            if place not in asked:
+                asked[place] = note.at  # it is this limit's first note: there was no limit before
+                found[place].append(Limit(0.0, inf, inf))
+            if note in self._limited:
+                last = found[place].pop()
+                found[place] += [last._replace(until=note.at), Limit(asked[place], inf, _most(value))]
+            else:
+                asked[place] = note.at
+        return found
+
+    @cached_property
+    def _limited(self):
+        return {*self.history["limited"]}
+
+    @cached_property
+    def batches(self):
+        found = {}
+        for note in self.history["new"]:
+            told = json.loads(note.rest[1])
+            found[note.rest[0]] = BatchNotes(note.rest[0], told["parent"], told["kinds"])
+        for note in self.history["new-ok"]:
+            found[note.rest[0]].bid = note.rest[1]
+        for word, name in (("commit", "commit"), ("committed", "committed")):
+            for note in self.history[word]:
+                setattr(found[note.rest[0]], name, note.at)
+        ends = defaultdict(list)
+        for note in sorted(self.history["recommit"]):
+            ends[note.rest[0]].append(note.at)
+        for note in self.history["reopened"]:
+            until = min((at for at in ends[note.rest[0]] if at >= note.at), default=inf)
+            found[note.rest[0]].reopened.append((note.at, until))
+            found[note.rest[0]].commit = min(until, found[note.rest[0]].commit)
+        for jid, spec in self.specs.items():
+            if "tag" in spec and (jid in self.ok or jid in self.attempts):
+                found[spec["tag"]].members.append(jid)
+        for batch in found.values():
+            if batch.parent:
+                found[batch.parent].children.append(batch.tag)
+        return found
+
+    @cached_property
+    def calls(self):
+        """The jids of the callbacks that began, by batch and kind, each with its first beginning."""
+        found = defaultdict(dict)
+        for note in sorted(self.history["called"]):
+            jid, tag, kind = note.rest
+            found[tag, kind].setdefault(jid, note.at)
+        return found
+
+
+def _by_pid(notes):
+    found = defaultdict(list)
+    for note in notes:
+        # A graceful stop gives running jobs some time: its second word is when that is over.
+        found[note.rest[0]].append(float(note.rest[1]) if len(note.rest) > 1 else note.at)
+    return found
+
+
+def _most(value):
+    return inf if value == "none" else int(value)

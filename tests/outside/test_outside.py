@@ -1,0 +1,59 @@
+"""Jobs are pushed, run, limited, locked and batched from the outside only, while things die; then rules are checked.
+
+The seed decides what is pushed and which faults happen; it is printed, and FAKTORY_OUTSIDE_SEED sets it.
+FAKTORY_OUTSIDE is the number of attempts in the large size of `make soak`; the profiles that provoke one thing each run
+on PostgreSQL only in the small size.
+"""
+
+import os
+import time
+
+import pytest
+from django.db import connection
+
+JOBS = int(os.environ.get("FAKTORY_OUTSIDE", "0"))
+SEED = int(os.environ.get("FAKTORY_OUTSIDE_SEED", time.time_ns() % 2**32))
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(240 + JOBS)]
+in_large_or_on_postgresql = pytest.mark.skipif(
+    JOBS == 0 and connection.vendor != "postgresql", reason="FAKTORY_OUTSIDE runs it on this database"
+)
+
+
+def scaled(small, at_3000):
+    return max(small, at_3000 * JOBS // 3000)
+
+
+def test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies(begin):
+    """W14, W19, W20, W26, W29."""
+    run = begin("mix", SEED)
+    run.play(scaled(200, 3000), scaled(4, 60))
+    assert run.finish(scaled(60, 240)) == {}
+
+
+@in_large_or_on_postgresql
+def test_limits_that_change_under_running_jobs_are_kept_and_cost_no_job(begin):
+    run = begin("limits_change", SEED)
+    run.play(scaled(120, 3000), seconds=8)
+    assert run.finish(scaled(30, 120)) == {}
+
+
+@in_large_or_on_postgresql
+def test_a_limit_is_kept_while_locks_turn_jobs_back_and_its_count_is_checked(begin):
+    run = begin("limits_and_locks", SEED)
+    run.play(scaled(120, 1500), seconds=12)
+    assert run.finish(scaled(30, 120)) == {}
+
+
+@in_large_or_on_postgresql
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="a transaction that writes holds the whole file there")
+def test_a_command_is_answered_for_itself_while_a_transaction_holds_a_unique_key(begin):
+    run = begin("key_is_held", SEED)
+    run.play(scaled(60, 2000), seconds=8)
+    assert run.finish(scaled(30, 120)) == {}
+
+
+@in_large_or_on_postgresql
+def test_a_job_that_outlives_its_reservation_runs_once_where_its_worker_lives(begin):
+    run = begin("long_jobs", SEED)
+    run.play(scaled(8, 100))
+    assert run.finish(scaled(30, 120)) == {}

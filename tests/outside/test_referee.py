@@ -1,0 +1,197 @@
+"""Each rule of the referee notices its violation in a history that is written by hand, and excuses what it should."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.faults.history import History
+from tests.outside import referee
+from tests.outside.evidence import Evidence
+from tests.outside.match import Left, Row
+
+pytestmark = pytest.mark.core
+PLAIN = {"task": "wire", "queue": "wire", "fails": 0, "lane": "plain"}
+GOOD = Row("succeeded", 0, 0, "", [])
+
+
+class Told:
+    """A history as its writers note it: `at`, a word, and the rest."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._lines = []
+
+    def note(self, at, *words):
+        self._lines.append(f"{at} {' '.join(words)}\n")
+
+    def job(self, jid, at=1.0, **spec):
+        self.note(at, "sent", jid, json.dumps(PLAIN | spec, separators=(",", ":")))
+        self.note(at, "ok", jid)
+
+    def attempt(self, jid, begin, end, outcome="ok", *, pid="7", executor="7", number="0"):
+        run = (jid, executor, pid, number + jid)
+        self.note(begin, "begin", *run)
+        if outcome:
+            self.note(end, "end", *run, outcome)
+
+    def found(self, rule, rows=None, **left):
+        (self.folder / "all.history").write_text("".join(self._lines))
+        nothing = {"callbacks": set(), "effects": Counter(), "descriptions": set(), "processed": 0, "failed": 0,
+                   "sizes": {}, "held_locks": [], "used_limits": [], "wrong_batches": []}  # fmt: skip
+        return list(rule(Evidence(History(self.folder)), Left(jobs=rows or {}, **nothing | left)))
+
+
+@pytest.fixture
+def told(tmp_path):
+    return Told(tmp_path)
+
+
+def test_an_accepted_job_that_is_nowhere_is_lost(told):
+    told.job("a")
+    assert told.found(referee.lost)
+    told.attempt("a", 2, 3)
+    assert told.found(referee.lost, {"a": GOOD}) == []
+
+
+def test_a_job_that_is_dead_against_its_script_is_lost(told):
+    told.job("a")
+    told.attempt("a", 2, 3)
+    assert told.found(referee.lost, {"a": GOOD._replace(state="dead", errtype="ReservationExpired")})
+
+
+def test_a_job_of_a_transaction_that_was_rolled_back_must_not_run(told):
+    told.note(1, "sent", "a", json.dumps(PLAIN, separators=(",", ":")))
+    told.note(1, "undone", "a")
+    assert told.found(referee.made_up) == []
+    told.attempt("a", 2, 3)
+    assert told.found(referee.made_up)
+
+
+def test_two_attempts_at_once_are_noticed_unless_the_first_stood_still(told):
+    told.job("a")
+    told.attempt("a", 2, 9)
+    told.attempt("a", 5, 6, pid="8", executor="8")
+    assert told.found(referee.run_twice)
+    told.note(9, "frozen", "7", "2.5", "6")
+    assert told.found(referee.run_twice) == []
+
+
+def test_a_second_attempt_needs_a_failure_or_a_killed_process(told):
+    told.job("a")
+    told.attempt("a", 2, 3)
+    told.attempt("a", 5, 6, pid="8", executor="8")
+    assert told.found(referee.run_twice)
+    told.note(3.5, "kill", "7")
+    assert told.found(referee.run_twice) == []
+
+
+def test_a_second_attempt_after_an_answered_ack_is_wrong_though_its_client_was_killed(told):
+    told.job("a")
+    told.attempt("a", 2, 3, executor="t.1")
+    told.attempt("a", 5, 6, pid="8", executor="t.2")
+    told.note(3.5, "kill", "7")
+    assert told.found(referee.run_twice) == []
+    told.note(3.2, "acked", "a", "t.1")
+    assert told.found(referee.run_twice)
+
+
+def test_a_failure_that_no_script_wanted_is_noticed(told):
+    told.job("a")
+    told.attempt("a", 2, 3)
+    assert told.found(referee.failures, {"a": GOOD._replace(failures=1, errors=["WorkerShutdown"])})
+
+
+def test_an_effect_of_an_atomic_task_is_there_once(told):
+    told.job("a", effect=1)
+    assert told.found(referee.effects, {"a": GOOD}, effects=Counter(a=2))
+    assert told.found(referee.effects, {"a": GOOD}, effects=Counter(a=1)) == []
+
+
+def test_two_jobs_of_one_key_at_once_are_noticed(told):
+    for jid, begin in (("a", 2), ("b", 2.5)):
+        told.job(jid, lock="k")
+        told.attempt(jid, begin, begin + 1)
+    assert told.found(referee.locks)
+
+
+def test_a_limit_counts_from_its_acknowledgement_on(told):
+    told.note(3, "limit", "key", "k", "1")
+    told.note(4, "limited", "key", "k", "1")
+    for jid, begin in (("a", 5), ("b", 5.5)):
+        told.job(jid, limit="k")
+        told.attempt(jid, begin, 30)
+    assert told.found(referee.limits) == [], "both may have been claimed before"
+    told.job("c", limit="k")
+    told.attempt("c", 20, 21)
+    assert told.found(referee.limits)
+
+
+def test_two_living_jobs_of_one_unique_key_are_noticed(told):
+    told.job("a", at=1, unique=3)
+    told.job("b", at=5, unique=3)
+    told.attempt("a", 2, 3)
+    told.attempt("b", 6, 7)
+    assert told.found(referee.unique) == []
+    told.job("c", at=6.5, unique=3)
+    told.attempt("c", 8, 9)
+    assert told.found(referee.unique)
+
+
+def test_a_scheduled_job_is_never_early(told):
+    told.note(1, "sent", "b", json.dumps(PLAIN | {"at": 5.0}, separators=(",", ":")))
+    told.attempt("b", 4, 4.5)
+    assert told.found(referee.early)
+
+
+def batch(told, *, member_ends):
+    told.note(1, "new", "t", '{"parent":"","kinds":["complete","success"]}')
+    told.note(1.1, "new-ok", "t", "b-1")
+    told.job("m", tag="t")
+    told.note(2, "commit", "t")
+    told.note(2.1, "committed", "t")
+    told.attempt("m", 1.5, member_ends)
+
+
+def test_a_callback_comes_once_and_after_its_members(told):
+    batch(told, member_ends=3)
+    assert len(told.found(referee.callbacks, {"m": GOOD})) == 2, "neither came"
+    told.note(4, "called", "c", "t", "complete")
+    told.note(5, "called", "s", "t", "success")
+    assert told.found(referee.callbacks, {"m": GOOD}) == []
+    told.note(6, "called", "s2", "t", "success")
+    assert told.found(referee.callbacks, {"m": GOOD})
+
+
+def test_a_callback_before_its_member_or_while_the_batch_is_open_again_is_early(told):
+    batch(told, member_ends=9)
+    told.note(4, "called", "c", "t", "complete")
+    told.note(10, "called", "s", "t", "success")
+    assert len(told.found(referee.callbacks, {"m": GOOD})) == 1
+    told.note(9.5, "reopened", "t")
+    told.note(11, "recommit", "t")
+    assert len(told.found(referee.callbacks, {"m": GOOD})) == 2
+
+
+def test_a_refusal_needs_a_fault_of_the_database(told):
+    told.note(1, "sent", "a", json.dumps(PLAIN, separators=(",", ":")))
+    told.note(4, "refused", "a", "-ERR_database_unavailable")
+    assert told.found(referee.answers)
+    told.note(3, "dbfault")
+    assert told.found(referee.answers) == []
+
+
+def test_a_command_that_waits_while_plain_ones_are_answered_is_held_up(told):
+    told.note(1, "sent", "u", json.dumps(PLAIN | {"lane": "apart"}, separators=(",", ":")))
+    told.note(6, "ok", "u")
+    assert told.found(referee.neighbours) == []
+    for number in range(3):
+        told.job(f"p{number}", at=2 + number)
+    assert told.found(referee.neighbours)
+
+
+def test_counters_are_what_is_stored(told):
+    rows = {"a": GOOD, "b": GOOD._replace(failures=2)}
+    assert told.found(referee.counters, rows, processed=4, failed=2) == []
+    assert told.found(referee.counters, rows, processed=5, failed=2)
+    assert told.found(referee.counters, rows, processed=4, failed=2, used_limits=["key k 1"])
