@@ -26,7 +26,8 @@ def names(ran):
 def test_every_snippet_is_run_here():
     defined = set(re.findall(r"^def (\w+)", "\n".join(SNIPPETS), re.MULTILINE))
     tasks = {"resize", "publish", "weigh", "pick", "write_label", "close_parcel", "send_off", "crawl"}
-    assert defined == tasks | {"make_album", "deliver", "progress"}
+    tasks |= {"reserve", "wrap", "ship", "pack"}
+    assert defined == tasks | {"make_album", "deliver", "progress", "fulfil"}
 
 
 def test_an_album_is_published_when_its_images_are_resized():
@@ -52,6 +53,11 @@ def test_a_crawl_adds_to_its_own_batch():
     assert names(drain(raise_errors=True)) == ["crawl"] * 4 + ["publish"]
     assert batch.status().total == 4
     assert Row.objects.count() == 1
+
+
+def test_a_callback_adds_the_next_step_to_the_order():
+    page["fulfil"](1)
+    assert names(drain(raise_errors=True)) == ["reserve", "pack", "wrap", "ship", "send_off"]
 
 
 def test_the_settings_it_names_are_there_with_the_times_it_tells():
