@@ -8,6 +8,7 @@ from typing import NamedTuple
 STORE, DIALECTS = "django_faktory/store", "django_faktory/store/dialects"
 SERVER, SERVER_TESTS = "django_faktory/server", "tests/server"
 CONTRACT = "tests/contract/test_orm.py"
+OUTSIDE = "tests/outside/test_outside.py"
 
 
 class Plant(NamedTuple):
@@ -773,5 +774,41 @@ gone AS (""",
         "        if len(ids) < PORTION:",
         "        if ids:",
         ("tests/store/test_walking.py", "-k", "any_kind"),
+    ),
+    Plant(
+        "a heartbeat extends no reservation, seen from the outside",
+        "django_faktory/worker/heartbeat.py",
+        "rss_kb=rss_kb(), held=held)",
+        "rss_kb=rss_kb())",
+        (OUTSIDE, "-k", "outlives"),
+        "postgresql",
+    ),
+    Plant(
+        "a command that meets a lock holds up its neighbours, seen from the outside",
+        f"{SERVER}/may_block.py",
+        "with self._broker.limited_lock_wait(wait_s):",
+        "with self._broker.limited_lock_wait(3600.0):",
+        (OUTSIDE, "-k", "unique_key"),
+        "postgresql",
+    ),
+    Plant(
+        "an atomic task loses its job when a limit is set, seen from the outside",
+        f"{DIALECTS}/postgresql_verbs.py",
+        "callback_of IS NULL AND lock_token IS NULL\n  FOR UPDATE),",
+        "callback_of IS NULL AND lock_token IS NULL AND passes IS NULL\n  FOR UPDATE),",
+        (OUTSIDE, "-k", "limits_that_change"),
+        "postgresql",
+    ),
+    Plant(
+        "permits are given back twice when a lock is lost, seen from the outside",
+        f"{STORE}/acquiring.py",
+        "    tokens, passed = gates.run_with_gates(verb, using=using)\n",
+        "    tokens, passed = gates.run_with_gates(verb, using=using)\n"
+        "    if len(tokens) < len(keyed):\n"
+        "        from .transactions import run\n\n"
+        '        held = Job.objects.using(using).filter(state="working", passes__gt="").values_list("passes", flat=True)\n'
+        "        run(using, lambda connection: gates.release(connection, list(held[:1])))\n",
+        (OUTSIDE, "-k", "limit_is_kept"),
+        "postgresql",
     ),
 )

@@ -34,7 +34,7 @@ def act(client, page, action, *objects, **more):
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_job_in_any_state_is_listed_and_opens(admin_client, state):
-    job = job_in(state, history='[{"attempt":1,"errtype":"E","message":"no luck","backtrace":["line 1"]}]')
+    job = job_in(state, failures=1, history='[{"attempt":1,"errtype":"E","message":"no luck","backtrace":["line 1"]}]')
     page = admin_client.get(reverse(JOBS), {"state": state}).content.decode()
     assert job.jid in page
     detail = admin_client.get(reverse("admin:django_faktory_job_change", args=[job.pk]))

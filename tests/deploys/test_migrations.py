@@ -24,8 +24,7 @@ def unmigrated(transactional_db):
 def test_it_starts_when_the_migrations_are_applied(unmigrated, runfaktory, address):
     program = runfaktory(*ARGUMENTS)
     [line] = program.said("waiting up to 300 s for manage.py migrate")
-    missing = ", ".join(f"django_faktory.{name}" for name in MIGRATIONS)
-    assert f"'default' lacks {len(MIGRATIONS)} migrations: {missing}" in line
+    assert f"'default' lacks {len(MIGRATIONS)} migrations: django_faktory.{MIGRATIONS[0]}" in line
     unmigrated()
     connection.close()
     assert address(program)
