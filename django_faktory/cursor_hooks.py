@@ -18,7 +18,7 @@ def own_methods(connection: BaseDatabaseWrapper) -> list[str]:
     """Return what makes the cursors of this connection and is not Django's own: names of methods and options."""
     connection = connection.ops.connection
     backend: Any = type(connection)
-    patched = [name for name in _CURSOR_METHODS if name in vars(connection)]
+    patched = [name for name in _CURSOR_METHODS if _is_patched(connection, name)]
     factory = ["OPTIONS['cursor_factory']"] if connection.settings_dict["OPTIONS"].get("cursor_factory") else []
     return [*_overridden(backend), *patched, *factory]
 
@@ -29,12 +29,18 @@ def has_own_cursor(connection: BaseDatabaseWrapper) -> bool:
     backend: Any = type(connection)
     own = connection.__dict__  # debug toolbars patch `cursor` of the instance
     return (
-        "cursor" in own
+        ("cursor" in own and _is_patched(connection, "cursor"))
         or "_cursor" in own
         or "create_cursor" in own
         or "cursor_factory" in connection.settings_dict["OPTIONS"]
         or bool(_overridden(backend))
     )
+
+
+def _is_patched(connection: BaseDatabaseWrapper, name: str) -> bool:
+    # Django's TestCase blocks aliases by patching `cursor`, and puts the class's method back as an attribute.
+    method = vars(connection).get(name)
+    return method is not None and getattr(method, "__func__", None) is not getattr(type(connection), name)
 
 
 @functools.cache

@@ -122,3 +122,10 @@ def test_the_check_names_the_methods_and_says_that_it_is_slower(with_backend):
     assert message.id == "django_faktory.I001"
     assert "has its own _cursor" in message.msg
     assert not message.is_serious()
+
+
+def test_a_method_that_a_test_case_has_patched_and_restored_keeps_the_direct_path(with_backend):
+    rows = with_backend()
+    rows.cursor = rows.cursor  # what Django's TestCase leaves behind for aliases that it blocked
+    assert not cursor_hooks.has_own_cursor(rows)
+    assert cursor_hooks.own_methods(rows) == []
