@@ -49,6 +49,12 @@ class PartialIndex(models.Index):
             return super().create_sql(model, schema_editor, using, **kwargs)
         return "DO 0"
 
+    def remove_sql(self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, **kwargs: Any) -> Any:
+        """Build the statement, or one that does nothing."""
+        if schema_editor.connection.features.supports_partial_indexes:
+            return super().remove_sql(model, schema_editor, **kwargs)
+        return "DO 0"
+
 
 class UniqueWhereSet(models.UniqueConstraint):
     """A unique constraint on the rows that have a value: only those are in its index, where the database can.
