@@ -139,6 +139,7 @@ LONG_JOBS = Profile(
 
 PROFILES = {
     "mix": MIX,
+    "mix_on_three_nodes": MIX._replace(nodes=3),
     "limits_change": LIMITS_CHANGE,
     "limits_and_locks": LIMITS_AND_LOCKS,
     "key_is_held": KEY_IS_HELD,

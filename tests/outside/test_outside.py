@@ -30,6 +30,13 @@ def test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies(begin):
     assert run.finish(scaled(60, 240)) == {}
 
 
+@pytest.mark.skipif(JOBS == 0 or connection.vendor == "sqlite", reason="FAKTORY_OUTSIDE runs it; SQLite has one node")
+def test_the_same_holds_on_three_nodes(begin):
+    run = begin("mix_on_three_nodes", SEED + 1)
+    run.play(scaled(200, 3000), scaled(4, 60))
+    assert run.finish(scaled(60, 240)) == {}
+
+
 @in_large_or_on_postgresql
 def test_limits_that_change_under_running_jobs_are_kept_and_cost_no_job(begin):
     run = begin("limits_change", SEED)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from django.db import connection
 
-from django_faktory import Batch, limiting
+from django_faktory import Batch
 from django_faktory.models import Job, JobLock, WorkerProcess
 from django_faktory.store import gates
 from tests.commands import tasks
@@ -66,7 +66,6 @@ def test_rolling_restarts_cost_no_job_an_attempt_and_run_none_twice_at_once(runf
         for number in range(JOBS):
             name, task = f"{number:03d}", LONG[number % len(LONG)]
             results[name] = task, task.enqueue(str(tmp_path), name, lasts_for(number)).id
-    limiting.sync(using="default")  # or the two nodes would write the limits of code at once
     begun_at = time.monotonic()
     nodes = [start(runfaktory) for _ in range(NODES)]
     gone = []
