@@ -81,11 +81,11 @@ class LockWaits:
         """Wait until every command that waits is answered."""
         await self._idle.wait()
 
-    def _tried(self, command: MayBlock, answer: Answer, told: Any) -> None:
-        if isinstance(told, LockTimeout):
+    def _tried(self, command: MayBlock, answer: Answer, result: Any) -> None:
+        if isinstance(result, LockTimeout):
             self._add(command, answer)
         else:
-            answer(told)
+            answer(result)
 
     def _add(self, command: MayBlock, answer: Answer) -> None:
         self._idle.clear()
@@ -107,10 +107,10 @@ class LockWaits:
         free = (one for one in self._pending if one.command.is_last or busy.isdisjoint(one.command.subjects))
         return min(free, key=lambda one: (not one.command.is_last, one.has_waited), default=None)
 
-    def _tried_again(self, waiting: _Waiting, told: Any) -> None:
+    def _tried_again(self, waiting: _Waiting, result: Any) -> None:
         self._running.remove(waiting)
-        if not isinstance(told, LockTimeout) or waiting.command.is_last:
-            self._end(waiting, told)
+        if not isinstance(result, LockTimeout) or waiting.command.is_last:
+            self._end(waiting, result)
         else:
             waiting.has_waited = True
             self._pending.append(waiting)
@@ -137,8 +137,8 @@ class LockWaits:
                 self._pending.remove(waiting)
                 self._end(waiting, WAITED_TOO_LONG)
 
-    def _end(self, waiting: _Waiting, told: Any) -> None:
+    def _end(self, waiting: _Waiting, result: Any) -> None:
         self._subjects -= Counter(waiting.command.subjects)
         if not self._pending and not self._running:
             self._idle.set()
-        waiting.answer(WAITED_TOO_LONG if isinstance(told, LockTimeout) else told)
+        waiting.answer(WAITED_TOO_LONG if isinstance(result, LockTimeout) else result)
