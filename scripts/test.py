@@ -83,8 +83,10 @@ class Run:
 
 
 def main():
-    # A shell's background job ignores Ctrl-C and hands that on to every process that the tests start, and interrupt.
+    # A shell's background job ignores INT and QUIT, and nohup HUP: every process that the tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     options, more = arguments()
     wanted = options.databases.split(",")
     asked = [services.DATABASES[kind]() for kind in wanted]
