@@ -4,9 +4,9 @@ import os
 import signal
 from pathlib import Path
 
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 
-from django_faktory.models import Job, JobLock, WorkerProcess
+from django_faktory.models import Gate, Job, JobLock, Limit, WorkerProcess
 from tests.waiting import wait_until
 
 
@@ -27,10 +27,20 @@ def _stands(pid):
 
 
 def _keeps_others_out():
+    _wait_for_the_file(0.5)
     try:
         with transaction.atomic():
-            for model in (Job, JobLock, WorkerProcess):
+            for model in (Job, JobLock, WorkerProcess, Limit, Gate):
                 list(model.objects.select_for_update(nowait=True))
     except OperationalError:
         return True
+    finally:
+        _wait_for_the_file(connection.settings_dict["OPTIONS"].get("timeout", 5))
     return False
+
+
+def _wait_for_the_file(seconds):
+    """How long SQLite, which locks no rows, waits for another writer."""
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")

@@ -69,25 +69,30 @@ def resume(names: Iterable[str], *, using: str) -> list[str]:
     """Let jobs of these tasks start again, as their limits allow; returns those that were paused."""
     resumed: list[str] = []
     for name in sorted(set(names)):
-        limit = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False).first()
-        if limit is None:
-            continue
-        if limit.concurrency is None and limit.rate is None:
-            remove(limit, using=using)
-        else:
-            changed = run(using, lambda connection, name=name: _resumed(connection, name))  # type: ignore[misc]
-            if changed is not None:
+        paused = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False)
+        # Read again after a change of another process: a limit that is only a pause is removed, not resumed.
+        while (limit := paused.first()) is not None:
+            if _is_only_a_pause(limit):
+                remove(limit, using=using)
+            elif changed := run(using, lambda connection, name=name: _resumed(connection, name)):  # type: ignore[misc]
                 _looked_after(changed, using)
-        resumed.append(name)
+            else:
+                continue
+            resumed.append(name)
+            break
     return resumed
 
 
 def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit | None:
     limit = _locked(connection, Scope.TASK, name)
-    if limit is None:
+    if limit is None or _is_only_a_pause(limit):
         return None
     limit.paused_at = None
     return _written(connection, limit)
+
+
+def _is_only_a_pause(limit: Limit) -> bool:
+    return limit.concurrency is None and limit.rate is None
 
 
 def paused_tasks(*, using: str) -> list[str]:
