@@ -34,14 +34,14 @@ class _Custom(msgspec.Struct):
     callback_of: Any = msgspec.field(name="_bid", default=None)
 
 
-class _Text(msgspec.Struct):
+class _JobText(msgspec.Struct):
     custom: _Custom | None = None
 
 
 def batch_in(text: str) -> str:
     """The batch whose member or callback a job is, as its JSON has it; "" for none, and for a long text."""
     try:
-        custom = msgspec.json.decode(text, type=_Text).custom if len(text) <= LONGEST_READ else None
+        custom = msgspec.json.decode(text, type=_JobText).custom if len(text) <= LONGEST_READ else None
     except (msgspec.MsgspecError, UnicodeError):
         return ""
     bid = custom and (custom.bid or custom.callback_of)

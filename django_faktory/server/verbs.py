@@ -31,7 +31,7 @@ from ..protocol.commands import (
     Push,
     PushBulk,
 )
-from ..versions import semantic
+from ..protocol.versions import semantic
 from . import batch_verbs, management_verbs, tracking_verbs
 from .fetchers import Fetcher
 

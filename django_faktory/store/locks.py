@@ -339,7 +339,7 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
     return lapsed
 
 
-class Swept(NamedTuple):
+class LockSweep(NamedTuple):
     """The result of `sweep`."""
 
     healed: int
@@ -354,7 +354,7 @@ def sweep(
     after: Place | None = None,
     portions: int = SWEPT_AT_ONCE,
     pause: Callable[[float], object] = time.sleep,
-) -> Swept:
+) -> LockSweep:
     """Find keys that no job holds and for which no job is ready, as a crash just after a commit leaves them, and make
     the next job of each ready.
 
@@ -373,7 +373,7 @@ def sweep(
         pause(SETTLED_AFTER_S)
         found = _forgotten(found, using)
         settle(found, using=using)
-    return Swept(len(found), after)
+    return LockSweep(len(found), after)
 
 
 def _forgotten(keys: Collection[str], using: str) -> set[str]:

@@ -4,8 +4,8 @@ import pytest
 from django.db import connection, connections
 from django.db.utils import load_backend
 
-from django_faktory import checks, cursor_hooks
-from django_faktory.store.dialects import pipeline
+from django_faktory import checks
+from django_faktory.store.dialects import cursor_hooks, pipeline
 from django_faktory.store.dialects.prepared import USES_BEFORE, Statement, begin, execute_last, execute_on
 from tests.bouncer import needs_session
 

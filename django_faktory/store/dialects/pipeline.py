@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...cursor_hooks import has_own_cursor
+from .cursor_hooks import has_own_cursor
 
 Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]
