@@ -1,8 +1,11 @@
-"""Run the tests on every database that can be reached, and say what was left out.
+"""Run the tests on SQLite, PostgreSQL and MariaDB, and print what was left out.
 
-`core` tests need no database and run once; so do folders that ask nothing special of theirs (tests/conftest.py).
-With CI=true whatever cannot be reached is a failure; and of failures, if there are few, each gets a second run without
-company: passed then, it is named at the end as unsteady, and is a bug of the test or, worse, of the code. Arguments that are not its own go to pytest: `scripts/test.py tests/store -x`.
+Without --all the tests marked `slow` are left out, Hypothesis tries few examples, and the second and third database run
+only what is about SQL and transactions (tests/selection.py). Arguments that are not its own go to pytest: if they name
+tests, as in `scripts/test.py tests/store -x`, all of these run as with --all.
+The servers are started for the run (tests/own_servers.py) unless the environment names others.
+With CI=true a missing server or program is a failure, and if few tests fail, they run a second time alone: a test that
+passes then is reported as unsteady, a bug of the test or of the code.
 """
 
 import argparse
@@ -20,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import services  # noqa: E402  (found by the path above)
+from tests.own_servers import Guard  # noqa: E402
+from tests.programs import WITH_US  # noqa: E402
 
 PROCESSES = 4
 """Tests mostly wait, for a disk or for another process: more of them than two cores."""
@@ -38,13 +43,17 @@ NOTHING_CHOSEN = 5
 class Run:
     """The tests on one database: pytest's own process, and what it said."""
 
-    def __init__(self, kind, *, is_first, measure, more):
+    def __init__(self, kind, *, is_first, is_quick, measure, more):
         self.kind = kind
         self.report = ROOT / ".demo" / f"tests-{kind}.xml"
-        self.command = [sys.executable, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest", "-q"]
+        python = [*WITH_US, sys.executable]
+        self.command = [*python, "-m", *(["coverage", "run", "-m"] if measure else []), "pytest", "-q"]
         self.command += [f"--junit-xml={self.report}", "-o", "junit_logging=no"]
         self.command += ["-o", f"cache_dir={ROOT / '.demo' / f'cache-{kind}'}"]
-        self.command += ([] if is_first else ["-m", "not core and not once"]) + more
+        left_out = [] if is_first else ["core", "once", *(["once_if_quick"] if is_quick else [])]
+        left_out += ["slow"] if is_quick else []
+        self.command += (["-m", " and ".join(f"not {name}" for name in left_out)] if left_out else []) + more
+        self._examples = "quick" if is_quick else "thorough"
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.unsteady = []
         """Tests that failed in company and passed alone."""
@@ -65,7 +74,8 @@ class Run:
     def _pytest(self, *options):
         self.report.unlink(missing_ok=True)
         own = {"FAKTORY_TEST_DB": self.kind} | ({"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {})
-        environment = {"FAKTORY_TEST_TAG": tag(), **os.environ, **COMPILED, **own}
+        mine = {"FAKTORY_TEST_TAG": tag(), "FAKTORY_TEST_EXAMPLES": self._examples}
+        environment = {**mine, **os.environ, **COMPILED, **own}
         self.exit_code = subprocess.run([*self.command, *options], cwd=ROOT, env=environment, check=False).returncode
         return ET.parse(self.report).getroot() if self.report.exists() else ET.Element("testsuites")
 
@@ -89,14 +99,22 @@ def main():
         signal.signal(number, signal.SIG_DFL)
     options, more = arguments()
     wanted = options.databases.split(",")
+    with Guard([*wanted, "redis"]):
+        return run_all(wanted, options, more)
+
+
+def run_all(wanted, options, more):
+    """Run the tests on each database; return the exit code."""
     asked = [services.DATABASES[kind]() for kind in wanted]
     others = [ask() for ask in services.OTHERS]
     reachable = [kind for kind, service in zip(wanted, asked, strict=True) if not service.missing]
     is_ci = os.environ.get("CI") == "true"
     measure = options.coverage and not more
+    is_quick = not (options.all or measure or names_tests(more))
     if measure:
         coverage("erase")
-    runs = [Run(kind, is_first=n == 0, measure=measure, more=more) for n, kind in enumerate(reachable)]
+    how = {"is_quick": is_quick, "measure": measure, "more": more}
+    runs = [Run(kind, is_first=n == 0, **how) for n, kind in enumerate(reachable)]
     (ROOT / ".demo").mkdir(exist_ok=True)
     for run in runs:
         print(f"\n== {run.kind}", flush=True)
@@ -106,7 +124,12 @@ def main():
     is_covered = not measure or covered(enough={"sqlite", "postgresql"} <= {run.kind for run in runs})
     summary(runs, missing, wished)
     is_whole = not missing or not is_ci
-    sys.exit(0 if all(run.is_good for run in runs) and is_covered and is_whole else 1)
+    return 0 if all(run.is_good for run in runs) and is_covered and is_whole else 1
+
+
+def names_tests(more):
+    """Whether arguments of pytest's name files or folders."""
+    return any((ROOT / word.partition("::")[0]).exists() for word in more)
 
 
 def _failed(case):
@@ -116,7 +139,10 @@ def _failed(case):
 def arguments():
     parser = argparse.ArgumentParser(description="Run the tests on every database that can be reached.")
     parser.add_argument("--databases", default=",".join(services.DATABASES), help="which (default: %(default)s)")
-    parser.add_argument("--coverage", action="store_true", help="measure it; before Python 3.12 that takes long")
+    parser.add_argument("--all", action="store_true", help="slow tests and all examples too, on each database")
+    parser.add_argument(
+        "--coverage", action="store_true", help="measure that of --all; before Python 3.12 it takes long"
+    )
     options, more = parser.parse_known_args()
     unknown = set(options.databases.split(",")) - services.DATABASES.keys()
     if unknown:
@@ -157,4 +183,4 @@ def summary(runs, missing, wished):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

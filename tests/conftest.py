@@ -5,22 +5,19 @@ import sys
 import threading
 
 import django
-import hypothesis
 import pytest
 from django.db import connections
 
-from tests import emptying, services
+from tests import emptying, examples, programs, selection, services, snapshots
 from tests.settings import KIND
 
-ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
-"""Folders whose tests have a database and ask nothing of it that others do not: they run on the first one only, but for
-modules marked `each_database`."""
-
-# The machine may be busy: an example that takes long says nothing about the code.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
-
 emptying.install()
+examples.install()
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        programs.end_with_parent()
 
 
 def pytest_report_header():
@@ -30,11 +27,15 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    here = config.rootpath / "tests"
     for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        if folder in ONCE and not item.get_closest_marker("each_database"):
-            item.add_marker(pytest.mark.once)
+        selection.mark(item, config.rootpath / "tests")
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings):
+    """Create the test databases from copies instead of migrating each."""
+    for connection in connections.all():
+        snapshots.install(connection)
 
 
 @pytest.fixture(scope="session")

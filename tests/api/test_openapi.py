@@ -15,10 +15,11 @@ from rest_framework.views import APIView
 
 from tests.api.sessions import WithoutToken
 from tests.api.test_access import ENDPOINTS, rows  # noqa: F401  (a fixture)
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db
 
-EXAMPLES = 8
+EXAMPLES = examples(8)
 """Of each operation, half of them against the document."""
 
 
@@ -103,7 +104,7 @@ def asked(operation, mode, cookies):
 
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     @hypothesis.settings(
-        max_examples=EXAMPLES // 2,
+        max_examples=max(1, EXAMPLES // 2),
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from django_faktory.protocol.commands import VERBS
 from tests.core.hostile import HELLO, check
+from tests.examples import examples
 
 pytestmark = pytest.mark.core
 
@@ -50,7 +51,7 @@ def test_any_lines_of_a_stranger_are_answered_or_end_the_connection(pieces, pass
 
 
 @given(cut(stream), st.sampled_from([100, 16 * 1024 * 1024]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_lines_of_a_client_are_answered_one_by_one_and_alike_at_every_cut(pieces, limit):
     found = check([HELLO, *pieces], limit=limit)
     assert repr(found) == repr(check([HELLO + b"".join(pieces)], limit=limit))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.examples import examples
 from tests.model.machine import StoreBesideItsModel
 from tests.settings import KIND
 
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)
 PHASES = [Phase.generate, Phase.shrink] if "FAKTORY_MODEL_SHRINK" in os.environ else [Phase.generate]
 """To shrink a walk that failed takes minutes: for whoever looks into it."""
 
-STEPS = int(os.environ.get("FAKTORY_MODEL_STEPS", "6000" if KIND == "sqlite" else "2000"))
+STEPS = int(os.environ.get("FAKTORY_MODEL_STEPS") or examples(6000 if KIND == "sqlite" else 2000))
 """10,000 on all three together."""
 PARTS, WALK = 5, 50
 
@@ -27,7 +28,7 @@ def test_the_store_does_what_its_model_does(part):
         steps = 0
 
     wanted = settings(
-        max_examples=max(5, STEPS // PARTS // WALK // 4),
+        max_examples=max(1, STEPS // PARTS // WALK // 4),
         stateful_step_count=WALK,
         suppress_health_check=list(HealthCheck),
         phases=PHASES,

@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_faktory import jsontext
+from tests.examples import examples
 from tests.server.raw import push, worker
 
-real = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+real = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 """The server, its database and its clients stay the same for all examples: each fetches what it pushed."""
 
 OURS = (

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import FetchRequest
 from django_faktory.store import giving_back, jobs, queues
+from tests.examples import examples
 from tests.factories import T0, payload
 
 pytestmark = pytest.mark.django_db
@@ -88,7 +89,7 @@ class Real:
         self.model.paused.discard(queue)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=st.lists(steps, max_size=12))
 def test_each_request_gets_what_the_model_says(plan):
     """Strict order of queues, then priority, then age; a paused queue is passed by; what returns has its old place."""

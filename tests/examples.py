@@ -1,0 +1,19 @@
+"""How many examples Hypothesis tries for each test: FAKTORY_TEST_EXAMPLES is `quick` or `thorough` (the default)."""
+
+import os
+
+import hypothesis
+
+PROFILES = {"quick": 15, "thorough": 100}
+
+
+def install():
+    """Load the profile. No deadline: the machine may be busy, and a slow example says nothing about the code."""
+    for name, count in PROFILES.items():
+        hypothesis.settings.register_profile(name, max_examples=count, deadline=None)
+    hypothesis.settings.load_profile(os.environ.get("FAKTORY_TEST_EXAMPLES", "thorough"))
+
+
+def examples(thorough):
+    """Return the share of this number that the profile allows, at least 1."""
+    return max(1, thorough * hypothesis.settings().max_examples // PROFILES["thorough"])

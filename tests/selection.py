@@ -1,0 +1,91 @@
+"""Which tests `make test` leaves to `make test-all`, and which run on one database only.
+
+An entry is a folder, a module or a test below tests/: "soak", "cli/test_hostile.py", "cli/test_live.py::test_…".
+"""
+
+import pytest
+
+SLOW = (
+    "admin/test_hostile.py::test_no_text_of_a_client_adds_an_element_to_a_page",
+    "api/test_hostile.py",
+    "api/test_openapi.py::test_no_request_is_answered_with_a_5xx",
+    "browser",
+    "cli/test_hostile.py",
+    "commands",
+    "deadlocks",
+    "deploys/test_statements.py",
+    "deploys/test_two_versions.py",
+    "example/test_demo.py",
+    "faults",
+    "gearmonkey/test_admin.py::test_no_text_of_a_peer_changes_what_the_page_is_made_of",
+    "gearmonkey/test_gateway.py::test_the_command_bridges_and_a_killed_bridge_loses_nothing",
+    "gearmonkey/test_hardened.py",
+    "gearmonkey/test_runfaktory.py",
+    "gearmonkey/test_servers.py",
+    "interop",
+    "limits/test_exact.py::test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_repaired",
+    "locks/test_processes.py",
+    "locks/test_running.py::test_many_clients_with_few_keys_never_overlap_and_lose_nothing",
+    "outside/test_outside.py",
+    "plans",
+    "soak",
+    "tenants",
+    "typing",
+    "worker/test_supervisor.py",
+)
+"""Tests that kill, soak, roll out or race for seconds, drive a browser or another client, or start processes."""
+
+QUICK = (
+    "browser/test_pages.py::test_without_a_script_all_can_be_done",
+    "commands/test_isolation.py",
+    "commands/test_leases.py::test_a_job_that_was_delivered_stays_with_its_worker",
+    "commands/test_pid_one.py",
+    "commands/test_probes.py",
+    "commands/test_recycling.py::test_who_is_replaced_takes_leave",
+    "commands/test_runfaktory.py::test_a_second_signal_ends_at_once_and_the_job_goes_back",
+    "commands/test_runfaktory.py::test_everything_runs_with_one_command",
+    "commands/test_runfaktory.py::test_running_jobs_may_end",
+    "commands/test_runfaktory.py::test_the_job_of_a_killed_worker_runs_again",
+    "commands/test_starting.py::test_what_cannot_start_ends_it",
+    "gearmonkey/test_runfaktory.py::test_a_task_serves_a_function",
+    "worker/test_supervisor.py::test_a_child_that_holds_the_gil_is_killed_and_replaced",
+)
+"""Exceptions from SLOW: for each claim about processes one test stays in `make test`."""
+
+ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
+"""They ask nothing special of their database: they run on the first one only, except modules marked `each_database`."""
+
+ONCE_IF_QUICK = ("admin", "commands", "metrics", "security", "server", "tasks", "testing", "transfer", "worker")
+"""Little of them is about SQL or transactions: `make test` runs it on the first database only, except EACH."""
+
+EACH = (
+    "admin/test_speed.py",
+    "commands/test_isolation.py",
+    "commands/test_runfaktory.py::test_the_job_of_a_killed_worker_runs_again",
+    "metrics/test_telling.py",
+    "server/test_batches.py",
+    "server/test_job_options.py",
+    "server/test_lent.py",
+    "server/test_lock_waits.py",
+    "server/test_shelf.py",
+    "tasks/test_atomic.py",
+    "tasks/test_atomic_commit.py",
+    "tasks/test_isolation.py",
+    "testing/test_live.py",
+    "worker/test_limits.py",
+)
+"""Exceptions from ONCE_IF_QUICK."""
+
+
+def mark(item, root):
+    """Add the markers that the tables above give to a test."""
+    if not item.path.is_relative_to(root):
+        return
+    module = item.path.relative_to(root).as_posix()
+    names = {module.partition("/")[0], module, f"{module}::{item.originalname}"}
+    if names & set(SLOW) and not names & set(QUICK):
+        item.add_marker(pytest.mark.slow)
+    if names & set(ONCE) and not item.get_closest_marker("each_database"):
+        item.add_marker(pytest.mark.once)
+    if names & set(ONCE_IF_QUICK) and not names & set(EACH):
+        item.add_marker(pytest.mark.once_if_quick)
