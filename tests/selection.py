@@ -30,6 +30,7 @@ SLOW = (
     "plans",
     "soak",
     "tenants",
+    "test_snapshots.py",
     "typing",
     "worker/test_supervisor.py",
 )

@@ -1,0 +1,49 @@
+"""A database copied from a snapshot is the one that migrations make."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import services
+from tests.programs import ROOT
+from tests.settings import KIND, TAG
+
+DESCRIBE = """
+import json, sys, warnings
+import django
+django.setup()
+from django.db import connection
+from tests import snapshots
+if sys.argv[1] == "copy":
+    snapshots.install(connection)
+    connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)  # makes the copy if there is none
+connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+found = {}
+with connection.cursor() as cursor:
+    for table in sorted(connection.introspection.table_names(cursor)):
+        cursor.execute(f"SELECT COUNT(*) FROM {connection.ops.quote_name(table)}")
+        found[table] = {
+            "rows": cursor.fetchone()[0],
+            "columns": connection.introspection.get_table_description(cursor, table),
+            "constraints": connection.introspection.get_constraints(cursor, table),
+            "sequences": connection.introspection.get_sequences(cursor, table),
+        }
+print(json.dumps(found, sort_keys=True, default=str))
+connection.creation.destroy_test_db(connection.settings_dict["NAME"], verbosity=0)
+"""
+
+
+def described(how):
+    own = {"DJANGO_SETTINGS_MODULE": "tests.settings", "FAKTORY_TEST_TAG": f"{TAG}_{how}"}
+    command = [sys.executable, "-W", "ignore", "-c", DESCRIBE, how]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(bool(services.DATABASES[KIND]().missing), reason="no server")
+def test_a_copy_has_the_tables_columns_constraints_and_rows_of_the_migrated_database():
+    assert described("copy") == described("migrated")
