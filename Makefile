@@ -6,11 +6,12 @@ FAULTS ?= 1000
 MINUTES ?= 0
 OUTSIDE ?= 3000
 
-.PHONY: help demo test soak faults bouncer fuzz planted lint format setup docs site screenshots wheel clean
+.PHONY: help demo test test-all soak faults bouncer fuzz planted lint format setup docs site screenshots wheel clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
-	@echo "make test     run every test on each database that can be reached (ARGS='tests/store -x': some of them)"
+	@echo "make test     run the unit and contract tests on SQLite, PostgreSQL and MariaDB (ARGS='tests/store -x': some)"
+	@echo "make test-all run every test on each database, those that kill, soak and wait too (COVERAGE=1: measure it)"
 	@echo "make soak     the tests that kill and wait, at full size (MINUTES=60: watch for leaks for an hour)"
 	@echo "make faults   kill servers, workers and PostgreSQL, harm wires, and count the jobs (FAULTS=5000: more)"
 	@echo "make bouncer  the tests that have a database, through a PgBouncer; then with Django's own pool"
@@ -34,6 +35,9 @@ demo:
 
 test: setup
 	@.venv/bin/python scripts/test.py $(ARGS)
+
+test-all: setup
+	@.venv/bin/python scripts/test.py --all $(if $(filter 1,$(COVERAGE)),--coverage) $(ARGS)
 
 soak: setup
 	@FAKTORY_SOAK_KILLS=200 FAKTORY_SOAK_BATCHES=200 FAKTORY_SOAK_LOCKS=2000 FAKTORY_SOAK_RESTARTS=5 FAKTORY_SOAK_MINUTES=$(MINUTES) \

@@ -61,14 +61,25 @@ def run_tests(session, django, told, rooms):
     session.install("--quiet", "--editable", f".[{extras}]", f"django=={django}.*")
     session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
     tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
-    command = ["python", "-m", "pytest", "-q", "-n", "2", *(session.posargs or rooms)]
+    command = [
+        "python",
+        "-m",
+        "tests.own_servers",
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        *(session.posargs or rooms),
+    ]
     session.run(*command, env={"FAKTORY_TEST_TAG": tag[:30], **told})
 
 
 def missing(session, service):
     """Why this service cannot be used here, as `make test` says it; empty where it can."""
     ask = f"from tests import services; print(services.{service}().missing)"
-    return session.run("python", "-c", ask, silent=True).strip()
+    return session.run("python", "-m", "tests.own_servers", "python", "-c", ask, silent=True).strip()
 
 
 def add_cell(python, django):

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.plants import PLANTS  # noqa: E402  (found by the path above)
 from tests import services  # noqa: E402
+from tests.own_servers import Guard  # noqa: E402
 
 LEFT_OUT = (".*", "*.egg-info", "__pycache__", "node_modules", "db.sqlite3*")
 SOME_FAILED = 1
@@ -101,6 +102,12 @@ def main():
     if options.list:
         print("\n".join(f"{plant.database:<11} {plant.name}" for plant in plants))
         return 0
+    with Guard({plant.database for plant in plants} | {"redis"}):
+        return plant_all(plants, options)
+
+
+def plant_all(plants, options):
+    """Run the tests of each plant; return the exit code."""
     missing = {kind: services.DATABASES[kind]().missing for kind in {plant.database for plant in plants}}
     grown = [plant for plant in plants if not missing[plant.database]]
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:

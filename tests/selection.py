@@ -13,8 +13,7 @@ SLOW = (
     "cli/test_hostile.py",
     "commands",
     "deadlocks",
-    "deploys/test_statements.py",
-    "deploys/test_two_versions.py",
+    "deploys",
     "example/test_demo.py",
     "faults",
     "gearmonkey/test_admin.py::test_no_text_of_a_peer_changes_what_the_page_is_made_of",
@@ -32,7 +31,12 @@ SLOW = (
     "tenants",
     "test_snapshots.py",
     "typing",
-    "worker/test_supervisor.py",
+    "worker/test_supervisor.py::test_a_child_that_a_signal_suspends_is_not_killed",
+    "worker/test_supervisor.py::test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over",
+    "worker/test_supervisor.py::test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced",
+    "worker/test_supervisor.py::test_a_farewell_that_hangs_is_cut_short",
+    "worker/test_supervisor.py::test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed",
+    "worker/test_supervisor.py::test_while_a_child_does_not_respond_the_others_can_see_it",
 )
 """Tests that kill, soak, roll out or race for seconds, drive a browser or another client, or start processes."""
 
@@ -48,15 +52,36 @@ QUICK = (
     "commands/test_runfaktory.py::test_running_jobs_may_end",
     "commands/test_runfaktory.py::test_the_job_of_a_killed_worker_runs_again",
     "commands/test_starting.py::test_what_cannot_start_ends_it",
+    "deploys/test_newer_workers.py",
+    "deploys/test_tables_in_use.py",
+    "gearmonkey/test_hardened.py::test_h01_a_naive_worker_does_our_clients_job",
+    "gearmonkey/test_hardened.py::test_h02_our_worker_does_a_naive_clients_job",
+    "gearmonkey/test_hardened.py::test_h05_a_poisonous_job_is_given_up_after_five_deaths",
+    "gearmonkey/test_hardened.py::test_h12_a_roll_call_is_not_answered_by_the_dead",
+    "gearmonkey/test_hardened.py::test_h14_a_job_that_somebody_lost_is_queued_again_once",
     "gearmonkey/test_runfaktory.py::test_a_task_serves_a_function",
-    "worker/test_supervisor.py::test_a_child_that_holds_the_gil_is_killed_and_replaced",
+    "gearmonkey/test_servers.py::test_a_client_that_is_closed_leaves_no_connection_to_a_sentinel",
+    "gearmonkey/test_servers.py::test_a_worker_of_its_own_says_that_there_is_no_memory",
+    "gearmonkey/test_servers.py::test_behind_sentinels_the_master_is_found",
+    "gearmonkey/test_servers.py::test_the_documented_access_list_is_enough_and_opens_nothing_else",
 )
 """Exceptions from SLOW: for each claim about processes one test stays in `make test`."""
 
 ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
 """They ask nothing special of their database: they run on the first one only, except modules marked `each_database`."""
 
-ONCE_IF_QUICK = ("admin", "commands", "metrics", "security", "server", "tasks", "testing", "transfer", "worker")
+ONCE_IF_QUICK = (
+    "admin",
+    "commands",
+    "contract/test_remote.py",
+    "metrics",
+    "security",
+    "server",
+    "tasks",
+    "testing",
+    "transfer",
+    "worker",
+)
 """Little of them is about SQL or transactions: `make test` runs it on the first database only, except EACH."""
 
 EACH = (

@@ -19,7 +19,7 @@ from django.db import connection
 from tests import snapshots
 if sys.argv[1] == "copy":
     snapshots.install(connection)
-    connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)  # makes the copy if there is none
+    connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)  # makes the copy
 connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
 found = {}
 with connection.cursor() as cursor:

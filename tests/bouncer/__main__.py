@@ -14,6 +14,7 @@ from pathlib import Path
 from tests import services
 from tests.bouncer import SESSIONS
 from tests.bouncer.bouncer import Bouncer, sessions_left
+from tests.own_servers import Guard
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES = 4
@@ -24,19 +25,24 @@ def main():
     parser.add_argument("--pool", action="store_true")
     parser.add_argument("-n", type=int, default=PROCESSES, dest="processes")
     options, more = parser.parse_known_args()
+    with Guard(["postgresql", "redis"]):
+        sys.exit(run(options, more))
+
+
+def run(options, more):
+    """Run the tests; pytest's exit code."""
     needed = [services.postgresql(), services.django_pool() if options.pool else services.pgbouncer()]
     if missing := [service for service in needed if service.missing]:
         sys.exit("\n".join(f"{service.name}: {service.missing}" for service in missing))
     print(*needed, sep="\n", flush=True)  # noqa: T201  (told to who runs it)
     more = ["-n", str(in_what_is_left(options.processes)), *more]
     if options.pool:
-        sys.exit(run_tests({"FAKTORY_TEST_VIA": "pool"}, more))
+        return run_tests({"FAKTORY_TEST_VIA": "pool"}, more)
     bouncer = Bouncer()
     try:
-        code = run_tests(bouncer.environment, more)
+        return run_tests(bouncer.environment, more)
     finally:
         bouncer.clean_up()
-    sys.exit(code)
 
 
 def in_what_is_left(processes):

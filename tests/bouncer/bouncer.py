@@ -16,6 +16,7 @@ import psycopg
 
 from tests import services
 from tests.bouncer import SESSIONS
+from tests.programs import WITH_US
 from tests.waiting import wait_until
 
 SETTINGS = """\
@@ -53,7 +54,7 @@ class Bouncer:
             shutil.chown(self.folder, "nobody")
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [services.pgbouncer_path(), settings], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
+                [*WITH_US, services.pgbouncer_path(), settings], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, **user,
             )  # fmt: skip
         try:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from tests.factories import JobFactory, QueueFactory
-from tests.programs import ROOT
+from tests.programs import ROOT, WITH_US
 
 
 @pytest.mark.django_db(transaction=True)
@@ -31,7 +31,7 @@ def test_top_draws_what_goes_on_and_ends_after_its_looks():
         "COLUMNS": "160",
         "LINES": "50",
     }
-    words = [sys.executable, "-m", "django", "faktory", "top", "--count", "2", "--interval", "0.1"]
+    words = [*WITH_US, sys.executable, "-m", "django", "faktory", "top", "--count", "2", "--interval", "0.1"]
     program = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""

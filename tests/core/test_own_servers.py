@@ -72,7 +72,14 @@ def test_servers_end_after_the_guard_was_killed(run):
 
 
 def test_an_address_in_the_environment_wins():
-    command = [sys.executable, "-m", "tests.own_servers", sys.executable, "-c", "import os; print(os.environ['REDIS_URL'])"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.own_servers",
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['REDIS_URL'])",
+    ]
     mine = {"REDIS_URL": "redis://elsewhere:1/0", "PGHOST": "elsewhere", "MYSQL_HOST": "elsewhere"}
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **mine}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["redis://elsewhere:1/0"]

@@ -11,6 +11,7 @@ from django_faktory.models import Job
 from tests import services
 from tests.docs.pages import DOCS, examples, text_of
 from tests.interop.conftest import password, url  # noqa: F401  (fixtures)
+from tests.programs import WITH_US
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
@@ -32,9 +33,8 @@ def start(url):  # noqa: F811
 
     def run(*command, **environment):
         environment = {**os.environ, "FAKTORY_URL": url, **environment}
-        started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([*WITH_US, *command], env=environment, **pipes))
         return started[-1]
 
     yield run

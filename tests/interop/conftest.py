@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import WITH_US
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 
 HERE = Path(__file__).parent
@@ -46,9 +47,8 @@ def start_worker(request, url):
         command = COMMANDS[kind] if kind in COMMANDS else [str(folder / "worker")]
         where = [] if kind in KNOW_THE_VARIABLE else [url]
         environment = {**os.environ, "FAKTORY_URL": url}
-        running.append(
-            subprocess.Popen([*command, *where], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running.append(subprocess.Popen([*WITH_US, *command, *where], env=environment, **pipes))
         return running[-1]
 
     yield start
