@@ -32,6 +32,9 @@ PROCESSES = 4
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
 """Where Python is told to keep no bytecode, each of some two thousand processes would compile all of the project anew."""
 
+TAG = f"make{zlib.crc32(str(ROOT).encode()):08x}"
+"""Databases of this checkout; not those of pytest alone, which may run at the same time."""
+
 FEW = 5
 """Most failures that may be the machine's: more of them have a cause in common."""
 
@@ -74,7 +77,7 @@ class Run:
     def _pytest(self, *options):
         self.report.unlink(missing_ok=True)
         own = {"FAKTORY_TEST_DB": self.kind} | ({"COVERAGE_CORE": "sysmon"} if sys.version_info >= (3, 12) else {})
-        mine = {"FAKTORY_TEST_TAG": tag(), "FAKTORY_TEST_EXAMPLES": self._examples}
+        mine = {"FAKTORY_TEST_TAG": TAG, "FAKTORY_TEST_EXAMPLES": self._examples}
         environment = {**mine, **os.environ, **COMPILED, **own}
         self.exit_code = subprocess.run([*self.command, *options], cwd=ROOT, env=environment, check=False).returncode
         return ET.parse(self.report).getroot() if self.report.exists() else ET.Element("testsuites")
@@ -148,11 +151,6 @@ def arguments():
     if unknown:
         parser.error(f"--databases: expected some of {', '.join(services.DATABASES)}, got {', '.join(unknown)}")
     return options, more
-
-
-def tag():
-    """Two checkouts on one machine have databases of their own, the same ones at each run."""
-    return f"make{zlib.crc32(str(ROOT).encode()):08x}"
 
 
 def covered(*, enough):

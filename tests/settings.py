@@ -1,6 +1,6 @@
 """Settings of the test project. `FAKTORY_TEST_DB` picks the database: sqlite (default), postgresql, mariadb.
 
-`FAKTORY_TEST_TAG` keeps two runs on one machine apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold,
+`FAKTORY_TEST_TAG` keeps two runs of one checkout apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold,
 `FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3. `FAKTORY_TEST_VIA` says what is between us and PostgreSQL: bouncer, a
 PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
 """
@@ -8,10 +8,11 @@ PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
-TAG = os.environ.get("FAKTORY_TEST_TAG", "main")
+TAG = os.environ.get("FAKTORY_TEST_TAG") or f"{zlib.crc32(__file__.encode()):08x}"
 KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
 VIA = os.environ.get("FAKTORY_TEST_VIA", "")
 POOL = int(os.environ.get("FAKTORY_TEST_POOL", "30"))

@@ -31,9 +31,9 @@ with Guard(["redis"]):
 
 
 @pytest.fixture
-def run():
+def run(tmp_path):
     """A run with a Redis of its own: its program, the guard and the server."""
-    program = Program("-c", RUN)
+    program = Program("-c", RUN, TMPDIR=str(tmp_path))
     try:
         program.said("started")
         [guard] = psutil.Process(program.pid).children()
