@@ -67,6 +67,9 @@ QUICK = (
 )
 """Exceptions from SLOW: for each claim about processes one test stays in `make test`."""
 
+CORE = ("core",)
+"""They need no database. Modules elsewhere are marked `core` themselves."""
+
 ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
 """They ask nothing special of their database: they run on the first one only, except modules marked `each_database`."""
 
@@ -111,6 +114,8 @@ def mark(item, root):
     names = {module.partition("/")[0], module, f"{module}::{item.originalname}"}
     if names & set(SLOW) and not names & set(QUICK):
         item.add_marker(pytest.mark.slow)
+    if names & set(CORE):
+        item.add_marker(pytest.mark.core)
     if names & set(ONCE) and not item.get_closest_marker("each_database"):
         item.add_marker(pytest.mark.once)
     if names & set(ONCE_IF_QUICK) and not names & set(EACH):

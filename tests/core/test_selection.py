@@ -10,7 +10,7 @@ from tests import selection
 pytestmark = pytest.mark.core
 
 TESTS = Path(__file__).parent.parent
-TABLES = {name: getattr(selection, name) for name in ("SLOW", "QUICK", "ONCE", "ONCE_IF_QUICK", "EACH")}
+TABLES = {name: getattr(selection, name) for name in ("SLOW", "QUICK", "CORE", "ONCE", "ONCE_IF_QUICK", "EACH")}
 
 
 @pytest.mark.parametrize(("table", "entry"), [(name, entry) for name, table in TABLES.items() for entry in table])
