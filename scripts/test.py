@@ -27,7 +27,8 @@ from tests.own_servers import Guard  # noqa: E402
 from tests.programs import WITH_US  # noqa: E402
 
 PROCESSES = 4
-"""Tests mostly wait, for a disk or for another process: more of them than two cores."""
+QUICK_PROCESSES = min(12, 3 * (os.cpu_count() or 2))
+"""Tests wait for two thirds of their time. Those left to --all need a core for themselves more often."""
 
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
 """Where Python is told to keep no bytecode, each of some two thousand processes would compile all of the project anew."""
@@ -57,6 +58,7 @@ class Run:
         left_out += ["slow"] if is_quick else []
         self.command += (["-m", " and ".join(f"not {name}" for name in left_out)] if left_out else []) + more
         self._examples = "quick" if is_quick else "thorough"
+        self._processes = QUICK_PROCESSES if is_quick else PROCESSES
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.unsteady = []
         """Tests that failed in company and passed alone."""
@@ -64,7 +66,7 @@ class Run:
     def __call__(self, *, again):
         """Run the tests; with `again` a few that failed have a second try."""
         begun = time.monotonic()
-        suites = self._pytest("-n", str(PROCESSES), "--dist", "worksteal")
+        suites = self._pytest("-n", str(self._processes), "--dist", "worksteal")
         self._count(suites)
         failed = [f"{case.get('classname')}.{case.get('name')}" for case in suites.iter("testcase") if _failed(case)]
         if again and self.exit_code == SOME_FAILED and len(failed) <= FEW:

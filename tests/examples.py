@@ -8,9 +8,10 @@ PROFILES = {"quick": 15, "thorough": 100}
 
 
 def install():
-    """Load the profile. No deadline: the machine may be busy, and a slow example says nothing about the code."""
+    """Load the profile. No limits of time: the machine may be busy, and a slow example says nothing about the code."""
     for name, count in PROFILES.items():
-        hypothesis.settings.register_profile(name, max_examples=count, deadline=None)
+        own = {"max_examples": count, "deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+        hypothesis.settings.register_profile(name, **own)
     hypothesis.settings.load_profile(os.environ.get("FAKTORY_TEST_EXAMPLES", "thorough"))
 
 
