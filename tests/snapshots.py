@@ -30,9 +30,9 @@ def install(connection):
         creation.create_test_db = partial(_create, creation, kind)
 
 
-def _create(creation, kind, verbosity=1, autoclobber=False, serialize=True, keepdb=False):
-    migrate = partial(type(creation).create_test_db, creation, verbosity, autoclobber, serialize, keepdb)
-    if keepdb or serialize:
+def _create(creation, kind, verbosity=1, **options):
+    migrate = partial(type(creation).create_test_db, creation, verbosity=verbosity, **options)
+    if options.get("keepdb") or options.get("serialize"):
         return migrate()
     path = FOLDER / f"{creation.connection.vendor}-{_key(kind, creation.connection)}{kind.suffix}"
     if not path.exists():

@@ -17,6 +17,27 @@ print("started", started.pid, flush=True)
 started.code(600)
 """
 
+ENDS_WITH_PARENT = """
+import subprocess, sys
+code = "import signal; from tests.programs import end_with_parent as end; end(); print(1, flush=True); signal.pause()"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+print("started", child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends it")
+def test_a_process_that_asks_for_it_ends_when_its_parent_is_killed():
+    parent = Program("-c", ENDS_WITH_PARENT)
+    try:
+        pid = int(parent.said("started")[0].split()[1])
+        assert psutil.pid_exists(pid)
+        parent.signal(signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pid), 60, what="its child is gone")
+    finally:
+        parent.clean_up()
+
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("setpriv"), reason="the kernel of Linux ends it")
 def test_a_program_ends_when_the_run_of_tests_that_started_it_is_killed():

@@ -10,7 +10,9 @@ from django_faktory import jsontext
 from tests.examples import examples
 from tests.server.raw import push, worker
 
-real = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+real = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 """The server, its database and its clients stay the same for all examples: each fetches what it pushed."""
 
 OURS = (

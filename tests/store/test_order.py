@@ -89,7 +89,7 @@ class Real:
         self.model.paused.discard(queue)
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(plan=st.lists(steps, max_size=12))
 def test_each_request_gets_what_the_model_says(plan):
     """Strict order of queues, then priority, then age; a paused queue is passed by; what returns has its old place."""
