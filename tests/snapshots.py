@@ -1,6 +1,6 @@
 """Copies of a migrated database: migrations run once for each version of the models, not in each process.
 
-The copies are kept under .demo. The name of each contains a hash of all that it depends on.
+The name of each copy contains a hash of all that it depends on.
 """
 
 import fcntl
@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import contextmanager
 from functools import cache, partial
@@ -34,35 +33,26 @@ def _create(creation, kind, verbosity=1, **options):
     migrate = partial(type(creation).create_test_db, creation, verbosity=verbosity, **options)
     if options.get("keepdb") or options.get("serialize"):
         return migrate()
-    path = FOLDER / f"{creation.connection.vendor}-{_key(kind, creation.connection)}{kind.suffix}"
-    if not path.exists():
+    snapshot = kind(creation.connection, _key(kind, creation.connection))
+    if not snapshot.exists():
         with _alone():
-            if not path.exists():
+            if not snapshot.exists():
                 name = migrate()
-                _save(kind, creation.connection, path)
+                snapshot.save()
                 return name
-    return _load(creation, kind, path, verbosity)
+    return _load(creation, snapshot, verbosity)
 
 
-def _load(creation, kind, path, verbosity):
+def _load(creation, snapshot, verbosity):
     """Do as Django's `create_test_db`, without migrations."""
     connection, name = creation.connection, creation._get_test_db_name()
+    snapshot.prepare()
     creation._create_test_db(verbosity, autoclobber=True, keepdb=False)
     connection.close()
     settings.DATABASES[connection.alias]["NAME"] = connection.settings_dict["NAME"] = name
-    kind.load(connection, path)
+    snapshot.load()
     connection.ensure_connection()
     return name
-
-
-def _save(kind, connection, path):
-    part = path.with_suffix(f".{os.getpid()}")
-    part.unlink(missing_ok=True)
-    kind.save(connection, part)
-    part.replace(path)
-    older = sorted(path.parent.glob(f"{connection.vendor}-*"), key=lambda one: one.stat().st_mtime, reverse=True)
-    for one in older[KEPT:]:
-        one.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -97,9 +87,42 @@ def _sources():
     return digest.hexdigest()
 
 
-class SQLite:
-    """The file."""
+class Snapshot:
+    """A migrated database that is kept; the key names its version."""
 
+    def __init__(self, connection, key):
+        self.connection, self._key = connection, key
+
+    def prepare(self):
+        """Do what comes before the new database is created."""
+
+    def load(self):
+        """Fill the new database."""
+
+
+class File(Snapshot):
+    """Kept as a file, for later runs too."""
+
+    suffix = ""
+
+    @property
+    def path(self):
+        return FOLDER / f"{self.connection.vendor}-{self._key}{self.suffix}"
+
+    def exists(self):
+        return self.path.exists()
+
+    def save(self):
+        part = self.path.with_suffix(f".{os.getpid()}")
+        part.unlink(missing_ok=True)
+        self.write(part)
+        part.replace(self.path)
+        kept = self.path.parent.glob(f"{self.connection.vendor}-*")
+        for path in sorted(kept, key=lambda one: one.stat().st_mtime, reverse=True)[KEPT:]:
+            path.unlink(missing_ok=True)
+
+
+class SQLite(File):
     suffix = ".sqlite3"
 
     @staticmethod
@@ -110,52 +133,15 @@ class SQLite:
     def version(connection):
         return connection.Database.sqlite_version
 
-    @staticmethod
-    def save(connection, path):
-        with connection.cursor() as cursor:
+    def write(self, path):
+        with self.connection.cursor() as cursor:
             cursor.execute("VACUUM INTO %s", [str(path)])
 
-    @staticmethod
-    def load(connection, path):
-        shutil.copyfile(path, connection.settings_dict["NAME"])
+    def load(self):
+        shutil.copyfile(self.path, self.connection.settings_dict["NAME"])
 
 
-class PostgreSQL:
-    """What pg_dump prints."""
-
-    suffix = ".sql"
-
-    @staticmethod
-    def is_possible(connection):
-        return not getattr(settings, "VIA", "") and bool(shutil.which("pg_dump"))
-
-    @staticmethod
-    def version(connection):
-        return _first(connection, "SHOW server_version")
-
-    @staticmethod
-    def save(connection, path):
-        at = connection.settings_dict
-        command = [
-            "pg_dump",
-            f"--host={at['HOST']}",
-            f"--port={at['PORT']}",
-            f"--username={at['USER']}",
-            "--no-password",
-        ]
-        command += ["--no-owner", "--no-privileges", "--inserts", f"--file={path}", at["NAME"]]
-        subprocess.run(command, check=True, env={**os.environ, "PGPASSWORD": at["PASSWORD"]})
-        lines = path.read_text().splitlines()
-        path.write_text("\n".join(line for line in lines if not line.startswith("\\")))  # commands of psql
-
-    @staticmethod
-    def load(connection, path):
-        with connection.cursor() as cursor:
-            cursor.execute(path.read_text())
-        connection.close()  # the dump changes settings of the session
-
-
-class MariaDB:
+class MariaDB(File):
     """The statements that create the tables, and their rows, as JSON."""
 
     suffix = ".json"
@@ -168,12 +154,11 @@ class MariaDB:
     def version(connection):
         return _first(connection, "SELECT VERSION()")
 
-    @staticmethod
-    def save(connection, path):
+    def write(self, path):
         created, rows = [], {}
-        with connection.cursor() as cursor:
-            for table in connection.introspection.table_names(cursor):
-                quoted = connection.ops.quote_name(table)
+        with self.connection.cursor() as cursor:
+            for table in self.connection.introspection.table_names(cursor):
+                quoted = self.connection.ops.quote_name(table)
                 cursor.execute(f"SHOW CREATE TABLE {quoted}")
                 created.append(cursor.fetchone()[1])
                 cursor.execute(f"SELECT * FROM {quoted}")
@@ -181,19 +166,47 @@ class MariaDB:
                     rows[f"INSERT INTO {quoted} VALUES ({', '.join(['%s'] * len(found[0]))})"] = found
         path.write_text(json.dumps([created, rows], default=str))
 
-    @staticmethod
-    def load(connection, path):
-        created, rows = json.loads(path.read_text())
-        with connection.constraint_checks_disabled(), connection.cursor() as cursor:
+    def load(self):
+        created, rows = json.loads(self.path.read_text())
+        with self.connection.constraint_checks_disabled(), self.connection.cursor() as cursor:
             for statement in created:
                 cursor.execute(statement)
             for statement, found in rows.items():
                 cursor.executemany(statement, found)
 
 
-def _first(connection, statement):
+class PostgreSQL(Snapshot):
+    """A template database on the server of the run. pg_dump would write the conditions of indexes in another form."""
+
+    @staticmethod
+    def is_possible(connection):
+        return "FAKTORY_TEST_OWN" in os.environ and not settings.VIA
+
+    @staticmethod
+    def version(connection):
+        return ""
+
+    @property
+    def name(self):
+        return f"faktory_template_{self._key}"
+
+    def exists(self):
+        return bool(_first(self.connection, "SELECT COUNT(*) FROM pg_database WHERE datname = %s", [self.name]))
+
+    def save(self):
+        source = self.connection.settings_dict["NAME"]
+        self.connection.close()  # a database with sessions cannot be copied
+        with self.connection._nodb_cursor() as cursor:
+            cursor.execute(f'CREATE DATABASE "{self.name}" TEMPLATE "{source}"')
+        self.connection.ensure_connection()
+
+    def prepare(self):
+        self.connection.settings_dict["TEST"]["TEMPLATE"] = self.name
+
+
+def _first(connection, statement, values=None):
     with connection._nodb_cursor() as cursor:
-        cursor.execute(statement)
+        cursor.execute(statement, values)
         return cursor.fetchone()[0]
 
 

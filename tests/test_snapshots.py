@@ -20,13 +20,27 @@ from tests import snapshots
 if sys.argv[1] == "copy":
     snapshots.install(connection)
     connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)  # makes the copy
+    connection.close()
 connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
 found = {}
+def created(cursor, table):
+    if connection.vendor == "mysql":
+        cursor.execute(f"SHOW CREATE TABLE {connection.ops.quote_name(table)}")
+        return cursor.fetchone()[1]
+DEFINED = {
+    "sqlite": "SELECT name, sql FROM sqlite_master ORDER BY name",
+    "postgresql": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' UNION ALL"
+    " SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint ORDER BY 1, 2",
+}
 with connection.cursor() as cursor:
+    if statement := DEFINED.get(connection.vendor):
+        cursor.execute(statement)
+        found["definitions"] = cursor.fetchall()
     for table in sorted(connection.introspection.table_names(cursor)):
         cursor.execute(f"SELECT COUNT(*) FROM {connection.ops.quote_name(table)}")
         found[table] = {
             "rows": cursor.fetchone()[0],
+            "created": created(cursor, table),
             "columns": connection.introspection.get_table_description(cursor, table),
             "constraints": connection.introspection.get_constraints(cursor, table),
             "sequences": connection.introspection.get_sequences(cursor, table),
