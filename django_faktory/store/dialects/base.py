@@ -63,10 +63,9 @@ Placed = Sequence[tuple[int, JobPayload]]
 
 
 def insertion_order(jobs: Sequence[JobPayload]) -> Placed:
-    """Return the jobs with their places, in the order of every insert: by jid, then by unique key (ADR 0024).
+    """Return the jobs with their places, in the order of every insert: those without unique key by jid, then by key.
 
-    An insert waits for a transaction that inserts the same jid or key, so all of them must do so in one order. Jobs
-    with a key come after the others. Of several with one key only the first is stored.
+    An insert waits for transactions that insert the same jid or key, so that all use one order (ADR 0024).
     """
     return sorted(enumerate(jobs), key=lambda placed: insertion_key(placed[1].jid, unique_key_of(placed[1])))
 

@@ -100,9 +100,10 @@ class PostgresqlDialect(Dialect):
         return Stored(found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock)
 
     def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
-        """See Dialect."""
+        """Lock the rows and read the time in one statement."""
         [[(clock,)]] = execute_on(connection, [lock_stored_call(jobs, now)])
-        return clock
+        locked_at: datetime = clock
+        return locked_at
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect. One statement for each wid of the plan."""
