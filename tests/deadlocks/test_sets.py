@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job
 from django_faktory.payloads import Ack, FetchRequest, NewBatch
-from django_faktory.store import jobs, operations
+from django_faktory.store import jobs, operations, optioned
 from tests.deadlocks.nodes import against_each_other, count_deadlocks
 from tests.factories import JobFactory, payload
 
@@ -152,6 +152,13 @@ def test_turns_that_push_jids_which_other_turns_end(race, kept_s):
 def test_pushes_over_dead_jobs_beside_changes_of_these(race, kind):
     push = partial(push_some, **KINDS[kind])
     race(("push", push), ("turn", turn), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
+
+
+@pytest.mark.parametrize("push", [push_some, push_unique_and_plain])
+def test_pushes_of_sets_that_need_several_statements(race, monkeypatch, push):
+    monkeypatch.setattr(jobs, "CHUNK", SIZE // 8)
+    monkeypatch.setattr(optioned, "CHUNK", SIZE // 8)
+    race(("push", push), ("push", push), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
 
 
 def test_pushes_of_the_same_unique_jobs_in_different_orders(race):

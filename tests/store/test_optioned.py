@@ -292,6 +292,14 @@ def test_a_job_with_options_is_pushed_by_one_statement(wish, is_within):
 
 
 @on_postgresql
+def test_a_unique_job_that_is_refused_costs_one_statement():
+    assert push(unique()) == [True]
+    with CaptureQueriesContext(connection) as captured:
+        assert push(unique()) == [False]
+    assert len([query for query in captured if "PREPARE" not in query["sql"]]) == 1
+
+
+@on_postgresql
 def test_a_set_with_unique_keys_is_one_statement_in_one_transaction():
     with CaptureQueriesContext(connection) as captured:
         push(*(unique(args=[number]) for number in range(100)), payload())
