@@ -37,13 +37,14 @@ class Turns:
 
     def calls(self):
         from django_faktory.payloads import Ack
-        from django_faktory.store.dialects.base import Plan, Slot
+        from django_faktory.store.dialects.base import Plan, Slot, insertion_order
         from django_faktory.store.dialects.postgresql_verbs import CLAIM, claim_calls, end_call, push_call
 
         acks = [Ack(jid=jid, wid="ceiling") for jid in self.claimed]
-        ends = [end_call(self.connection, acks, None)] if acks else []
+        jobs = insertion_order(new_jobs(self.size))
+        ends = [end_call(self.connection, acks, None, [job.jid for _, job in jobs])] if acks else []
         plan = Plan([Slot("default", "ceiling", self.size)], self.size, claim=1)
-        return [*ends, push_call(new_jobs(self.size), None), *claim_calls(CLAIM, plan, None)]
+        return [*ends, push_call(jobs, None), *claim_calls(CLAIM, plan, None)]
 
     def read(self, found):
         self.done += len(self.claimed)

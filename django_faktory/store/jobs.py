@@ -28,7 +28,7 @@ from .claiming import (
 )
 from .claiming import fetch as fetch  # noqa: PLC0414  (a part of the straight way)
 from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Ending, Held, Plan, holds
+from .dialects.base import Dialect, Ended, Ending, Held, Placed, Plan, holds, insertion_order
 from .transactions import run
 from .unanswered import Unanswered
 
@@ -53,17 +53,18 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
     """
     if not jobs:
         return []
-    distinct = _distinct(jobs)
-    if _any_apart(distinct, _dialect(using)):
-        refused = run(using, lambda connection: optioned.push(connection, distinct, now), atomic=False)
+    placed = _placed(jobs)
+    if _any_apart(jobs, _dialect(using)):
+        refused = run(using, lambda connection: optioned.push(connection, placed, now), atomic=False)
         return [refused.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         dialect = dialect_of(connection)
-        for start in range(0, len(distinct), CHUNK):
-            locks.settle_later(connection, dialect.insert(connection, distinct[start : start + CHUNK], now))
+        clock = dialect.lock_stored(connection, placed, now) if len(placed) > CHUNK else now
+        for start in range(0, len(placed), CHUNK):
+            locks.settle_later(connection, dialect.insert(connection, placed[start : start + CHUNK], clock))
 
-    one_statement = len(distinct) <= CHUNK and not _needs_atomic(using, distinct)
+    one_statement = len(placed) <= CHUNK and not _needs_atomic(using, placed)
     run(using, insert, atomic=not one_statement)
     return [None] * len(jobs)
 
@@ -74,12 +75,12 @@ def _any_apart(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
     return any(ask.is_apart or (ask.lock_key is not None and not dialect.stores_keyed) for ask in asking)
 
 
-def _distinct(jobs: Sequence[JobPayload]) -> list[JobPayload]:
-    """The first of those with one jid."""
-    return list({job.jid: job for job in reversed(jobs)}.values())[::-1]
+def _placed(jobs: Sequence[JobPayload]) -> Placed:
+    """Return the first of the jobs with each jid, in the order in which they are inserted."""
+    return insertion_order(list({job.jid: job for job in reversed(jobs)}.values())[::-1])
 
 
-def _needs_atomic(using: str, jobs: Sequence[JobPayload]) -> bool:
+def _needs_atomic(using: str, jobs: Placed) -> bool:
     # Many rows may be many statements. One row commits alone anywhere.
     return len(jobs) > 1 and not _dialect(using).one_statement
 
@@ -121,9 +122,9 @@ class Turn:
         """Whether somebody waits for a job."""
         return any(request.count for request in self.requests)
 
-    def distinct(self) -> list[JobPayload]:
-        """What is stored: the first of those with one jid."""
-        return _distinct(self.jobs)
+    def placed(self) -> Placed:
+        """Return the jobs to store, in the order in which they are inserted."""
+        return _placed(self.jobs)
 
     def plan(self, number: int) -> Plan:
         """What to claim, under this number."""
@@ -194,7 +195,7 @@ def carry_out(turn: Turn) -> Exchanged:
         plan = turn.plan(number)
         ending, claimed = run(
             using,
-            lambda connection: dialect_of(connection).exchange(connection, turn.distinct(), acks, plan, now),
+            lambda connection: dialect_of(connection).exchange(connection, turn.placed(), acks, plan, now),
             atomic=not _dialect(using).joins(connections[using]),
         )
         return turn.concluded(plan, ending, claimed)

@@ -33,7 +33,7 @@ def begin(connection: BaseDatabaseWrapper, turn: Turn, then: Callable[[Exchanged
     with ExitStack() as limit:
         limit.enter_context(transactions.around(connection))
         try:
-            underway = dialect.begin(connection, turn.distinct(), turn.acks, plan, turn.claiming.now)
+            underway = dialect.begin(connection, turn.placed(), turn.acks, plan, turn.claiming.now)
         except Error:  # a value that PostgreSQL does not take, a lost connection: the long way tells
             return None
         if underway is None:

@@ -195,12 +195,12 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
         custom["_pbid"] = jsontext.encode(batch.parent_bid)
     told["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(told.items()))
-    optioned.push(connection, [job], now, callback_of=batch.bid)
+    optioned.push(connection, [(0, job)], now, callback_of=batch.bid)
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
         told["jid"] = jsontext.encode(uuid4().hex)
         job = parse_job(jsontext.join(told.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
-        optioned.push(connection, [job], now, callback_of=batch.bid)
+        optioned.push(connection, [(0, job)], now, callback_of=batch.bid)
     for tell in on_callback:
         transaction.on_commit(partial(tell, connection.alias, {job.queue}), using=connection.alias, robust=True)
     return job.jid

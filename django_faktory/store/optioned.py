@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 
 from django.db import IntegrityError, transaction
@@ -24,6 +25,7 @@ from ..options import JobOptions
 from ..payloads import JobPayload
 from . import joining, locks
 from .dialects import dialect_of
+from .dialects.base import Placed, insertion_key, unique_key_of
 
 CHUNK = 500
 MAX_ROUNDS = 4
@@ -32,49 +34,50 @@ MAX_ROUNDS = 4
 _NONE = JobOptions()
 V = TypeVar("V")
 
-Placed = Sequence[tuple[int, JobPayload]]
-"""Jobs with their places in what was pushed."""
-
 
 def push(
     connection: BaseDatabaseWrapper,
-    jobs: Sequence[JobPayload],
+    jobs: Placed,
     now: datetime | None,
     *,
     callback_of: str | None = None,
 ) -> dict[str, FaktoryError]:
-    """Store jobs with different jids, in one transaction, or within the caller's; returns those refused, by jid.
+    """Store jobs with different jids, in one transaction, or within the caller's; return the refused ones by jid.
 
-    Who meets nobody that is stored goes in by one statement, where the database has it; the others are seen to. The
-    first of several with one key wins. A jid that lives is left alone, whatever its key (W10). With
-    `callback_of` they are that batch's callbacks.
+    `jobs` are in their `insertion_order`. Where the dialect can, one statement inserts the jobs that conflict with no
+    stored row; the other jobs take the slow path. Of several jobs with one key, the one with the lowest place wins. A
+    jid that lives is left alone, whatever its key (W10). With `callback_of` the jobs are callbacks of that batch.
     """
-    placed = list(enumerate(jobs))
     if callback_of is not None or not _go_straight(connection, jobs):
-        return _see(connection, placed, now, callback_of)
+        return _see(connection, jobs, now, callback_of)
     is_atomic = len(jobs) == 1 or connection.in_atomic_block
     with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
-        left, now = _store_free(connection, placed, now)
-        return _see(connection, left, now) if left else {}
+        left, refused, now = _store_free(connection, jobs, now)
+        return refused | _see(connection, left, now) if left else refused
 
 
-def _go_straight(connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload]) -> bool:
-    """Whether one statement can store those that meet nobody."""
-    return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for job in jobs)
+def _go_straight(connection: BaseDatabaseWrapper, jobs: Placed) -> bool:
+    """Whether one statement can insert the jobs that conflict with no stored row."""
+    return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for _, job in jobs)
 
 
-def _store_free(connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> tuple[Placed, datetime | None]:
-    """Store those who meet nobody, in the order of their keys, of several with one key the first; returns the others,
-    and when it was."""
-    firsts: dict[str, tuple[int, JobPayload]] = {}
-    for place, job in jobs:
-        firsts.setdefault((job.options and job.options.unique_key) or job.jid, (place, job))
-    stored: set[str] = set()
-    for some in _chunks([firsts[key] for key in sorted(firsts)]):
-        jids, blocked, now = dialect_of(connection).insert_free(connection, some, now)
-        stored.update(jids)
-        locks.settle_later(connection, blocked)
-    return [(place, job) for place, job in jobs if job.jid not in stored], now
+def _store_free(
+    connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None
+) -> tuple[Placed, dict[str, FaktoryError], datetime | None]:
+    """Insert the jobs that conflict with no stored row; return the undecided ones, the refused ones, and the time."""
+    dialect = dialect_of(connection)
+    firsts = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
+    if len(firsts) > CHUNK or len(firsts) < len(jobs):
+        now = dialect.lock_stored(connection, jobs, now)
+    done: set[str] = set()
+    refused: dict[str, FaktoryError] = {}
+    for some in _chunks(firsts):
+        stored = dialect.insert_free(connection, some, now)
+        now = stored.now
+        locks.settle_later(connection, stored.blocked)
+        done.update(stored.jids, stored.alive)
+        refused |= {jid: NotUnique(jid) for jid in stored.refused}
+    return [(place, job) for place, job in jobs if job.jid not in done and job.jid not in refused], refused, now
 
 
 def _see(
@@ -107,7 +110,7 @@ def _push(
     holders = _holders(connection, keys)
     rows: list[Job] = []
     crowd = locks.Crowd(connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key})
-    for place, job in fresh:
+    for place, job in sorted(fresh, key=itemgetter(0)):  # the first of each key wins
         if job.jid in refused:
             continue
         row = _row(job, clock, clock + timedelta(microseconds=place))
@@ -179,11 +182,11 @@ def _holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, 
 
 
 def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[Job]) -> None:
-    """Insert rows in the order of their keys, so that two pushes never wait for each other; finished ones go first."""
+    """Insert rows, in the order of every insert, after the finished ones with the same jids are deleted."""
     jobs = Job.objects.using(connection.alias)
     for some in _chunks(sorted(finished)):
         jobs.filter(pk__in=some).in_state(*FINISHED).delete()
-    jobs.bulk_create(sorted(rows, key=lambda row: row.unique_key or ""), batch_size=CHUNK)
+    jobs.bulk_create(sorted(rows, key=lambda row: insertion_key(row.jid, row.unique_key)), batch_size=CHUNK)
 
 
 def _row(job: JobPayload, now: datetime, place: datetime) -> Job:

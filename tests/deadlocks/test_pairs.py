@@ -7,16 +7,14 @@ random, as many as there is time for; FAKTORY_TEST_PAIRS=600 gives it 600 s, whi
 import itertools
 import os
 import random
-import threading
 import time
-from contextlib import suppress
+from functools import partial
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from django_faktory.admission import parse_job
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.errors import FaktoryError
 from django_faktory.gating import Allowance
 from django_faktory.models import Batch, Job, JobLock, Limit
 from django_faktory.payloads import Ack, Beat, FetchRequest, NewBatch, WorkerIdentity, failure
@@ -31,9 +29,9 @@ from django_faktory.store import (
     locks,
     many,
     operations,
-    transactions,
     upkeep,
 )
+from tests.deadlocks.nodes import against_each_other, count_deadlocks
 from tests.factories import payload
 
 pytestmark = [
@@ -221,55 +219,6 @@ VERBS = {
 }
 
 
-def deadlocks():
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_stat_clear_snapshot()")
-            cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-            return cursor.fetchone()[0]
-    return 0
-
-
-@pytest.fixture
-def collisions(monkeypatch):
-    """What was tried again because two transactions waited for each other."""
-    seen, real = [], transactions.is_collision
-
-    def spy(error):
-        if transactions.error_code(error) in ("40P01", 1213):
-            seen.append((threading.current_thread().name, str(error)))
-        return real(error)
-
-    monkeypatch.setattr(transactions, "is_collision", spy)
-    return seen
-
-
-def against_each_other(world, first, second):
-    """Run each of two verbs on two nodes at the same time, some rounds long."""
-    barrier = threading.Barrier(4, timeout=60)
-    errors = []
-
-    def body(name):
-        try:
-            for _ in range(ROUNDS):
-                barrier.wait()
-                with suppress(FaktoryError):  # a batch is over, a job runs: answers like any
-                    VERBS[name](world)
-        except (Exception, threading.BrokenBarrierError) as error:  # noqa: BLE001  (told to the test)
-            errors.append((name, error))
-            barrier.abort()
-        finally:
-            connections.close_all()
-
-    names = (first, first, second, second)
-    threads = [threading.Thread(target=body, args=[name], name=f"{name} of {first} | {second}") for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not errors, errors
-
-
 PAIRS = sorted(itertools.combinations_with_replacement(VERBS, 2))
 
 
@@ -277,11 +226,12 @@ PAIRS = sorted(itertools.combinations_with_replacement(VERBS, 2))
 def test_no_pair_of_verbs_deadlocks(collisions):
     world = World()
     world.fill()
-    before, until, done = deadlocks(), time.monotonic() + SECONDS, 0
+    before, until, done = count_deadlocks(), time.monotonic() + SECONDS, 0
     for first, second in random.sample(PAIRS, len(PAIRS)):
         if time.monotonic() > until:
             break
-        against_each_other(world, first, second)
+        verbs = {name: partial(VERBS[name], world) for name in (first, second)}
+        against_each_other([(name, verbs[name]) for name in (first, first, second, second)], rounds=ROUNDS)
         done += 1
         if Job.objects.filter(state="working").count() < 4 or Job.objects.filter(state="enqueued").count() < 4:
             world.fill()
@@ -289,4 +239,4 @@ def test_no_pair_of_verbs_deadlocks(collisions):
     print(f"{len(collisions)} deadlocks")  # noqa: T201
     if connection.vendor == "postgresql":  # MariaDB locks gaps too; there each verb has ended well, at a second try
         assert [one[0] for one in collisions] == []
-        assert deadlocks() == before
+        assert count_deadlocks() == before

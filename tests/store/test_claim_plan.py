@@ -9,9 +9,9 @@ from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql_ahead import CONFIRM, EXTEND
 from django_faktory.store.dialects.postgresql_failures import FAILING, SAVE
 from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
-from django_faktory.store.dialects.postgresql_optioned import PUSH_LOCKED, PUSH_UNIQUE
-from django_faktory.store.dialects.postgresql_verbs import CLAIM
-from tests.factories import JobFactory
+from django_faktory.store.dialects.postgresql_optioned import PUSH_LOCKED, PUSH_OPTIONED, PUSH_UNIQUE
+from django_faktory.store.dialects.postgresql_verbs import CLAIM, END, LOCK_STORED, PUSH_ALIKE, PUSH_MANY
+from tests.factories import T0, JobFactory
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -65,7 +65,7 @@ def test_a_failure_looks_up_only_its_own_jobs(statement, values):
         (NEXT_OF_FREED, "TRUE"),
         (NEXT, "'{hot}'"),
         (READY, "'{hot}'"),
-        (PUSH_LOCKED, "'[]', NULL"),
+        (PUSH_LOCKED, "'[]', NULL, '{some,others}'"),
         (PUSH_UNIQUE, "'[]', NULL"),
     ],
     ids=["take", "end", "next of freed", "next", "ready", "push", "push unique ones"],
@@ -75,6 +75,25 @@ def test_what_is_done_for_a_key_looks_up_only_its_own_jobs(statement, values, st
     Job.objects.bulk_create(JobFactory.many(3000, state=state, lock_key="other"), batch_size=1000)
     kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
     assert kinds <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "LockRows"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        (PUSH_MANY, "'[]', NULL, '{some,others}', '{0,1}'"),
+        (PUSH_ALIKE, "'{some,others}', '{t,t}', '{q,q}', '{a,b}', 0, 1, 1, 0, NULL, NULL, NULL, '{0,1}'"),
+        (PUSH_OPTIONED, "'[]', NULL, '{some,others}'"),
+        (LOCK_STORED, "'{some,others}', '{some,others}', NULL"),
+        (END, "NULL, '[]', 0, 0, '{some,others}'"),
+    ],
+    ids=["push", "push jobs that are alike", "push with options", "lock before a push", "end before a push"],
+)
+@pytest.mark.parametrize("state", ["enqueued", "dead"])
+def test_a_set_that_is_pushed_looks_up_only_rows_with_its_own_jids(statement, values, state):
+    fields = {"finished_at": T0, "purge_at": T0} if state == "dead" else {}
+    Job.objects.bulk_create(JobFactory.many(3000, state=state, **fields), batch_size=1000)
+    kinds = {kind for kind, _ in scans(plan(statement, values))} - {"ModifyTable"}
+    assert kinds == {"Index Scan"}
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,15 @@ def test_a_job_with_options_is_pushed_by_one_statement(wish, is_within):
     with transaction.atomic() if is_within else nullcontext(), CaptureQueriesContext(connection) as captured:
         push(payload(custom=WISHES[wish]))
     told = [query["sql"].split("; ")[-1].split()[0] for query in captured]
-    assert told in (["INSERT"], ["PREPARE", "EXECUTE"])
+    assert told in (["INSERT"], ["WITH"], ["PREPARE", "EXECUTE"])
+
+
+@on_postgresql
+def test_a_unique_job_that_is_refused_costs_one_statement():
+    assert push(unique()) == [True]
+    with CaptureQueriesContext(connection) as captured:
+        assert push(unique()) == [False]
+    assert len([query for query in captured if "PREPARE" not in query["sql"]]) == 1
 
 
 @on_postgresql
@@ -297,7 +305,7 @@ def test_a_set_with_unique_keys_is_one_statement_in_one_transaction():
         push(*(unique(args=[number]) for number in range(100)), payload())
     told = [query["sql"].split()[0] for query in captured if "PREPARE" not in query["sql"]]
     assert told[0] == "BEGIN"
-    assert told[1] in ("INSERT", "EXECUTE")
+    assert told[1] in ("WITH", "EXECUTE")
     assert told[2:] == ["COMMIT"]
 
 

@@ -1,6 +1,7 @@
 """Jobs pushed together are stored as each would be alone, whatever they have in common."""
 
 from datetime import timedelta
+from operator import itemgetter
 
 import pytest
 from django.db import connection, transaction
@@ -24,7 +25,7 @@ def made(size, **last):
     """So many jobs that differ in their texts; the last one in more."""
     some = [
         {
-            "jid": f"job-{number:05d}",
+            "jid": f"job-{number * 7919 % 10_000:05d}",
             "jobtype": f"type{number % 3}",
             "queue": f"q{number % 5}",
             "args": [ODD[number % 7]],
@@ -48,7 +49,7 @@ def rows():
         "backtrace",
         "result_ttl",
     )
-    return list(Job.objects.order_by("id").values(*fields, "run_at", "enqueued_at"))
+    return {row["jid"]: row for row in Job.objects.values(*fields, "run_at", "enqueued_at")}
 
 
 def stored(pushes, now=T0):
@@ -63,14 +64,19 @@ def stored(pushes, now=T0):
 def test_a_set_is_stored_in_its_order_as_each_would_be_alone(size, last):
     some = made(size, **last)
     found = stored([some])
-    assert [row["jid"] for row in found] == [job.jid for job in some]
-    assert found[-5:] == stored([[job] for job in some[-5:]])
+    ready = [row for row in found.values() if row["enqueued_at"]]
+    assert sorted(ready, key=itemgetter("enqueued_at")) == [found[job.jid] for job in some if found[job.jid] in ready]
+    for job in some[-5:]:
+        [alone] = stored([[job]]).values()
+        assert found[job.jid] | {"enqueued_at": alone["enqueued_at"]} == alone
+        assert (found[job.jid]["enqueued_at"] or T0) - T0 < timedelta(milliseconds=1)
 
 
 def test_a_set_that_waits_for_one_time_is_scheduled():
     later = T0 + timedelta(hours=1)
     some = [new_job(jid=f"job-{number:05d}", jobtype="t", args=[], at=later) for number in range(20)]
-    assert {(row["state"], row["run_at"], row["enqueued_at"]) for row in stored([some])} == {("scheduled", later, None)}
+    told = {(row["state"], row["run_at"], row["enqueued_at"]) for row in stored([some]).values()}
+    assert told == {("scheduled", later, None)}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -58,6 +58,28 @@ def counter_slot(connection: BaseDatabaseWrapper) -> int:
     return slot
 
 
+Placed = Sequence[tuple[int, JobPayload]]
+"""Jobs to be inserted, each with its place in the set that was pushed."""
+
+
+def insertion_order(jobs: Sequence[JobPayload]) -> Placed:
+    """Return the jobs with their places, in the order of every insert: those without unique key by jid, then by key.
+
+    An insert waits for transactions that insert the same jid or key, so that all use one order (ADR 0024).
+    """
+    return sorted(enumerate(jobs), key=lambda placed: insertion_key(placed[1].jid, unique_key_of(placed[1])))
+
+
+def insertion_key(jid: str, unique_key: str | None) -> tuple[str, str]:
+    """Return what `insertion_order` sorts by."""
+    return (unique_key, "") if unique_key else ("", jid)
+
+
+def unique_key_of(job: JobPayload) -> str | None:
+    """Return the key that the job asks for, or None."""
+    return job.options.unique_key if job.options else None
+
+
 class Slot(msgspec.Struct, frozen=True, gc=False):
     """So many jobs of this queue for this worker: one line of a plan of what to claim."""
 
@@ -181,11 +203,17 @@ class Relayed(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What `insert_free` did: whom it stored, the keys for whose locks some of them wait, and when it was."""
+    """The result of `insert_free`."""
 
     jids: Collection[str]
+    alive: Collection[str]
+    """Jids of stored rows that are not replaced."""
+    refused: Collection[str]
+    """Jids of jobs whose unique key a stored row holds and keeps."""
     blocked: Collection[str]
-    now: datetime | None
+    """Lock keys for which some of the stored jobs wait."""
+    now: datetime
+    """The time of the statement."""
 
 
 class Underway(Protocol):
@@ -239,24 +267,28 @@ class Dialect(ABC):
         """The database's clock."""
 
     @abstractmethod
-    def insert(
-        self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
-    ) -> Collection[str]:
-        """Store jobs with different jids; leave those alone whose jid lives, replace the finished ones.
+    def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
+        """Insert jobs with different jids, in the order given; return the lock keys for which some of them wait.
 
-        Of no batch, with no unique key, with lock keys only where it `stores_keyed`; returns the keys for whose locks
-        some of them wait.
+        A row with the same jid is replaced if it has finished, else left alone. Where the database locks rows, it
+        locks these rows first, by id. The jobs belong to no batch and have no unique key, and lock keys only if the
+        dialect `stores_keyed`. Their places decide which is claimed first.
         """
 
-    def insert_free(
-        self,
-        connection: BaseDatabaseWrapper,
-        jobs: Sequence[tuple[int, JobPayload]],
-        now: datetime | None,
-    ) -> Stored:
-        """Store those of these jobs of no batch, each with its place, whose jid nobody has and whose unique key nobody
-        holds: of several with one key the first."""
+    def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
+        """Insert, in the order given, jobs of no batch whose jid and unique key no stored row has.
+
+        The caller may change finished rows and take overdue keys from their holders to store the other jobs: these
+        rows are locked first, by id.
+        """
         raise NotImplementedError
+
+    @abstractmethod
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
+        """Return the time; lock first, by id, all rows that inserts of these jobs may lock.
+
+        For a set that is inserted by several statements in one transaction.
+        """
 
     @abstractmethod
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
@@ -279,17 +311,20 @@ class Dialect(ABC):
         that are quiet or terminating."""
 
     @abstractmethod
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
-        """End well what these acks hold; return the jids it was done to, and who held them. Counts the rest as late.
+    def end(
+        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
+    ) -> Ending:
+        """End the jobs that these acks hold; return their jids and holders. Counts the other acks as late.
 
-        Several acks may name one jid: that of the holder is the one that counts. Jobs of batches and
-        holders of locks are not touched, but named, and one ack of each is not counted.
+        If several acks name one jid, the ack of the holder counts. Jobs of batches and holders of locks are not
+        changed, but returned, and one ack of each is not counted. The rows with the jids in `pushed`, which the same
+        transaction is about to insert, are locked together with the rows of the acks.
         """
 
     def exchange(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Sequence[JobPayload],
+        jobs: Placed,
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
@@ -299,7 +334,7 @@ class Dialect(ABC):
         What is claimed may have its lock already, for the plan's `lease_s`: then it has the token. What was read ahead
         is in the list too, and says so.
         """
-        ended = self.end(connection, acks, now) if acks else Ending({}, set())
+        ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else Ending({}, set())
         if jobs:
             ended = ended._replace(blocked=self.insert(connection, jobs, now))
         return ended, self.claim(connection, plan, now) if plan.slots else []
@@ -320,7 +355,7 @@ class Dialect(ABC):
     def begin(
         self,
         connection: BaseDatabaseWrapper,  # noqa: ARG002
-        jobs: Sequence[JobPayload],  # noqa: ARG002
+        jobs: Placed,  # noqa: ARG002
         acks: Sequence[Ack],  # noqa: ARG002
         plan: Plan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002

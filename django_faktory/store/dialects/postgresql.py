@@ -14,8 +14,22 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from ...errors import ReservationLost
-from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .base import LIMIT, Changed, Dialect, EndedLast, Ending, Found, Held, Plan, Relayed, Stored, Tally, Underway
+from ...payloads import Ack, HandedOut, Reservation
+from .base import (
+    LIMIT,
+    Changed,
+    Dialect,
+    EndedLast,
+    Ending,
+    Found,
+    Held,
+    Placed,
+    Plan,
+    Relayed,
+    Stored,
+    Tally,
+    Underway,
+)
 from .pipeline import Rows
 from .postgresql_ahead import ahead_call, confirm, extend
 from .postgresql_failures import READ, failing_calls, save_calls
@@ -34,6 +48,7 @@ from .postgresql_verbs import (
     claim_calls,
     end_call,
     end_last_call,
+    lock_stored_call,
 )
 from .prepared import Call, begin, execute, execute_last, execute_on, joins, keeps_session
 
@@ -70,19 +85,25 @@ class PostgresqlDialect(Dialect):
         found: datetime = cursor.fetchone()[0]
         return found
 
-    def insert(
-        self, connection: BaseDatabaseWrapper, jobs: Sequence[JobPayload], now: datetime | None
-    ) -> Collection[str]:
+    def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
         """See Dialect."""
         [rows] = execute_on(connection, [any_push_call(jobs, now)])
         return blocked_keys(rows)
 
-    def insert_free(
-        self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[int, JobPayload]], now: datetime | None
-    ) -> Stored:
+    def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
         """See Dialect."""
         [rows] = execute_on(connection, [unique_call(jobs, now)])
-        return Stored([jid for _, jid, _ in rows], blocked_keys(rows), rows[0][2] if rows else now)
+        found: dict[str, set[str]] = {"stored": set(), "alive": set(), "refused": set(), "changed": set()}
+        *jids, (_, _, _, clock) = rows
+        for _, jid, kind, _ in jids:
+            found[kind].add(jid)
+        return Stored(found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock)
+
+    def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
+        """Lock the rows and read the time in one statement."""
+        [[(clock,)]] = execute_on(connection, [lock_stored_call(jobs, now)])
+        locked_at: datetime = clock
+        return locked_at
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """See Dialect. One statement for each wid of the plan."""
@@ -92,7 +113,7 @@ class PostgresqlDialect(Dialect):
     def exchange(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Sequence[JobPayload],
+        jobs: Placed,
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
@@ -104,7 +125,7 @@ class PostgresqlDialect(Dialect):
     def begin(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Sequence[JobPayload],
+        jobs: Placed,
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
@@ -115,13 +136,13 @@ class PostgresqlDialect(Dialect):
     def _turn(
         self,
         connection: BaseDatabaseWrapper,
-        jobs: Sequence[JobPayload],
+        jobs: Placed,
         acks: Sequence[Ack],
         plan: Plan,
         now: datetime | None,
     ) -> tuple[list[Call], Callable[[list[Rows]], tuple[Ending, list[Reservation]]]]:
         """The statements of an exchange, and what reads their rows."""
-        calls = self._ends(connection, acks, now) if acks else []
+        calls = self._ends(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
         ends = len(calls)
         calls += [any_push_call(jobs, now)] if jobs else []
         claims_from = len(calls)
@@ -196,9 +217,11 @@ class PostgresqlDialect(Dialect):
             [rows] = execute(cursor, [(WAITING, [list(queues), most, list(wids), now])])
         return {name: count for name, count, muted in rows if not muted}, {wid for wid, _, muted in rows if muted}
 
-    def end(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ending:
+    def end(
+        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
+    ) -> Ending:
         """See Dialect."""
-        return self._ending(execute_on(connection, self._ends(connection, acks, now)))
+        return self._ending(execute_on(connection, self._ends(connection, acks, now, pushed)))
 
     def end_last(self, connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> EndedLast | None:
         """See Dialect."""
@@ -217,9 +240,11 @@ class PostgresqlDialect(Dialect):
     _locked_at = float("-inf")
     _passed_at = float("-inf")
 
-    def _ends(self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> list[Call]:
+    def _ends(
+        self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]
+    ) -> list[Call]:
         """The end of jobs; where locks are in use here just now, the end of their holders goes along."""
-        [_, values] = call = end_call(connection, acks, now)
+        [_, values] = call = end_call(connection, acks, now, pushed)
         recently = time.monotonic() - LOCKS_IN_USE_S
         if not joins(connection):
             return [call]

@@ -6,7 +6,6 @@ which another one is ready, is blocked from the start (ADR 0015); of several tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -14,9 +13,9 @@ import msgspec
 from ...jsonfields import LAST
 from ...options import JobOptions
 from ...payloads import JobPayload
-from .base import JOB, LOCK
+from .base import JOB, LOCK, Placed, replaceable
 from .pipeline import Rows
-from .postgresql_verbs import UPSERT, clock, push_call
+from .postgresql_verbs import IS_REPLACED, UPSERT, clock, push_call, replacing
 from .prepared import Call, Statement
 
 _LONGEST_S = 3e11
@@ -42,43 +41,78 @@ def _until(seconds: str) -> str:
     return f"CASE WHEN {seconds} IS NOT NULL THEN LEAST(begins + make_interval(secs => {seconds}), {_LAST}) END"
 
 
-def _push(name: str, *, is_blocked: str, then: str, where: str = "") -> Statement:
-    # With a look at what is stored, its plan depends on that.
-    return Statement(
-        name,
-        ["json", "timestamptz"],
-        f"""
+_TOLD = """json_to_recordset($1) AS told (jid text COLLATE "C", jobtype text, queue text COLLATE "C",
+    priority smallint, text text, retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz,
+    place int, nth int, expires_at timestamptz, expires_in float, unique_key text COLLATE "C", unique_for float,
+    unique_until_start boolean, lock_key text COLLATE "C", limit_key text, about text)"""
+
+
+def _insert(*, told: str, where: str, is_blocked: str = "FALSE", attempt: str = "0") -> str:
+    return f"""
 INSERT INTO {JOB} AS old (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
   run_at, enqueued_at, created_at, expires_at, unique_key, unique_expires_at, unique_until_start, lock_key, limit_key,
-  about)
+  about, attempt)
 SELECT jid, jobtype, queue, CASE WHEN waits THEN 'scheduled' WHEN {is_blocked} THEN 'blocked' ELSE 'enqueued' END,
   -priority, text, retry, reserve_for, backtrace, result_ttl,
   CASE WHEN waits THEN at END, CASE WHEN NOT waits THEN now + make_interval(secs => place / 1e6) END, now,
   LEAST(expires_at, {_until("expires_in")}), unique_key, {_until("unique_for")},
-  COALESCE(unique_until_start, FALSE), lock_key, limit_key, about
+  COALESCE(unique_until_start, FALSE), lock_key, limit_key, about, attempt
 FROM (
-  SELECT told.*, now, COALESCE(at > now, FALSE) AS waits, GREATEST(at, now) AS begins
-  FROM json_to_recordset($1) AS told (jid text, jobtype text, queue text COLLATE "C", priority smallint, text text,
-    retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz, place int, expires_at timestamptz,
-    expires_in float, unique_key text, unique_for float, unique_until_start boolean, lock_key text COLLATE "C",
-    limit_key text, about text), {clock(2)}) AS j{where}
-ORDER BY unique_key, place{then}""",
-        gives_rows="RETURNING" in then,
-        ages=is_blocked != "FALSE",
-    )
+  SELECT told.*, {attempt} AS attempt, now, COALESCE(at > now, FALSE) AS waits, GREATEST(at, now) AS begins
+  FROM {told}, {clock(2)}) AS j
+{where} ORDER BY nth"""
 
 
 _BLOCKED = "CASE WHEN state = 'blocked' THEN lock_key END"
+_REPLACE = {
+    "told": f"{_TOLD} LEFT JOIN gone USING (jid)",
+    "attempt": "COALESCE(gone.attempt, 0)",
+    "where": f"WHERE {IS_REPLACED}",
+}
 
-PUSH_OPTIONED = _push("push_optioned", is_blocked="FALSE", then=UPSERT)
-PUSH_LOCKED = _push("push_locked", is_blocked=_IS_BLOCKED, then=f"{UPSERT} RETURNING {_BLOCKED}")
-# In the order of their keys, so that two sets never wait for each other. Where the transaction sees only what was
-# there at its start, a key that was taken since would be an error: then it does nothing.
-PUSH_UNIQUE = _push(
+PUSH_ONE_OPTIONED = Statement(
+    "push_one_optioned", ["json", "timestamptz"], _insert(told=_TOLD, where="") + UPSERT, gives_rows=False, ages=False
+)
+PUSH_OPTIONED = Statement(
+    "push_optioned",
+    ["json", "timestamptz", "text[]"],
+    f"{replacing(3)}{_insert(**_REPLACE)} ON CONFLICT (jid) DO NOTHING",
+    gives_rows=False,
+)
+PUSH_LOCKED = Statement(
+    "push_locked",
+    ["json", "timestamptz", "text[]"],
+    f"{replacing(3)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
+)
+
+# Rows that the caller may change to store jobs that meet them are locked here, by id: after the insert it would be too
+# late. If they no longer have the jid or the key once they are locked, the job is inserted in its turn. Rows that stay
+# as they are must not be waited for: jobs that meet one of them are not tried, and judged by what it was before the
+# insert. Where the transaction sees only what was there at its start, a key that was taken since would be an error:
+# then nothing is inserted.
+_IS_FREE = """WHERE current_setting('transaction_isolation') = 'read committed' AND place <> ALL (ARRAY(
+  SELECT place FROM met WHERE kind <> 'changed'
+  UNION ALL SELECT place FROM met JOIN stored USING (id)
+  WHERE stored.jid = met.jid OR stored.unique_key = met.unique_key))"""
+PUSH_UNIQUE = Statement(
     "push_unique",
-    is_blocked=_IS_BLOCKED,
-    where=" WHERE current_setting('transaction_isolation') = 'read committed'",
-    then=f" ON CONFLICT DO NOTHING RETURNING {_BLOCKED}, jid, created_at",
+    ["json", "timestamptz"],
+    f"""
+WITH told AS MATERIALIZED (SELECT * FROM {_TOLD}),
+met AS MATERIALIZED (
+  SELECT told.place, told.jid, told.unique_key, old.id, old.kind FROM told, {clock(2)} CROSS JOIN LATERAL (
+    SELECT id, CASE WHEN {replaceable()} THEN 'changed' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = told.jid
+    UNION ALL
+    SELECT id, CASE WHEN unique_expires_at <= now THEN 'changed' ELSE 'refused' END FROM {JOB}
+    WHERE unique_key = told.unique_key AND jid <> told.jid) AS old),
+stored AS MATERIALIZED (
+  SELECT id, jid, unique_key FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM met WHERE kind = 'changed'))
+  ORDER BY id FOR UPDATE),
+pushed AS ({_insert(told="told", is_blocked=_IS_BLOCKED, where=_IS_FREE)}
+  ON CONFLICT DO NOTHING RETURNING jid, {_BLOCKED} AS blocked)
+SELECT blocked, jid, 'stored', NULL::timestamptz FROM pushed
+UNION ALL SELECT NULL, jid, kind, NULL FROM met
+UNION ALL SELECT NULL, NULL, 'now', now FROM {clock(2)}""",
 )
 
 
@@ -94,6 +128,7 @@ class _Told(msgspec.Struct, omit_defaults=True, gc=False):
     reserve_for: int
     backtrace: int
     place: int
+    nth: int
     result_ttl: int | None = None
     at: datetime | None = None
     expires_at: datetime | None = None
@@ -106,16 +141,18 @@ class _Told(msgspec.Struct, omit_defaults=True, gc=False):
     about: str | None = None
 
 
-def any_push_call(jobs: Sequence[JobPayload], now: datetime | None) -> Call:
-    """How jobs are stored that have different jids, and no unique key."""
-    if not any(job.options for job in jobs):
+def any_push_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that inserts jobs with different jids and no unique key, in the order given."""
+    if not any(job.options for _, job in jobs):
         return push_call(jobs, now)
-    has_locks = any(job.options and job.options.lock_key for job in jobs)
-    return PUSH_LOCKED if has_locks else PUSH_OPTIONED, [_told(enumerate(jobs)), now]
+    told, jids = _told(jobs), [job.jid for _, job in jobs]
+    if any(job.options and job.options.lock_key for _, job in jobs):
+        return PUSH_LOCKED, [told, now, jids]
+    return (PUSH_OPTIONED, [told, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [told, now])
 
 
-def unique_call(jobs: Sequence[tuple[int, JobPayload]], now: datetime | None) -> Call:
-    """How jobs are stored of which nobody has the jid or the key."""
+def unique_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that inserts the jobs whose jid and key no stored row has, in the order given."""
     return PUSH_UNIQUE, [_told(jobs), now]
 
 
@@ -124,14 +161,15 @@ def blocked_keys(rows: Rows) -> set[str]:
     return {key for key, *_ in rows if key is not None}
 
 
-def _told(jobs: Iterable[tuple[int, JobPayload]]) -> str:
-    return str(_json.encode([_record(place, job) for place, job in jobs]), "utf-8")
+def _told(jobs: Placed) -> str:
+    records = [_record(nth, place, job) for nth, (place, job) in enumerate(jobs)]
+    return str(_json.encode(records), "utf-8")
 
 
-def _record(place: int, job: JobPayload) -> _Told:
+def _record(nth: int, place: int, job: JobPayload) -> _Told:
     options = job.options or _NONE
     return _Told(
-        job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place,
+        job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace, place, nth,
         job.result_ttl, job.at, options.expires_at, _seconds(options.expires_in), options.unique_key,
         _seconds(options.unique_for) if options.unique_key else None, options.unique_until_start, options.lock_key,
         options.limit_key, options.about,

@@ -6,13 +6,13 @@ A set travels as one JSON parameter or as arrays, so that the statement's text d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...payloads import Ack, JobPayload
-from .base import COUNTER, GATE, JOB, WORKER, Plan, Slot, counter_slot, replaceable
+from .base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
 from .prepared import Call, Statement
@@ -26,13 +26,15 @@ _REPLACED = (
     "bid", "callback_of", "has_run", "counts_failed", "about",
 )  # fmt: skip
 
-_INTO = f"""
-INSERT INTO {JOB} AS old (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
-  run_at, enqueued_at)
-SELECT j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'enqueued' END, -j.priority, j.text,
-  j.retry, j.reserve_for, j.backtrace, j.result_ttl,
-  CASE WHEN j.at > now THEN j.at END, CASE WHEN j.at > now THEN NULL ELSE now END
-"""
+
+_COLUMNS = "jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl, run_at, enqueued_at"
+
+
+def _row(ready_at: str) -> str:
+    return f"""j.jid, j.jobtype, j.queue, CASE WHEN j.at > now THEN 'scheduled' ELSE 'enqueued' END, -j.priority,
+  j.text, j.retry, j.reserve_for, j.backtrace, j.result_ttl, CASE WHEN j.at > now THEN j.at END,
+  CASE WHEN j.at > now THEN NULL ELSE {ready_at} END"""
+
 
 UPSERT = f"""
 ON CONFLICT (jid) DO UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _REPLACED)}
@@ -45,40 +47,83 @@ def clock(place: int) -> str:
     return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
 
 
-# A lone job goes as plain values: building and reading JSON would cost more than they do.
+def replacing(jids: int) -> str:
+    """SQL: lock the rows with the jids in this parameter, by id, and delete the finished ones as `gone`.
+
+    All of that before anything is inserted. A row that another transaction stores meanwhile lives: an insert that does
+    nothing on a conflict neither locks nor replaces it. Rows are found as scalars: a planner that knows a small table
+    would join it, and read all of it after it has grown.
+    """
+    return f"""
+WITH stored AS MATERIALIZED (
+  SELECT id, {replaceable()} AS is_over FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM unnest(${jids}) AS told (jid)))
+  ORDER BY id FOR UPDATE),
+gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_over)) RETURNING jid, attempt)"""
+
+
+IS_REPLACED = "(SELECT COUNT(*) FROM gone) >= 0"
+"""SQL: a condition that is true once `replacing` is done."""
+
+# A lone job goes as plain values: building and reading JSON would cost more than they do. No row is locked before it: a
+# statement that stores one row holds no other while it waits for this one.
 PUSH_ONE = Statement(
     "push_one",
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
-    f"""{_INTO}
+    f"""
+INSERT INTO {JOB} AS old ({_COLUMNS})
+SELECT {_row("now")}
 FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at), {clock(11)}{UPSERT}""",
     gives_rows=False,
     ages=False,
 )
 
+# Jobs of a set become ready a microsecond apart, in their places: they are inserted in another order. A row that takes
+# the place of a finished one goes on with its attempts, so that a late report of the old life stays fenced.
+_SET = f"""
+INSERT INTO {JOB} ({_COLUMNS}, attempt)
+SELECT {_row("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
+_IN_ORDER = f"""
+LEFT JOIN gone ON gone.jid = j.jid WHERE {IS_REPLACED} ORDER BY j.nth ON CONFLICT (jid) DO NOTHING"""
+
 PUSH_MANY = Statement(
     "push_many",
-    ["json", "timestamptz"],
-    f"""{_INTO}
-FROM ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
-  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz)) WITH ORDINALITY
-  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place), {clock(2)}
-ORDER BY j.place{UPSERT}""",
+    ["json", "timestamptz", "text[]", "int[]"],
+    f"""{replacing(3)}{_SET}
+FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
+  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz), unnest($4)) WITH ORDINALITY
+  AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place, nth){_IN_ORDER}""",
     gives_rows=False,
-    ages=False,
 )
 
 # Where they are alike in what is a number or a time, as those of one task or of one client mostly are, only their
 # texts go as a set: a record of JSON with ten members takes PostgreSQL 3 of the 14 µs that it stores a job in.
 PUSH_ALIKE = Statement(
     "push_alike",
-    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
-    f"""{_INTO}
-FROM (SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
-  FROM unnest($1, $2, $3, $4) WITH ORDINALITY AS texts (jid, jobtype, queue, text, place)) AS j, {clock(11)}
-ORDER BY j.place{UPSERT}""",
+    [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]"],
+    f"""{replacing(1)}{_SET}
+FROM {clock(11)}, (
+  SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
+  FROM unnest($1, $2, $3, $4, $12) WITH ORDINALITY AS texts (jid, jobtype, queue, text, place, nth)) AS j{_IN_ORDER}""",
     gives_rows=False,
-    ages=False,
+)
+
+# Before a set that several statements insert in one transaction: the first of them must not insert before the last
+# one's rows are locked. A key that is overdue is taken from its holder, whose row is therefore locked too.
+LOCK_STORED = Statement(
+    "lock_stored",
+    ["text[]", "text[]", "timestamptz"],
+    f"""
+WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now),
+stored AS MATERIALIZED (
+  SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM unnest($1) AS told (jid)
+    UNION ALL
+    SELECT (SELECT id FROM {JOB} WHERE unique_key = told.key AND unique_expires_at <= now)
+    FROM unnest($2) AS told (key), clock))
+  ORDER BY id FOR UPDATE)
+SELECT now FROM clock WHERE (SELECT COUNT(*) FROM stored) >= 0""",
 )
 
 FEW = 8
@@ -132,10 +177,11 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 # Rows are found by jid alone and judged when they are locked: told the state there, the planner takes the partial index
 # of working jobs, whose dead entries it does not count, and walks over every job of the last minute. A job that was
 # read ahead may get its wid in between (ADR 0022), and any job permits, from a new limit: the locked row counts.
-# All rows are locked by id first, those of jobs too that statements behind this one end (ADR 0024).
+# All rows are locked by id first, those of jobs too that statements behind this one end, and those with a jid that a
+# statement behind it inserts: $5 (ADR 0024).
 END = Statement(
     "done",
-    ["timestamptz", "json", "bigint", "int"],
+    ["timestamptz", "json", "bigint", "int", "text[]"],
     f"""
 WITH clock AS (SELECT COALESCE($1, STATEMENT_TIMESTAMP()) AS now),
 asked AS MATERIALIZED (
@@ -144,7 +190,10 @@ asked AS MATERIALIZED (
 locked AS MATERIALIZED (
   SELECT id, jid, wid, attempt, result_ttl, state, queue, jobtype, started_at,
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
-  FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM asked)) ORDER BY id FOR UPDATE),
+  FROM {JOB} WHERE id = ANY (ARRAY(
+    SELECT id FROM asked
+    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM unnest($5) AS told (jid)))
+  ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
     r.result
@@ -231,18 +280,23 @@ ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.process
 _json = msgspec.json.Encoder()
 
 
-def push_call(jobs: Sequence[JobPayload], now: datetime | None) -> Call:
-    """How jobs are stored that have different jids."""
-    job = jobs[0]
-    if len(jobs) > FEW and _are_alike(jobs):
-        texts = [[one.jid for one in jobs], [one.jobtype for one in jobs], [one.queue for one in jobs]]
-        return PUSH_ALIKE, [*texts, [one.text for one in jobs], *_numbers(job), now]
-    if len(jobs) > 1:
-        return PUSH_MANY, [str(_json.encode(jobs), "utf-8"), now]
-    return PUSH_ONE, [
-        job.jid, job.jobtype, job.queue, job.priority, job.text, job.retry, job.reserve_for, job.backtrace,
-        job.result_ttl, job.at, now,
-    ]  # fmt: skip
+def push_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that inserts jobs with different jids, in the order given."""
+    if len(jobs) == 1:
+        [(place, job)] = jobs
+        at = now + timedelta(microseconds=place) if now else None
+        return PUSH_ONE, [job.jid, job.jobtype, job.queue, job.priority, job.text, *_numbers(job)[1:], at]
+    places, told = [place for place, _ in jobs], [job for _, job in jobs]
+    if len(jobs) > FEW and _are_alike(told):
+        texts = [[job.jid for job in told], [job.jobtype for job in told], [job.queue for job in told]]
+        return PUSH_ALIKE, [*texts, [job.text for job in told], *_numbers(told[0]), now, places]
+    return PUSH_MANY, [str(_json.encode(told), "utf-8"), now, [job.jid for job in told], places]
+
+
+def lock_stored_call(jobs: Placed, now: datetime | None) -> Call:
+    """Return the call that locks what inserts of these jobs meet."""
+    keys = [job.options.unique_key for _, job in jobs if job.options and job.options.unique_key]
+    return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
 
 
 def _numbers(job: JobPayload) -> tuple[int, int, int, int, int | None, datetime | None]:
@@ -255,9 +309,9 @@ def _are_alike(jobs: Sequence[JobPayload]) -> bool:
     return all(_numbers(job) == first for job in jobs)
 
 
-def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Call:
-    """How plain jobs are ended."""
-    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(connection), len(acks)]
+def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str]) -> Call:
+    """Return the call that ends plain jobs, and locks the rows with the jids in `pushed`."""
+    return END, [now, str(_json.encode(acks), "utf-8"), counter_slot(connection), len(acks), list(pushed)]
 
 
 def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> Call:

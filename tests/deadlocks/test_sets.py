@@ -1,0 +1,183 @@
+"""Sets of jobs that overlap in different orders: no two transactions wait for each other in a circle (ADR 0024).
+
+Each test fails on a store that locks in the order in which a caller names the jobs: sets are large enough for that.
+"""
+
+import random
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Job
+from django_faktory.payloads import Ack, FetchRequest, NewBatch
+from django_faktory.store import jobs, operations, optioned
+from tests.deadlocks.nodes import against_each_other, count_deadlocks
+from tests.factories import JobFactory, payload
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="MariaDB locks gaps of indexes too"),
+]
+
+USING = "default"
+ROUNDS = 12
+SIZE = 120
+FETCH = [FetchRequest(queues=("nothing",), wid="w1", count=1)]
+
+
+@pytest.fixture
+def race(collisions):
+    """Run verbs against each other on the rows that `prepare` stores, and expect no deadlock."""
+
+    def run(*verbs, prepare):
+        before = count_deadlocks()
+        against_each_other(verbs, rounds=ROUNDS, prepare=prepare)
+        assert [name for name, _ in collisions] == []
+        assert count_deadlocks() == before
+
+    return run
+
+
+def shuffled(values, count=None):
+    found = list(values)
+    random.shuffle(found)
+    return found[:count]
+
+
+def names(count=SIZE):
+    """Return names of jobs in another order than that of the alphabet, as those of clients are."""
+    return [f"set-{number * 7919 % 1000:04d}" for number in range(count)]
+
+
+def made(names, **fields):
+    return [payload(jid=name, **fields) for name in names]
+
+
+def unique(names, prefix="", **custom):
+    """Return jobs whose key depends on the name alone."""
+    return [payload(jid=prefix + name, args=[name], custom={"unique_for": 600} | custom) for name in names]
+
+
+def delete_all():
+    Job.objects.all().delete()
+
+
+def store(**fields):
+    """Store a row for each of the names, in their order."""
+    delete_all()
+    rows = JobFactory.many(SIZE, **fields)
+    for row, job in zip(rows, made(names()), strict=True):
+        row.jid = job.jid
+    Job.objects.bulk_create(rows)
+
+
+def store_overdue():
+    """Store holders of two thirds of the keys, in any state; half of them have held their key for long enough."""
+    delete_all()
+    chosen = shuffled(names(), SIZE * 2 // 3)
+    jobs.push(unique(chosen, prefix="old-"), using=USING)
+    held = shuffled(Job.objects.values_list("pk", flat=True))
+    operations.kill(held[: SIZE // 3], using=USING)
+    Job.objects.filter(pk__in=held[::2]).update(unique_expires_at=timezone.now() - timedelta(seconds=1))
+
+
+def ids():
+    """Return two thirds of the rows' ids, lowest first."""
+    return sorted(shuffled(Job.objects.values_list("pk", flat=True), SIZE * 2 // 3))
+
+
+def push_some(**fields):
+    jobs.push(made(shuffled(names(), SIZE * 2 // 3), **fields), using=USING)
+
+
+def push_mixed(**fields):
+    """Push jobs of both kinds in a turn that ends nothing."""
+    chosen = shuffled(names())
+    mixed = made(chosen[: SIZE // 2], **fields) + made(chosen[SIZE // 2 :])
+    OrmBroker(USING).exchange(shuffled(mixed), [], FETCH)
+
+
+def turn():
+    """End half of the jobs and push the jids of the others, in one exchange."""
+    chosen = shuffled(made(names()))
+    acks = [Ack(jid=job.jid, wid="w1") for job in chosen[: SIZE // 2]]
+    OrmBroker(USING).exchange(chosen[SIZE // 2 :], acks, FETCH)
+
+
+def push_unique():
+    jobs.push(unique(shuffled(names(), SIZE // 2)), using=USING)
+
+
+def push_unique_and_plain():
+    chosen = shuffled(names())
+    jobs.push(shuffled(unique(chosen[: SIZE // 3]) + made(f"plain-{name}" for name in chosen)), using=USING)
+
+
+def push_members(bid):
+    jobs.push(unique(shuffled(names(), SIZE // 2), bid=bid), using=USING)
+
+
+def requeue():
+    operations.requeue(ids(), using=USING)
+
+
+def discard():
+    operations.discard(ids(), using=USING)
+
+
+KINDS = {
+    "plain": {},
+    "of other numbers": {"retry": 3},
+    "with options": {"custom": {"limit": "mail"}},
+    "with locks": {"custom": {"lock": "one"}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pushes_of_the_same_new_jids_in_different_orders(race, kind):
+    push, mixed = partial(push_some, **KINDS[kind]), partial(push_mixed, **KINDS[kind])
+    race(("push", push), ("push", push), ("turn", mixed), prepare=delete_all)
+
+
+@pytest.mark.parametrize("kept_s", [None, 60])
+def test_turns_that_push_jids_which_other_turns_end(race, kept_s):
+    race(("turn", turn), ("turn", turn), ("turn", turn), prepare=partial(store, working=True, result_ttl=kept_s))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pushes_over_dead_jobs_beside_changes_of_these(race, kind):
+    push = partial(push_some, **KINDS[kind])
+    race(("push", push), ("turn", turn), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
+
+
+@pytest.mark.parametrize("push", [push_some, push_unique_and_plain])
+def test_pushes_of_sets_that_need_several_statements(race, monkeypatch, push):
+    monkeypatch.setattr(jobs, "CHUNK", SIZE // 8)
+    monkeypatch.setattr(optioned, "CHUNK", SIZE // 8)
+    race(("push", push), ("push", push), ("requeue", requeue), ("discard", discard), prepare=partial(store, dead=True))
+
+
+def test_pushes_of_the_same_unique_jobs_in_different_orders(race):
+    race(
+        ("push unique", push_unique),
+        ("push unique and plain", push_unique_and_plain),
+        ("push unique and plain", push_unique_and_plain),
+        prepare=delete_all,
+    )
+
+
+def test_pushes_that_free_overdue_keys_beside_changes_of_these_jobs(race):
+    bid = OrmBroker(USING).new_batch(NewBatch(complete=payload(jobtype="done")))
+    members = partial(push_members, bid)
+    race(
+        ("push unique", push_unique),
+        ("push unique and plain", push_unique_and_plain),
+        ("push members", members),
+        ("push members", members),
+        ("discard", discard),
+        prepare=store_overdue,
+    )
