@@ -5,7 +5,7 @@ Added to every few seconds by those who have something to add, in one statement;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Sum
 from django.db.models.functions import Now
 
-from ..measuring import BUCKETS, Series
+from ..measuring import BUCKETS, OTHER, Series
 from ..models import Measure
 from .dialects import dialect_of
 from .dialects.base import marks
@@ -67,10 +67,21 @@ def purge(*, using: str, kept_for_s: float) -> int:
     return run(using, verb, atomic=False)
 
 
-def ever(*, using: str) -> dict[tuple[str, str], Series]:
-    """The sums since the beginning, by queue and jobtype."""
-    rows = Measure.objects.using(using).filter(minute=EVER).order_by("queue", "jobtype")
-    return {(row["queue"], row["jobtype"]): _series(row) for row in rows.values(*_COLUMNS)}
+def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
+    """The sums since the beginning, by queue and jobtype.
+
+    The `most` pairs that were started most often; the sums of all others are those of `OTHER`.
+    """
+    rows = Measure.objects.using(using).filter(minute=EVER)
+    top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: most + 1])
+    found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:most]}
+    if len(top) > most:
+        everything = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
+        rest = _series([everything[f"{name}__sum"] or 0 for name in _SUMS])
+        for series in found.values():
+            rest.subtract(series)
+        found.setdefault((OTHER, OTHER), Series()).add(rest)
+    return dict(sorted(found.items()))
 
 
 def by_minute(
@@ -84,7 +95,7 @@ def by_minute(
         rows = rows.filter(jobtype=jobtype)
     sums = rows.values("minute").order_by("minute").annotate(**{f"{name}__sum": Sum(name) for name in _SUMS})
     found: list[Any] = list(sums)
-    return {row["minute"]: _series({name: row[f"{name}__sum"] for name in _SUMS}) for row in found}
+    return {row["minute"]: _series([row[f"{name}__sum"] for name in _SUMS]) for row in found}
 
 
 def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
@@ -106,15 +117,17 @@ def _values(series: Series) -> list[float]:
     ]  # fmt: skip
 
 
-def _series(row: Mapping[str, float]) -> Series:
+def _series(sums: Sequence[Any]) -> Series:
+    """Read the columns of `_SUMS`."""
+    started, succeeded, failed, waited_s, ran_s, *counts = sums
     return Series(
-        started=int(row["started"]),
-        succeeded=int(row["succeeded"]),
-        failed=int(row["failed"]),
-        waited_s=row["waited_s"],
-        ran_s=row["ran_s"],
-        waits=[int(row[f"wait_{place}"]) for place in range(BUCKETS)],
-        runs=[int(row[f"run_{place}"]) for place in range(BUCKETS)],
+        started=int(started),
+        succeeded=int(succeeded),
+        failed=int(failed),
+        waited_s=waited_s,
+        ran_s=ran_s,
+        waits=[int(count) for count in counts[:BUCKETS]],
+        runs=[int(count) for count in counts[BUCKETS:]],
     )
 
 

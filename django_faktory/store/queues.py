@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
+from .. import jsontext
 from ..lifecycle import State
 from ..models import Job, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
+from .shared import shared
 from .transactions import run
 
-QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
 CHUNK = 500
 COUNTED = 1000
 """Jobs of each queue that `waiting` counts, unless it is told otherwise."""
@@ -80,22 +82,30 @@ def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
 
 
 def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
-    """Seconds the oldest enqueued job of each has waited; 0.0 where none waits."""
+    """Seconds the oldest job of each has waited; 0.0 for a queue without enqueued or blocked jobs.
+
+    One statement for any number of names, which reads the first job of each priority from the index.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, float]:
+        heads, ages = _heads(connection)
         with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
-        oldest = {
-            queue: min(at or now for at in (_oldest(queue, state, using) for state in (State.ENQUEUED, State.BLOCKED)))
-            for queue in queues
-        }
-        return {queue: max(0.0, (now - at).total_seconds()) for queue, at in oldest.items()}
+            cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
+            found = dict.fromkeys(queues, 0.0)
+            found.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
+        return found
 
-    return run(using, verb)
+    return run(using, verb, atomic=False) if queues else {}
+
+
+def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
+    """`latency`, shared by the callers of this process that name the same queues: see `shared`."""
+    now = partial(latency, queues, using=using)
+    return now() if connections[using].in_atomic_block else shared((latency, using, *queues), now, exact=True)
 
 
 def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:
-    """How much waits in each of these queues, and for how long: a few statements, none reads a queue to its end.
+    """How much waits in each of these queues, and for how long: one statement, which reads no queue to its end.
 
     For at most 100 names: they are terms of one statement.
     """
@@ -103,71 +113,59 @@ def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[st
         return {}
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
-        sizes = dict.fromkeys(names, 0)
-        oldest: dict[str, datetime] = {}
+        heads, ages = _heads(connection)
+        sizes, values = _sizes(names, using, most)
+        found = dict.fromkeys(names, Waiting(0, 0.0))
         with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
-            for state in (State.ENQUEUED, State.BLOCKED):
-                cursor.execute(*_sizes(names, state, using, most))
-                for place, count in cursor.fetchall():
-                    sizes[names[place]] += count
-                cursor.execute(_HEADS.format(state=state, names=", ".join(["%s"] * len(names))), list(names))
-                for name, at in cursor.fetchall():
-                    moment = _moment(connection, at)
-                    oldest[name] = min(oldest.get(name, moment), moment)
-        return {
-            name: Waiting(min(size, most), max(0.0, (now - oldest.get(name, now)).total_seconds()))
-            for name, size in sizes.items()
-        }
+            cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
+            for name, size, age in cursor.fetchall():
+                had = found[name]
+                found[name] = Waiting(min(had.size + size, most), max(had.latency_s, age))
+        return found
 
-    return run(using, verb)
+    return run(using, verb, atomic=False)
 
 
 # Of each queue and priority the oldest is the first in the index FETCH uses: from one priority to the next.
 _HEADS = f"""
-WITH RECURSIVE heads(queue, weight) AS (
+{{state}}(queue, weight) AS (
   SELECT known.name, (SELECT MIN(job.weight) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue = known.name)
-  FROM {QUEUE} AS known WHERE known.name IN ({{names}})
+  FROM known
   UNION ALL
   SELECT heads.queue, (SELECT MIN(job.weight) FROM {JOB} AS job
     WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight > heads.weight)
-  FROM heads WHERE heads.weight IS NOT NULL
-)
+  FROM {{state}} AS heads WHERE heads.weight IS NOT NULL
+)"""
+_OLDEST = f"""
 SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
-  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight)
-FROM heads WHERE heads.weight IS NOT NULL"""
+  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight) AS moment
+FROM {{state}} AS heads WHERE heads.weight IS NOT NULL"""
+_WAITING = (State.ENQUEUED, State.BLOCKED)
 
 
-def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[str, list[Any]]:
-    """One statement with a term for each queue; Django makes the text once, for they differ by the name only."""
-    waiting = Job.objects.using(using).in_state(state).filter(queue=names[0])
-    some = waiting.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
-    sql, params = some.query.get_compiler(using).as_sql()
-    parts = [f"SELECT {place}, COUNT(*) FROM ({sql}) AS some_{place}" for place in range(len(names))]
-    values = [name if value == names[0] else value for name in names for value in params]
+def _heads(connection: BaseDatabaseWrapper) -> tuple[str, str]:
+    """A WITH clause, whose one parameter is a JSON array of names; and a SELECT of name, 0 and age of the oldest job."""
+    dialect = dialect_of(connection)
+    heads = ", ".join(_HEADS.format(state=state) for state in _WAITING)
+    oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in _WAITING)
+    return (
+        f"WITH RECURSIVE known(name) AS ({dialect.names_of_json}), {heads}",
+        f"SELECT queue, 0, {dialect.age('MIN(moment)')} FROM ({oldest}) AS oldest GROUP BY queue",
+    )
+
+
+def _sizes(names: Sequence[str], using: str, most: int) -> tuple[str, list[Any]]:
+    """A SELECT for each queue and state; Django makes the text of each state once, for they differ by the name only."""
+    parts: list[str] = []
+    values: list[Any] = []
+    any_name = "\n"  # no queue has this name, no state either
+    for state in _WAITING:
+        jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
+        some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
+        sql, params = some.query.get_compiler(using).as_sql()
+        parts += [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS {state}_{place}" for place in range(len(names))]
+        values += [name if value == any_name else value for name in names for value in (name, *params)]
     return " UNION ALL ".join(parts), values
-
-
-def _moment(connection: BaseDatabaseWrapper, value: Any) -> datetime:
-    """As the ORM reads this database's times."""
-    column = Job._meta.get_field("enqueued_at").get_col(JOB)  # noqa: SLF001  (Django's documented name)
-    for convert in connection.ops.get_db_converters(column):
-        value = convert(value, column, connection)
-    found: datetime = value
-    return found
-
-
-def _oldest(queue: str, state: State, using: str) -> datetime | None:
-    """The oldest of each priority is the first in the index FETCH uses: a look at it for each, not at every job."""
-    waiting = Job.objects.using(using).in_state(state).filter(queue=queue)
-    first_of_all = waiting.order_by("weight", "enqueued_at", "id").only("weight", "enqueued_at")
-    oldest: datetime | None = None
-    job = first_of_all.first()
-    while job is not None:
-        if oldest is None or (job.enqueued_at is not None and job.enqueued_at < oldest):
-            oldest = job.enqueued_at
-        job = first_of_all.filter(weight__gt=job.weight).first()
-    return oldest
 
 
 def _first(rows: Iterable[str], using: str) -> str | None:
