@@ -56,7 +56,6 @@ class Series:
         self.waits = [sum(pair) for pair in zip(self.waits, other.waits, strict=True)]
         self.runs = [sum(pair) for pair in zip(self.runs, other.runs, strict=True)]
 
-
     def subtract(self, other: Series) -> None:
         """Take away what another one has; no sum becomes negative."""
         self.started = max(0, self.started - other.started)

@@ -105,7 +105,8 @@ def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 
 
 def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:
-    """How much waits in each of these queues, and for how long: one statement, which reads no queue to its end.
+    """How much waits in each of these queues, and for how long: a statement for each state, none reads a queue to its
+    end.
 
     For at most 100 names: they are terms of one statement.
     """
@@ -113,14 +114,15 @@ def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[st
         return {}
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
-        heads, ages = _heads(connection)
-        sizes, values = _sizes(names, using, most)
         found = dict.fromkeys(names, Waiting(0, 0.0))
         with connection.cursor() as cursor:
-            cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
-            for name, size, age in cursor.fetchall():
-                had = found[name]
-                found[name] = Waiting(min(had.size + size, most), max(had.latency_s, age))
+            for state in _WAITING:
+                heads, ages = _heads(connection, [state])
+                sizes, values = _sizes(names, state, using, most)
+                cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
+                for name, size, age in cursor.fetchall():
+                    had = found[name]
+                    found[name] = Waiting(min(had.size + size, most), max(had.latency_s, age))
         return found
 
     return run(using, verb, atomic=False)
@@ -143,28 +145,25 @@ FROM {{state}} AS heads WHERE heads.weight IS NOT NULL"""
 _WAITING = (State.ENQUEUED, State.BLOCKED)
 
 
-def _heads(connection: BaseDatabaseWrapper) -> tuple[str, str]:
-    """A WITH clause, whose one parameter is a JSON array of names; and a SELECT of name, 0 and age of the oldest job."""
+def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) -> tuple[str, str]:
+    """A WITH clause, whose parameter is a JSON array of names, and a SELECT of name, 0 and age of the oldest job."""
     dialect = dialect_of(connection)
-    heads = ", ".join(_HEADS.format(state=state) for state in _WAITING)
-    oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in _WAITING)
+    heads = ", ".join(_HEADS.format(state=state) for state in states)
+    oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in states)
     return (
         f"WITH RECURSIVE known(name) AS ({dialect.names_of_json}), {heads}",
         f"SELECT queue, 0, {dialect.age('MIN(moment)')} FROM ({oldest}) AS oldest GROUP BY queue",
     )
 
 
-def _sizes(names: Sequence[str], using: str, most: int) -> tuple[str, list[Any]]:
-    """A SELECT for each queue and state; Django makes the text of each state once, for they differ by the name only."""
-    parts: list[str] = []
-    values: list[Any] = []
+def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[str, list[Any]]:
+    """A SELECT with a term for each queue; Django makes the text once, for they differ by the name only."""
     any_name = "\n"  # no queue has this name, no state either
-    for state in _WAITING:
-        jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
-        some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
-        sql, params = some.query.get_compiler(using).as_sql()
-        parts += [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS {state}_{place}" for place in range(len(names))]
-        values += [name if value == any_name else value for name in names for value in (name, *params)]
+    jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
+    some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
+    sql, params = some.query.get_compiler(using).as_sql()
+    parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
+    values = [name if value == any_name else value for name in names for value in (name, *params)]
     return " UNION ALL ".join(parts), values
 
 

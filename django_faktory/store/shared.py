@@ -92,7 +92,7 @@ class SharedRead(Generic[T]):
         try:
             try:
                 kept = Kept(read(), None, began_at, time.monotonic())
-            except Exception as error:  # the callers that wait get it too
+            except Exception as error:  # noqa: BLE001  (the callers that wait get it too)
                 kept = Kept(None, error, began_at, time.monotonic())
         finally:
             with self._condition:

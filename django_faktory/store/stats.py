@@ -23,6 +23,7 @@ from .workers import living
 _COUNTER = Counter._meta.db_table  # noqa: SLF001  (documented)
 _TOTALS = ("processed", "failed", "late")
 _QUEUES, _BATCHES, _WORKERS, _TOTAL = "queues", "batches", "workers", "totals"
+_DUE = "due"
 _WHOLE = frozenset({str(State.WORKING), _WORKERS, _TOTAL})
 """Counted to their end: as many as worker processes have threads."""
 
@@ -36,18 +37,21 @@ Part = tuple[str, tuple[Any, ...]]
 
 
 class Sizes(NamedTuple):
-    """Rows that a statement counts: at 90 rows a page, those of an index and of the visibility map, under 2,000 pages."""
+    """Rows that a statement counts, so that it reads fewer than 2,000 pages.
 
-    at_once: int = 30_000
-    """Of each set, by the first statement."""
-    batches: int = 5_000
-    """Of batches, which are read from their table."""
-    portion: int = 100_000
+    So few that PostgreSQL goes by the index too while the table is not vacuumed, when it looks into it for each row.
+    """
+
+    at_once: int = 10_000
+    """Of each set of jobs and of batches, by the first statement."""
+    queues: int = 30_000
+    """Of the table of queues."""
+    portion: int = 20_000
     """Of one set, by each further statement."""
 
     def is_full(self, kind: str, count: int) -> bool:
         """Whether a set has perhaps more rows than the first statement has counted."""
-        return kind not in _WHOLE and count >= (self.batches if kind == _BATCHES else self.at_once)
+        return kind not in _WHOLE and count >= (self.queues if kind == _QUEUES else self.at_once)
 
 
 SIZES = Sizes()
@@ -77,6 +81,16 @@ class Counts:
     def is_complete(self) -> bool:
         """Whether all of all sets is counted."""
         return not self.full
+
+    def of(self, state: State) -> int:
+        """Jobs of a state that waits or runs, or of dead ones."""
+        if state is State.ENQUEUED:
+            return sum(self.queues.values()) - self.sets[str(State.BLOCKED)]
+        return self.sets[str(state)]
+
+    def is_partial(self, state: State) -> bool:
+        """Whether only the first jobs of this state were counted."""
+        return str(state) in self.full or (_DUE in self.full and state in (State.SCHEDULED, State.RETRIES))
 
     def info(self) -> dict[str, Any]:
         """The numbers as `Broker.info` returns them."""
@@ -204,9 +218,9 @@ def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
     live = Batch.objects.using(using).filter(finished_at=None).order_by("pk")
     return [
         *sets,
-        CountedSet(_QUEUES, names, ("name",), sizes.at_once, ("name", "paused_at"),
+        CountedSet(_QUEUES, names, ("name",), sizes.queues, ("name", "paused_at"),
                    "name, 1, CASE WHEN paused_at IS NULL THEN 0 ELSE 1 END"),
-        CountedSet(_BATCHES, live, ("pk",), sizes.batches, ("committed_at", "reopened_until"),
+        CountedSet(_BATCHES, live, ("pk",), sizes.at_once, ("committed_at", "reopened_until"),
                    f"{is_open}, COUNT(*), 0", f"GROUP BY {is_open}"),
     ]  # fmt: skip
 
@@ -222,7 +236,7 @@ def _due(using: str, sizes: Sizes) -> CountedSet:
     """Scheduled and retrying jobs, which share an index."""
     order = walking.index_order(State.SCHEDULED, using=using)
     rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
-    return CountedSet("due", rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
+    return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
 
 
 def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: Sizes) -> list[Row]:

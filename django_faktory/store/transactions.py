@@ -71,9 +71,7 @@ def run(
         try:
             with around(connection):
                 _leave_an_old_primary(connection)
-                if snapshot and connection.get_autocommit():
-                    return _read(connection, verb)
-                return _carry_out(connection, verb, atomic=atomic)
+                return _carry_out(connection, verb, atomic=atomic, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
             if isinstance(error, InternalError) and not is_read_only:
@@ -145,7 +143,11 @@ def _execute(connection: BaseDatabaseWrapper, sql: str) -> None:
         cursor.execute(sql)
 
 
-def _carry_out(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool) -> T:
+def _carry_out(
+    connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool, snapshot: bool
+) -> T:
+    if snapshot and connection.get_autocommit():
+        return _read(connection, verb)
     lock_wait = _limit_lock_wait(connection)
     if not atomic and not lock_wait:
         return verb(connection)
