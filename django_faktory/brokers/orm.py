@@ -219,13 +219,13 @@ class OrmBroker(Broker):
         if queues:
             transaction.on_commit(lambda: self._after_push(queues), using=self.alias)
 
-    def _after_push(self, queues: set[str]) -> None:
-        self._announce(self.alias, queues)
+    def _after_push(self, names: set[str]) -> None:
+        self._announce(self.alias, names)
         now = time.monotonic()
-        unknown = {queue for queue in queues if self._known_queues.get(queue, 0.0) <= now}
+        unknown = {queue for queue in names if self._known_queues.get(queue, 0.0) <= now}
         if unknown:
             try:
-                stats.add_queues(unknown, using=self.alias)
+                queues.add(unknown, using=self.alias)
             except BrokerUnavailable:  # the jobs are stored; an empty queue's line in INFO can wait for the next push
                 return
             self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))

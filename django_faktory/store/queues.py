@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from .. import jsontext
+from ..gating import Scope
 from ..lifecycle import State
-from ..models import Job, Queue
+from ..models import Job, Limit, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
 from .shared import shared
 from .transactions import run
+from .upkeep import skip_locked
 
 CHUNK = 500
+NAMES_AT_ONCE = 200
+"""Names that a statement finds among the jobs that wait: each is a look at an index, some pages deep."""
+
+UNUSED_S = 14 * 86_400
+"""How long an empty queue is kept, unless it is paused or has a limit."""
+
+USED_AGAIN_S = 3600
+"""How long the time of a queue's last use is not written again."""
+
 COUNTED = 1000
 """Jobs of each queue that `waiting` counts, unless it is told otherwise."""
 
@@ -33,19 +46,79 @@ class Waiting(NamedTuple):
 
 
 def known_names(*, using: str) -> list[str]:
-    """Every queue there is, by name: those remembered, and those that jobs wait in. One look at an index for each."""
-    remembered = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
-    return sorted(remembered | set(_names_in_use(using)))
+    """Every queue there is, by name: those remembered, and those that jobs wait in."""
+    found = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
+    names = names_in_use(using=using)
+    while names:
+        found.update(names)
+        names = names_in_use(using=using, after=names[-1])
+    return sorted(found)
 
 
-def _names_in_use(using: str) -> list[str]:
-    found: list[str] = []
-    for state in (State.ENQUEUED, State.BLOCKED):
-        waiting = Job.objects.using(using).in_state(state).order_by("queue").values_list("queue", flat=True)
-        name = ""
-        while (name := _first(waiting.filter(queue__gt=name)[:1], using) or "") != "":
-            found.append(name)
-    return found
+def names_in_use(*, using: str, after: str = "") -> list[str]:
+    """The next queues by name in which jobs wait, at most `NAMES_AT_ONCE`."""
+
+    def verb(connection: BaseDatabaseWrapper) -> list[str]:
+        with connection.cursor() as cursor:
+            cursor.execute(_NAMES, [after, after])
+            return [name for (name,) in cursor.fetchall()]
+
+    return run(using, verb, atomic=False)
+
+
+# From one name to the next in the index FETCH uses.
+_IN_USE = f"""
+{{state}}(name, place) AS (
+  SELECT MIN(job.queue), 1 FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > %s
+  UNION ALL
+  SELECT (SELECT MIN(job.queue) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > prior.name), place + 1
+  FROM {{state}} AS prior WHERE prior.name IS NOT NULL AND place < {NAMES_AT_ONCE}
+)"""
+_WAITING = (State.ENQUEUED, State.BLOCKED)
+_NAMES = (
+    f"WITH RECURSIVE {', '.join(_IN_USE.format(state=state) for state in _WAITING)} "
+    + " UNION ".join(f"SELECT name FROM {state} WHERE name IS NOT NULL" for state in _WAITING)
+    + f" ORDER BY name LIMIT {NAMES_AT_ONCE}"
+)
+
+
+def add(names: Iterable[str], *, using: str) -> None:
+    """Remember these queues, so that they are shown while they are empty, and that they are used.
+
+    First the rows that are there: one whose use was written, or is new, is not forgotten by `forget_unused`. Then the
+    others, also those that were forgotten at that moment.
+    """
+    names = sorted(names)
+    if not names:
+        return
+    rows = Queue.objects.using(using)
+    unused = rows.filter(name__in=names, used_at__lt=Now() - timedelta(seconds=USED_AGAIN_S))
+    run(using, lambda _: unused.update(used_at=Now()), atomic=False)
+    new = [Queue(name=name) for name in names]
+    run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False)
+
+
+def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) -> tuple[int, str]:
+    """Forget empty queues that were not used for `unused_s`, that are not paused and have no limit.
+
+    Looks at the next `NAMES_AT_ONCE` queues by name. Returns how many were forgotten, and the last name; "" at the end.
+    Scheduled and retrying jobs bring their queue back when they are enqueued.
+    """
+    rows, jobs = Queue.objects.using(using), Job.objects.filter(queue=OuterRef("name"))
+    limit = Limit.objects.filter(scope=Scope.QUEUE, name=OuterRef("name"))
+    unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
+    some = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:NAMES_AT_ONCE]
+    names = run(using, lambda _: list(some), atomic=False)
+    empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _WAITING), name__in=names)
+    found = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        # Asked again with the rows locked: one that was used, paused or limited meanwhile stays.
+        still = skip_locked(unused.filter(name__in=found).order_by("name"))
+        return rows.filter(name__in=list(still.values_list("name", flat=True))).delete()[0]
+
+    count = run(using, verb) if found else 0
+    return count, names[-1] if len(names) == NAMES_AT_ONCE else ""
 
 
 def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
@@ -59,6 +132,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
 
     def pause_these(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
+        rows.filter(name__in=names).update(used_at=Now())  # from now on `forget_unused` leaves these rows alone
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
@@ -77,7 +151,7 @@ def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     names: list[str] = run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
     resumed = sorted(names if queues is None else {*names} & {*queues})
-    _in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None), using)
+    _in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None, used_at=Now()), using)
     return resumed
 
 
@@ -142,7 +216,6 @@ _OLDEST = f"""
 SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
   WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight) AS moment
 FROM {{state}} AS heads WHERE heads.weight IS NOT NULL"""
-_WAITING = (State.ENQUEUED, State.BLOCKED)
 
 
 def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) -> tuple[str, str]:
@@ -165,10 +238,6 @@ def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[s
     parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
     values = [name if value == any_name else value for name in names for value in (name, *params)]
     return " UNION ALL ".join(parts), values
-
-
-def _first(rows: Iterable[str], using: str) -> str | None:
-    return run(using, lambda _: next(iter(rows), None), atomic=False)
 
 
 def _in_chunks(names: Sequence[str], change: Callable[[Sequence[str]], object], using: str) -> None:

@@ -160,13 +160,6 @@ def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
     return counts(using=using, worker_timeout_s=worker_timeout_s).info()
 
 
-def add_queues(names: set[str], *, using: str) -> None:
-    """Remember these queues, so that they are shown while they are empty."""
-    if names:
-        rows = [Queue(name=name) for name in sorted(names)]
-        run(using, lambda _: Queue.objects.using(using).bulk_create(rows, ignore_conflicts=True), atomic=False)
-
-
 # --- sets, and the statements that count them ---
 
 
