@@ -123,7 +123,11 @@ class Maintenance:
         self._gates_rest_until = 0.0
         self._tidier = Tidier(alias)
         self._round_at = self._success_at = time.monotonic()
-        self._steps = (
+        self._steps = self._all_steps()
+
+    def _all_steps(self) -> tuple[Step, ...]:
+        alias = self.alias
+        return (
             Step("cron entries of code", WHEN_SEEN, self._read_crontab),
             Step("cron", WHEN_SEEN, self._take_ticks),
             Step("cron outcomes", 300.0, lambda: ticks.note_ends(using=alias)),

@@ -60,7 +60,7 @@ class QueueLines(NamedTuple):
     """The fullest queues, and those that are paused."""
 
     shown: list[QueueLine]
-    count: int
+    total: int
     paused: list[QueueLine]
     paused_count: int
 
@@ -132,7 +132,7 @@ def read(*, using: str) -> Overview:
         tiles=[_tile(counts, state) for state in _TILES],
         charts=[minutes(now, using=using), _days(now, using)],
         queues=sorted(queues_.shown, key=lambda line: line.name),
-        hidden_queues=queues_.count - len(queues_.shown),
+        hidden_queues=queues_.total - len(queues_.shown),
         running=[(job, ago(job.started_at or now)) for job in running(using=using)],
         workers=processes,
         alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
@@ -140,17 +140,17 @@ def read(*, using: str) -> Overview:
     )
 
 
-def _tile(counts: stats.Counts, state: State) -> Tile:
+def _tile(counts: stats.AllCounts, state: State) -> Tile:
     number = _number(counts, state)
     return Tile(str(state), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
 
 
-def _number(counts: stats.Counts, state: State) -> str:
+def _number(counts: stats.AllCounts, state: State) -> str:
     """How many jobs are in this state, with a plus sign if only the first ones were counted."""
     return f"{counts.of(state):,}{'+' if counts.is_partial(state) else ''}"
 
 
-def _all_queues(counts: stats.Counts) -> QueueLines:
+def _all_queues(counts: stats.AllCounts) -> QueueLines:
     def line(name: str) -> QueueLine:
         size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
         return _line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)

@@ -44,7 +44,7 @@ def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
     return _exported(counts, shared((measures.ever, using, most), read_series), most)
 
 
-def _exported(counts: stats.Counts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
+def _exported(counts: stats.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
     latencies = counts.latencies
     if len(counts.queues) <= most:
         chosen, others = list(counts.queues), []

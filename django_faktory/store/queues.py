@@ -20,7 +20,6 @@ from .dialects import dialect_of
 from .dialects.base import JOB
 from .shared import shared
 from .transactions import run
-from .upkeep import skip_locked
 
 CHUNK = 500
 NAMES_AT_ONCE = 200
@@ -114,7 +113,8 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
 
     def verb(_: BaseDatabaseWrapper) -> int:
         # Asked again with the rows locked: one that was used, paused or limited meanwhile stays.
-        still = skip_locked(unused.filter(name__in=found).order_by("name"))
+        skips = connections[using].features.has_select_for_update_skip_locked
+        still = unused.filter(name__in=found).order_by("name").select_for_update(skip_locked=skips)
         return rows.filter(name__in=list(still.values_list("name", flat=True))).delete()[0]
 
     count = run(using, verb) if found else 0

@@ -26,7 +26,7 @@ MOST_READS = 64
 T = TypeVar("T")
 
 
-class Kept(NamedTuple):
+class Result(NamedTuple):
     """A result or an error, with the times at which its read began and ended."""
 
     value: Any
@@ -46,7 +46,7 @@ class SharedRead(Generic[T]):
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._is_reading = False
-        self._kept: Kept | None = None
+        self._kept: Result | None = None
 
     def get(self, read: Callable[[], T], *, exact: bool = False) -> T:
         """Return the kept result if it is recent enough, else that of `read`.
@@ -69,7 +69,7 @@ class SharedRead(Generic[T]):
         value: T = found.value
         return value
 
-    def _usable(self, asked_at: float, *, exact: bool) -> Kept | None:
+    def _usable(self, asked_at: float, *, exact: bool) -> Result | None:
         kept = self._kept
         if kept is None or kept.began_at >= asked_at:
             return kept
@@ -86,14 +86,14 @@ class SharedRead(Generic[T]):
             return 0.0
         return kept.began_at + COST * kept.took_s - time.monotonic()
 
-    def _read(self, read: Callable[[], T]) -> Kept:
+    def _read(self, read: Callable[[], T]) -> Result:
         began_at = time.monotonic()
         kept = self._kept
         try:
             try:
-                kept = Kept(read(), None, began_at, time.monotonic())
+                kept = Result(read(), None, began_at, time.monotonic())
             except Exception as error:  # noqa: BLE001  (the callers that wait get it too)
-                kept = Kept(None, error, began_at, time.monotonic())
+                kept = Result(None, error, began_at, time.monotonic())
         finally:
             with self._condition:
                 self._kept = kept

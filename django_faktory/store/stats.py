@@ -58,7 +58,7 @@ SIZES = Sizes()
 
 
 @dataclass(slots=True)
-class Counts:
+class AllCounts:
     """What is stored, by name."""
 
     queues: dict[str, int] = field(default_factory=dict)
@@ -106,25 +106,25 @@ class Counts:
         }
 
 
-def glance(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> Counts:
+def glance(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
     """Read all numbers with one statement, which counts no further than `sizes`."""
     return run(using, lambda connection: _sum(_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
 
 
-def counts(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> Counts:
+def counts(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
     """Read all numbers: with one statement, or with `whole` if a set is larger than that one counts."""
     found = glance(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
     return found if found.is_complete else whole(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
 
 
-def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> Counts:
+def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
     """Read all numbers, large sets by portions, in a transaction that only reads, so from one snapshot.
 
     No statement reads more than some 2,000 pages of a vacuumed table. In a transaction of the caller's each portion
     sees what that transaction sees.
     """
 
-    def verb(connection: BaseDatabaseWrapper) -> Counts:
+    def verb(connection: BaseDatabaseWrapper) -> AllCounts:
         rows = _first(connection, worker_timeout_s, sizes)
         full = _sum(rows, sizes).full
         for one in _sets(using, sizes):
@@ -137,18 +137,18 @@ def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> 
     return run(using, verb, snapshot=True)
 
 
-def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> Counts:
+def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
     """`glance`, shared by the callers of this process: see `shared`."""
     return _shared(glance, using, worker_timeout_s, exact=exact)
 
 
-def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> Counts:
+def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
     """`counts`, shared by the callers of this process: see `shared`."""
     found = _shared(glance, using, worker_timeout_s, exact=exact)
     return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
 
 
-def _shared(read: Callable[..., Counts], using: str, worker_timeout_s: float, *, exact: bool) -> Counts:
+def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float, *, exact: bool) -> AllCounts:
     now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
     if connections[using].in_atomic_block:  # it may see changes of its own that are not committed
         return now()
@@ -261,8 +261,8 @@ def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> 
     return rows
 
 
-def _sum(rows: Iterable[Row], sizes: Sizes) -> Counts:
-    found = Counts(
+def _sum(rows: Iterable[Row], sizes: Sizes) -> AllCounts:
+    found = AllCounts(
         sets=dict.fromkeys(sorted(map(str, _SETS)), 0),
         workers=dict.fromkeys(WorkerProcess.State.values, 0),
         batches={"open": 0, "committed": 0},

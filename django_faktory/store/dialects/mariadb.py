@@ -41,7 +41,7 @@ class MariadbDialect(PortableDialect):
     )
 
     def age(self, moment: str) -> str:
-        """See Dialect."""
+        """By UTC, to the microsecond."""
         return f"TIMESTAMPDIFF(MICROSECOND, {moment}, UTC_TIMESTAMP(6)) / 1e6"
 
     def now(self, cursor: CursorWrapper) -> datetime:

@@ -68,7 +68,7 @@ class PostgresqlDialect(Dialect):
     names_of_json = "SELECT json_array_elements_text(%s::json)"
 
     def age(self, moment: str) -> str:
-        """See Dialect."""
+        """As of the begin of the statement."""
         return f"EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - {moment})::float8"
 
     def now(self, cursor: CursorWrapper) -> datetime:

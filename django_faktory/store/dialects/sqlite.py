@@ -35,7 +35,7 @@ class SqliteDialect(PortableDialect):
     names_of_json = "SELECT value FROM json_each(%s)"
 
     def age(self, moment: str) -> str:
-        """To the millisecond."""
+        """To the millisecond, by this machine's clock."""
         return f"(JULIANDAY('now') - JULIANDAY({moment})) * 86400.0"
 
     def now(self, cursor: CursorWrapper) -> datetime:  # noqa: ARG002
