@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from django.db import connections
-
 from .. import conf
 from ..measuring import OTHER, Series
 from ..store import measures, stats
-from ..store.shared import shared
+from ..store.shared import may_share, shared
 
 MOST_EXPORTED = 200
 """Queues, and pairs of queue and task, that have series of their own: clients choose the names."""
@@ -39,9 +37,8 @@ def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
     """Return the numbers, at most a second old, or ten times as old as reading them takes."""
     counts = stats.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     read_series = partial(measures.ever, using=using, most=most)
-    if connections[using].in_atomic_block:
-        return _exported(counts, read_series(), most)
-    return _exported(counts, shared((measures.ever, using, most), read_series), most)
+    series = shared((measures.ever, using, most), read_series) if may_share(using) else read_series()
+    return _exported(counts, series, most)
 
 
 def _exported(counts: stats.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:

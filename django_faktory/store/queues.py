@@ -18,7 +18,7 @@ from ..lifecycle import State
 from ..models import Job, Limit, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .shared import shared
+from .shared import may_share, shared
 from .transactions import run
 
 CHUNK = 500
@@ -175,7 +175,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     """`latency`, shared by the callers of this process that name the same queues: see `shared`."""
     now = partial(latency, queues, using=using)
-    return now() if connections[using].in_atomic_block else shared((latency, using, *queues), now, exact=True)
+    return shared((latency, using, *queues), now, exact=True) if may_share(using) else now()
 
 
 def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:

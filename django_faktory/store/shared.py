@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from django.db import connections
+
 KEPT_S = 1.0
 """How long a result is reused at least, unless the caller asks for an exact one."""
 
@@ -100,6 +102,15 @@ class SharedRead(Generic[T]):
                 self._is_reading = False
                 self._condition.notify_all()
         return kept
+
+
+def may_share(using: str) -> bool:
+    """Whether a read on this thread's connection sees only what is committed.
+
+    A transaction that a request is wrapped in (ATOMIC_REQUESTS) changes nothing before a page that shows numbers.
+    """
+    connection = connections[using]
+    return not connection.in_atomic_block or bool(connection.settings_dict.get("ATOMIC_REQUESTS"))
 
 
 _lock = threading.Lock()

@@ -16,7 +16,7 @@ from ..lifecycle import State
 from ..models import Batch, Counter, Job, Queue, WorkerProcess
 from . import walking
 from .dialects import dialect_of
-from .shared import shared
+from .shared import may_share, shared
 from .transactions import run
 from .workers import living
 
@@ -150,9 +150,7 @@ def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = Fal
 
 def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float, *, exact: bool) -> AllCounts:
     now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
-    if connections[using].in_atomic_block:  # it may see changes of its own that are not committed
-        return now()
-    return shared((read, using, worker_timeout_s), now, exact=exact)
+    return shared((read, using, worker_timeout_s), now, exact=exact) if may_share(using) else now()
 
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:

@@ -133,6 +133,10 @@ class TestAccess:
         assert getattr(RequestFactory(), method)("/") is not None
         assert view(getattr(RequestFactory(), method)("/")).status_code == 405
 
+    @pytest.mark.parametrize("view", [views.metrics, views.healthz, views.readyz])
+    def test_is_wrapped_in_no_transaction(self, view, settings):
+        assert view._non_atomic_requests == set(settings.DATABASES)
+
     def test_is_never_cached(self):
         assert "no-store" in get(views.healthz)["Cache-Control"]
 

@@ -1,9 +1,10 @@
 """The numbers of INFO and metrics: one statement, or portions of one snapshot where sets are large (W22)."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -81,8 +82,6 @@ def test_portions_are_of_one_snapshot(monkeypatch):
 
 
 def run_elsewhere(work):
-    from concurrent.futures import ThreadPoolExecutor
-
     def and_close():
         try:
             return work()
@@ -134,9 +133,14 @@ def test_a_thousand_names_are_one_statement_of_latency():
     assert {name: round(age, -1) for name, age in found.items() if age} == {"q7": 3600, "q8": 600}
 
 
-def test_what_a_transaction_has_changed_is_in_the_numbers_that_it_reads():
-    from django.db import transaction
+def test_requests_that_are_wrapped_in_transactions_share_a_result(monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    with transaction.atomic(), CaptureQueriesContext(connection) as caught:
+        assert stats.shared_glance(using=USING) is stats.shared_glance(using=USING)
+    assert sum("COUNT(" in query["sql"] for query in caught) == 1
 
+
+def test_what_a_transaction_has_changed_is_in_the_numbers_that_it_reads():
     assert stats.shared_counts(using=USING).queues == {}
     with transaction.atomic():
         QueueFactory(name="mine")
