@@ -1,5 +1,6 @@
 """Queues and totals of tasks that nobody uses any more are forgotten; what is used, or set, stays."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.maintenance import Maintenance
 from django_faktory.measuring import OTHER, Passed, Recorder
 from django_faktory.models import Job, Limit, Measure, Queue
+from django_faktory.querysets import QueueQuerySet
 from django_faktory.store import measures, queues
 from tests.factories import JobFactory, QueueFactory, payload
 
@@ -73,6 +75,31 @@ def test_a_queue_that_is_used_again_while_it_is_looked_at_stays(monkeypatch, use
     monkeypatch.setattr(queues, "run", use_before_the_delete)
     assert queues.forget_unused(using=USING) == (0, "")
     assert names() == ["mail"]
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="it has one writer at a time")
+def test_a_pause_is_not_lost_to_a_delete_at_the_same_time(monkeypatch):
+    """The delete comes after the pause has found that the row is there."""
+    unused("mail")
+    create = QueueQuerySet.bulk_create
+    counts = []
+
+    def forget():
+        try:
+            counts.append(queues.forget_unused(using=USING)[0])
+        finally:
+            connection.close()
+
+    def create_and_forget(self, *args, **options):
+        found = create(self, *args, **options)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(forget).result(30)
+        return found
+
+    monkeypatch.setattr(QueueQuerySet, "bulk_create", create_and_forget)
+    assert queues.pause(["mail"], using=USING) == ["mail"]
+    assert counts == [0]
+    assert queues.paused(using=USING) == {"mail"}
 
 
 def test_a_push_lists_a_queue_that_was_forgotten():
