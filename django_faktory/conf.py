@@ -127,7 +127,7 @@ DOCS: dict[str, str] = {
     "DATABASE_TIMEOUT": "Seconds `runfaktory` waits for PostgreSQL's answer to a verb, and a command for a lock.",
     "DEAD_TTL": "Seconds a dead job is kept.",
     "BATCH_TTL": "Seconds a batch stays readable after its end.",
-    "METRICS_TTL": "Seconds the sums of each minute are kept, for charts; those since the beginning stay.",
+    "METRICS_TTL": "Seconds the sums of each minute are kept, for charts; totals until 14 days after the last job.",
     "METRICS_TOKEN": "What `/metrics`, `/healthz` and `/readyz` ask for as a bearer token; empty: nothing.",
     "STATSD": "HOST:PORT of a statsd server that is sent the numbers; empty: none.",
     "API_READS": "How often a user may read by the REST API, such as `20/second`; empty: without a limit.",

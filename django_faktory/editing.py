@@ -21,7 +21,7 @@ from .lifecycle import State
 from .models import Job
 from .payloads import JobPayload, priority_to_wire, rfc3339
 from .sealing import is_sealed
-from .store import editing, stats
+from .store import editing, queues
 from .tasks import autodiscover, lookup
 
 EDITABLE = editing.EDITABLE
@@ -118,5 +118,5 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
 
 
 def _tell(queue: str, using: str) -> None:
-    stats.add_queues({queue}, using=using)
+    queues.add({queue}, using=using)
     wakeups.announce(using, {queue})

@@ -33,6 +33,7 @@ from .store import (
     locks,
     looking,
     measures,
+    queues,
     ticks,
     tracking,
     upkeep,
@@ -117,10 +118,16 @@ class Maintenance:
         self._listens_since = math.inf  # without a break
         self._keyless_after: backfill.Position | None = None
         self._swept_to: locks.Place | None = None
+        self._folded_to: tuple[str, str] | None = None
+        self._listed_to = self._kept_to = ""
         self._gates_rest_until = 0.0
         self._tidier = Tidier(alias)
         self._round_at = self._success_at = time.monotonic()
-        self._steps = (
+        self._steps = self._all_steps()
+
+    def _all_steps(self) -> tuple[Step, ...]:
+        alias = self.alias
+        return (
             Step("cron entries of code", WHEN_SEEN, self._read_crontab),
             Step("cron", WHEN_SEEN, self._take_ticks),
             Step("cron outcomes", 300.0, lambda: ticks.note_ends(using=alias)),
@@ -144,6 +151,9 @@ class Maintenance:
             Step("tracking", 60.0, self._purge_tracking),
             Step("batches", 60.0, self._look_after_batches),
             Step("measures", 600.0, self._purge_measures),
+            Step("totals of tasks", 600.0, self._fold_measures),
+            Step("queues in use", 600.0, self._list_queues),
+            Step("unused queues", 600.0, self._forget_queues),
             Step("counters", 600.0, lambda: counters.fold(using=alias) == counters.CHUNK),
         )
 
@@ -388,6 +398,24 @@ class Maintenance:
 
     def _purge_measures(self) -> bool:
         return measures.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == measures.CHUNK
+
+    def _fold_measures(self) -> bool:
+        """All rows of totals, a bounded number at a time."""
+        self._folded_to = measures.fold_unused(using=self.alias, after=self._folded_to)
+        return self._folded_to is not None
+
+    def _list_queues(self) -> bool:
+        """Add rows of queues that jobs wait in: one that was not pushed to it, such as a callback, adds none."""
+        names = queues.names_in_use(using=self.alias, after=self._listed_to)
+        queues.add(names, using=self.alias)
+        self._listed_to = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""
+        return bool(self._listed_to)
+
+    def _forget_queues(self) -> bool:
+        count, self._kept_to = queues.forget_unused(using=self.alias, after=self._kept_to)
+        if count:
+            logger.info("forgot queues that were not used queues=%d", count)
+        return bool(self._kept_to)
 
     def _purge_tracking(self) -> bool:
         return tracking.purge_tracking(using=self.alias) == tracking.CHUNK

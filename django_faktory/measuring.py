@@ -56,6 +56,16 @@ class Series:
         self.waits = [sum(pair) for pair in zip(self.waits, other.waits, strict=True)]
         self.runs = [sum(pair) for pair in zip(self.runs, other.runs, strict=True)]
 
+    def subtract(self, other: Series) -> None:
+        """Take away what another one has; no sum becomes negative."""
+        self.started = max(0, self.started - other.started)
+        self.succeeded = max(0, self.succeeded - other.succeeded)
+        self.failed = max(0, self.failed - other.failed)
+        self.waited_s = max(0.0, self.waited_s - other.waited_s)
+        self.ran_s = max(0.0, self.ran_s - other.ran_s)
+        self.waits = [max(0, mine - theirs) for mine, theirs in zip(self.waits, other.waits, strict=True)]
+        self.runs = [max(0, mine - theirs) for mine, theirs in zip(self.runs, other.runs, strict=True)]
+
 
 class Recorder:
     """Takes note, from any thread; a set of jobs at a time."""

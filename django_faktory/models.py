@@ -314,6 +314,9 @@ class Queue(models.Model):
 
     name = ExactCharField(max_length=255, primary_key=True)
     paused_at = models.DateTimeField(null=True, blank=True)
+    used_at = models.DateTimeField(
+        db_default=Now(), editable=False, help_text="When a job was pushed to it last, or waited in it; to an hour."
+    )
 
     objects = QueueQuerySet.as_manager()
 
@@ -385,6 +388,7 @@ class Measure(models.Model):
     failed = models.BigIntegerField()
     waited_s = models.FloatField(help_text="Seconds between enqueued and started, of all together.")
     ran_s = models.FloatField()
+    used_at = models.DateTimeField(db_default=Now(), help_text="When something was added last.")
     for _place in range(BUCKETS):  # the histograms' columns: SQL can add to them
         vars()[f"wait_{_place}"] = models.BigIntegerField()
         vars()[f"run_{_place}"] = models.BigIntegerField()

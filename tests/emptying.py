@@ -20,8 +20,11 @@ def install():
 
 
 def _fixture_teardown(test):
+    from django_faktory.store import shared  # models may be imported only when the apps are ready
+
     for alias in test._databases_names(include_mirrors=False):
         empty(connections[alias])
+    shared.forget()
 
 
 def empty(connection):

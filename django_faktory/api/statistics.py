@@ -9,7 +9,8 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
 from .. import conf, permissions
-from ..store import stats, workers
+from ..lifecycle import State
+from ..store import stats
 from . import answers
 from .access import May
 from .base import Door, alias
@@ -28,21 +29,21 @@ class Numbers(Door, ViewSet):
     @described(
         operation_id="statistics_retrieve",
         summary="Show the numbers",
-        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. `/metrics` and INFO "
-        "count all of them, at a cost that grows with the jobs that wait.",
+        description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The numbers may be a "
+        "second old, or ten times as old as reading them takes. `/metrics` and INFO count everything.",
         responses=answers.Statistics,
     )
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """One snapshot."""
-        using = alias()
-        found = stats.bounded(using=using, most=COUNTED)
+        found = stats.shared_glance(using=alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+        states = (State.BLOCKED, State.DEAD, State.ENQUEUED, State.RETRIES, State.SCHEDULED, State.WORKING)
         return Response(
             {
                 **found.totals,
-                "sets": found.sets,
-                "queues": found.queues,
-                "workers": workers.states(using=using, timeout_s=conf.get("WORKER_TIMEOUT")),
-                "batches": found.batches,
+                "sets": {str(state): min(found.of(state), COUNTED) for state in states},
+                "queues": min(len(found.queues), COUNTED),
+                "workers": found.workers,
+                "batches": {name: min(count, COUNTED) for name, count in found.batches.items()},
                 "counted_to": COUNTED,
             }
         )

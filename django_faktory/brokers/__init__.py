@@ -46,7 +46,7 @@ def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: R
     database."""
     if conf.get("BROKER") != "orm":
         return get_broker()
-    return _orm_broker(announce=announce, announces_apart=True, recorder=recorder)
+    return _orm_broker(announce=announce, announces_apart=True, shares_numbers=True, recorder=recorder)
 
 
 def working_broker(recorder: Recorder) -> Broker:

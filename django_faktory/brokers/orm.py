@@ -88,6 +88,7 @@ class OrmBroker(Broker):
         commit_within_s: float = batches.COMMIT_WITHIN_S,
         announce: Callable[[str, Collection[str]], None] = wakeups.announce,
         announces_apart: bool = False,
+        shares_numbers: bool = False,
         locket: Locket = _NO_LOCKET,
         recorder: Recorder | None = None,
     ) -> None:
@@ -102,6 +103,7 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_apart = announces_apart  # in a thread of its own, so that nobody waits for it
+        self._shares_numbers = shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared`
         self._notes = Notes(recorder, alias)
         self._known_queues: dict[str, float] = {}
         self._unanswered = Unanswered()
@@ -217,13 +219,13 @@ class OrmBroker(Broker):
         if queues:
             transaction.on_commit(lambda: self._after_push(queues), using=self.alias)
 
-    def _after_push(self, queues: set[str]) -> None:
-        self._announce(self.alias, queues)
+    def _after_push(self, names: set[str]) -> None:
+        self._announce(self.alias, names)
         now = time.monotonic()
-        unknown = {queue for queue in queues if self._known_queues.get(queue, 0.0) <= now}
+        unknown = {queue for queue in names if self._known_queues.get(queue, 0.0) <= now}
         if unknown:
             try:
-                stats.add_queues(unknown, using=self.alias)
+                queues.add(unknown, using=self.alias)
             except BrokerUnavailable:  # the jobs are stored; an empty queue's line in INFO can wait for the next push
                 return
             self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
@@ -358,7 +360,8 @@ class OrmBroker(Broker):
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
         """See Broker."""
-        return queues.latency(queues_, using=self.alias)
+        read = queues.shared_latency if self._shares_numbers else queues.latency
+        return read(queues_, using=self.alias)
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
         """See Broker."""
@@ -403,7 +406,10 @@ class OrmBroker(Broker):
 
     def info(self) -> dict[str, Any]:
         """See Broker."""
-        return stats.snapshot(using=self.alias, worker_timeout_s=self.worker_timeout_s)
+        timeout_s = self.worker_timeout_s
+        if self._shares_numbers:
+            return stats.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
+        return stats.snapshot(using=self.alias, worker_timeout_s=timeout_s)
 
     def close(self) -> None:
         """Close this thread's database connection."""

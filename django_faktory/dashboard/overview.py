@@ -1,10 +1,14 @@
-"""What the overview tells, read in a dozen statements however much there is: counts end at `COUNTED`."""
+"""Read what the overview shows: at most a dozen statements, none of which counts a large set to its end.
+
+Sizes come from the counts that all pages, INFO and metrics of this process share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import nsmallest
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -19,7 +23,7 @@ from ..cron_models import CronEntry
 from ..lifecycle import State
 from ..look_only import AtLeast
 from ..models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
-from ..store import measures, queues, scalars, walking, workers
+from ..store import measures, queues, scalars, stats, workers
 from .charts import Chart, Point, chart
 from .groups import Group, found
 
@@ -50,6 +54,15 @@ class QueueLine(NamedTuple):
     latency: str
     is_paused: bool
     link: str
+
+
+class QueueLines(NamedTuple):
+    """The fullest queues, and those that are paused."""
+
+    shown: list[QueueLine]
+    total: int
+    paused: list[QueueLine]
+    paused_count: int
 
 
 class WorkerLine(NamedTuple):
@@ -111,24 +124,59 @@ def jobs_link(**wanted: str) -> str:
 def read(*, using: str) -> Overview:
     """Look at everything once."""
     now = timezone.now()
-    rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
-    lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)
-    fullest = sorted(lines, key=lambda line: (-line.size, line.name))[:QUEUES_SHOWN]
-    states, alarms = _counted(lines, using)
+    counts = stats.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
     processes = _workers(using)
     return Overview(
         at=now,
-        tiles=[
-            Tile(str(state), capped(count), jobs_link(state=str(state)), state is State.DEAD and count > 0)
-            for state, count in states.items()
-        ],
+        tiles=[_tile(counts, state) for state in _TILES],
         charts=[minutes(now, using=using), _days(now, using)],
-        queues=sorted(fullest, key=lambda line: line.name),
-        hidden_queues=len(rows) - len(fullest),
+        queues=sorted(queues_.shown, key=lambda line: line.name),
+        hidden_queues=queues_.total - len(queues_.shown),
         running=[(job, ago(job.started_at or now)) for job in running(using=using)],
         workers=processes,
-        alarms=alarms,
+        alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
         groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5],
+    )
+
+
+def _tile(counts: stats.AllCounts, state: State) -> Tile:
+    number = _number(counts, state)
+    return Tile(str(state), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
+
+
+def _number(counts: stats.AllCounts, state: State) -> str:
+    """How many jobs are in this state, with a plus sign if only the first ones were counted."""
+    return f"{counts.of(state):,}{'+' if counts.is_partial(state) else ''}"
+
+
+def _all_queues(counts: stats.AllCounts) -> QueueLines:
+    def line(name: str) -> QueueLine:
+        size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
+        return _line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)
+
+    fullest = nsmallest(QUEUES_SHOWN, counts.queues, key=lambda name: (-counts.queues[name], name))
+    paused = [line(name) for name in sorted(counts.paused)[:ROWS]]
+    return QueueLines([line(name) for name in fullest], len(counts.queues), paused, len(counts.paused))
+
+
+def _first_queues(using: str) -> QueueLines:
+    """The first queues by name: there are too many jobs, queues or batches to count all of them for a page."""
+    rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
+    lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)
+    fullest = nsmallest(QUEUES_SHOWN, lines, key=lambda line: (-line.size, line.name))
+    paused = [line for line in lines if line.is_paused]
+    return QueueLines(fullest, len(rows), paused[:ROWS], len(paused))
+
+
+def _line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool) -> QueueLine:
+    return QueueLine(
+        name=name,
+        size=size,
+        depth=depth,
+        latency=duration(latency_s) if size else "–",
+        is_paused=is_paused,
+        link=reverse("admin:django_faktory_queue_change", args=[quote(name)]),
     )
 
 
@@ -136,15 +184,8 @@ def queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
     """These queues with what waits in them."""
     seen = waiting([queue.name for queue in rows], using=using)
     return [
-        QueueLine(
-            name=queue.name,
-            size=seen[queue.name].size,
-            depth=_of_queue(seen[queue.name].size),
-            latency=duration(seen[queue.name].latency_s) if seen[queue.name].size else "–",
-            is_paused=queue.paused_at is not None,
-            link=reverse("admin:django_faktory_queue_change", args=[quote(queue.pk)]),
-        )
-        for queue in rows
+        _line(queue.name, size, _of_queue(size), latency_s, is_paused=queue.paused_at is not None)
+        for queue, (size, latency_s) in ((queue, seen[queue.name]) for queue in rows)
     ]
 
 
@@ -167,42 +208,33 @@ def running(*, using: str) -> JobQuerySet:
     return Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS]
 
 
-def _counted(lines: Sequence[QueueLine], using: str) -> tuple[dict[State, int], list[Alarm]]:
-    """How many are in which state, and what is wrong."""
+def _paused(queues_: QueueLines) -> Iterator[Alarm]:
+    for line in queues_.paused:
+        yield Alarm(f"Queue {line.name} is paused; waiting jobs: {line.depth}", line.link)
+    if queues_.paused_count > len(queues_.paused):
+        yield Alarm(f"More queues are paused: {queues_.paused_count - len(queues_.paused)}", _page("queue"))
+
+
+def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
     silent = workers.silent_ones(conf.get("WORKER_TIMEOUT"), using=using)
     refused = OutboxEntry.objects.using(using).exclude(error="")
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
-    sets = [*(walking.in_index_order(state, using=using) for state in _TILES), silent, refused, never]
-    counts = scalars.counts(sets, most=COUNTED + 1, using=using)
-    states = dict(zip(_TILES, counts, strict=False))
-    alarms = [*_paused(lines), *_alarms(states[State.BLOCKED], *counts[len(_TILES) :])]
-    return states, alarms
-
-
-def _page(model: str) -> str:
-    return reverse(f"admin:django_faktory_{model}_changelist")
-
-
-def _paused(lines: Sequence[QueueLine]) -> Iterator[Alarm]:
-    paused = [line for line in lines if line.is_paused]
-    for line in paused[:ROWS]:
-        yield Alarm(f"Queue {line.name} is paused; waiting jobs: {line.depth}", line.link)
-    if len(paused) > ROWS:
-        yield Alarm(f"More queues are paused: {len(paused) - ROWS}", _page("queue"))
-
-
-def _alarms(blocked: int, stale: int, outbox: int, cron: int) -> Iterator[Alarm]:
+    stale, outbox, cron = scalars.counts([silent, refused, never], most=COUNTED + 1, using=using)
     if stale:
         limit = duration(conf.get("WORKER_TIMEOUT"))
         yield Alarm(f"Workers not heard of for {limit}: {capped(stale)}", _page("workerprocess"))
-    if blocked:
-        yield Alarm(f"Jobs that wait for a lock or a limit: {capped(blocked)}", jobs_link(state="blocked"))
+    if blocked != "0":
+        yield Alarm(f"Jobs that wait for a lock or a limit: {blocked}", jobs_link(state="blocked"))
     if outbox:
         yield Alarm(
             f"Jobs refused on their way elsewhere: {capped(outbox)}", f"{_page('outboxentry')}?error__isempty=0"
         )
     if cron:
         yield Alarm(f"Cron entries that will never be due: {capped(cron)}", f"{_page('cronentry')}?state=never+due")
+
+
+def _page(model: str) -> str:
+    return reverse(f"admin:django_faktory_{model}_changelist")
 
 
 def _workers(using: str) -> list[WorkerLine]:

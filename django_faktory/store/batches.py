@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from django.db import IntegrityError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from ..batching import Progress, is_open
@@ -239,14 +239,6 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
         return members.look_again(connection, bids, _clock(connection, now)) if bids else 0
 
     return run(using, verb) if run(using, lambda _: due.exists(), atomic=False) else 0
-
-
-def unfinished(*, using: str) -> dict[str, int]:
-    """How many batches are open to whoever makes them, and how many are committed and not over."""
-    live = Batch.objects.using(using).filter(finished_at=None)
-    opened = Q(committed_at=None) | Q(reopened_until__isnull=False)
-    counted = {"open": Count("pk", filter=opened), "committed": Count("pk", filter=~opened)}
-    return run(using, lambda _: live.aggregate(**counted), atomic=False)
 
 
 def _clock(connection: BaseDatabaseWrapper, now: datetime | None) -> datetime:

@@ -5,21 +5,25 @@ Added to every few seconds by those who have something to add, in one statement;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Sum
+from django.db.models import Q, Sum
 from django.db.models.functions import Now
 
-from ..measuring import BUCKETS, Series
+from ..measuring import BUCKETS, OTHER, Series
 from ..models import Measure
 from .dialects import dialect_of
 from .dialects.base import marks
 from .transactions import run
+from .upkeep import skip_locked
 
 CHUNK = 200
+UNUSED_S = 14 * 86_400
+"""How long the sums since the beginning of a queue and task are kept after the last job."""
+
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
 """The "minute" of the rows that are never purged."""
 
@@ -40,15 +44,8 @@ def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime |
     def verb(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:
             minute = (now or dialect_of(connection).now(cursor)).replace(second=0, microsecond=0)
-            # In one order everywhere: two processes that add at the same time wait, and do not deadlock.
-            rows = [
-                (*(connection.ops.adapt_datetimefield_value(at), *names), *_values(series[names]))
-                for at in (EVER, minute)
-                for names in sorted(series)
-            ]
-            for start in range(0, len(rows), CHUNK):
-                chunk = rows[start : start + CHUNK]
-                cursor.execute(_upsert(connection, len(chunk)), [value for row in chunk for value in row])
+        # In one order everywhere: two processes that add at the same time wait, and do not deadlock.
+        _write(connection, [(at, *names, series[names]) for at in (EVER, minute) for names in sorted(series)])
 
     run(using, verb)
 
@@ -67,10 +64,54 @@ def purge(*, using: str, kept_for_s: float) -> int:
     return run(using, verb, atomic=False)
 
 
-def ever(*, using: str) -> dict[tuple[str, str], Series]:
-    """The sums since the beginning, by queue and jobtype."""
-    rows = Measure.objects.using(using).filter(minute=EVER).order_by("queue", "jobtype")
-    return {(row["queue"], row["jobtype"]): _series(row) for row in rows.values(*_COLUMNS)}
+def fold_unused(
+    *, using: str, after: tuple[str, str] | None = None, unused_s: float = UNUSED_S
+) -> tuple[str, str] | None:
+    """Add the sums since the beginning that did not change for `unused_s` to those of `OTHER`, and delete them.
+
+    So the sum of all stays. Looks at the next `CHUNK` pairs of queue and jobtype; returns the last, None at the end.
+    """
+    measures = Measure.objects.using(using)
+    rows = measures.filter(minute=EVER).order_by("queue", "jobtype")
+    if after is not None:
+        queue, jobtype = after
+        rows = rows.filter(Q(queue__gt=queue) | Q(jobtype__gt=jobtype), queue__gte=queue)
+    pairs = rows.values_list("queue", "jobtype")[:CHUNK]
+    some = run(using, lambda _: list(pairs), atomic=False)
+    if not some:
+        return None
+    within = rows.filter(queue__lte=some[-1][0], used_at__lt=Now() - timedelta(seconds=unused_s))
+    unused = within.exclude(queue=OTHER, jobtype=OTHER)
+
+    def verb(connection: BaseDatabaseWrapper) -> None:
+        sums = Series()
+        found = list(skip_locked(unused.values_list("pk", *_SUMS))[:CHUNK])
+        for _, *values in found:
+            sums.add(_series(values))
+        measures.filter(pk__in=[pk for pk, *_ in found]).delete()
+        if found:
+            _write(connection, [(EVER, OTHER, OTHER, sums)])
+
+    if run(using, lambda _: unused[:1].exists(), atomic=False):
+        run(using, verb)
+    return some[-1] if len(some) == CHUNK else None
+
+
+def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
+    """The sums since the beginning, by queue and jobtype.
+
+    The `most` pairs that were started most often; the sums of all others are those of `OTHER`.
+    """
+    rows = Measure.objects.using(using).filter(minute=EVER)
+    top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: most + 1])
+    found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:most]}
+    if len(top) > most:
+        everything = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
+        rest = _series([everything[f"{name}__sum"] or 0 for name in _SUMS])
+        for series in found.values():
+            rest.subtract(series)
+        found.setdefault((OTHER, OTHER), Series()).add(rest)
+    return dict(sorted(found.items()))
 
 
 def by_minute(
@@ -84,7 +125,7 @@ def by_minute(
         rows = rows.filter(jobtype=jobtype)
     sums = rows.values("minute").order_by("minute").annotate(**{f"{name}__sum": Sum(name) for name in _SUMS})
     found: list[Any] = list(sums)
-    return {row["minute"]: _series({name: row[f"{name}__sum"] for name in _SUMS}) for row in found}
+    return {row["minute"]: _series([row[f"{name}__sum"] for name in _SUMS]) for row in found}
 
 
 def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
@@ -100,21 +141,34 @@ def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datet
     return {minute: (int(well), int(badly)) for minute, well, badly in sums}
 
 
+def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
+    rows = [
+        (connection.ops.adapt_datetimefield_value(at), queue, jobtype, *_values(sums))
+        for at, queue, jobtype, sums in series
+    ]
+    with connection.cursor() as cursor:
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK]
+            cursor.execute(_upsert(connection, len(chunk)), [value for row in chunk for value in row])
+
+
 def _values(series: Series) -> list[float]:
     return [
         series.started, series.succeeded, series.failed, series.waited_s, series.ran_s, *series.waits, *series.runs,
     ]  # fmt: skip
 
 
-def _series(row: Mapping[str, float]) -> Series:
+def _series(sums: Sequence[Any]) -> Series:
+    """Read the columns of `_SUMS`."""
+    started, succeeded, failed, waited_s, ran_s, *counts = sums
     return Series(
-        started=int(row["started"]),
-        succeeded=int(row["succeeded"]),
-        failed=int(row["failed"]),
-        waited_s=row["waited_s"],
-        ran_s=row["ran_s"],
-        waits=[int(row[f"wait_{place}"]) for place in range(BUCKETS)],
-        runs=[int(row[f"run_{place}"]) for place in range(BUCKETS)],
+        started=int(started),
+        succeeded=int(succeeded),
+        failed=int(failed),
+        waited_s=waited_s,
+        ran_s=ran_s,
+        waits=[int(count) for count in counts[:BUCKETS]],
+        runs=[int(count) for count in counts[BUCKETS:]],
     )
 
 
@@ -122,6 +176,7 @@ def _upsert(connection: BaseDatabaseWrapper, count: int) -> str:
     row = f"({marks(_COLUMNS)})"
     insert = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * count)} "
     if connection.vendor == "mysql":
-        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = {name} + VALUES({name})' for name in _SUMS)}"
+        added = ", ".join(f"{name} = {name} + VALUES({name})" for name in _SUMS)
+        return f"{insert} ON DUPLICATE KEY UPDATE {added}, used_at = UTC_TIMESTAMP(6)"
     added = ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in _SUMS)
-    return f"{insert} ON CONFLICT (minute, queue, jobtype) DO UPDATE SET {added}"
+    return f"{insert} ON CONFLICT (minute, queue, jobtype) DO UPDATE SET {added}, used_at = excluded.used_at"

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
+from .. import jsontext
+from ..gating import Scope
 from ..lifecycle import State
-from ..models import Job, Queue
+from ..models import Job, Limit, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
+from .shared import may_share, shared
 from .transactions import run
 
-QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
 CHUNK = 500
+NAMES_AT_ONCE = 200
+"""Names that a statement finds among the jobs that wait: each is a look at an index, some pages deep."""
+
+UNUSED_S = 14 * 86_400
+"""How long an empty queue is kept, unless it is paused or has a limit."""
+
+USED_AGAIN_S = 3600
+"""How long the time of a queue's last use is not written again."""
+
 COUNTED = 1000
 """Jobs of each queue that `waiting` counts, unless it is told otherwise."""
 
@@ -31,19 +45,80 @@ class Waiting(NamedTuple):
 
 
 def known_names(*, using: str) -> list[str]:
-    """Every queue there is, by name: those remembered, and those that jobs wait in. One look at an index for each."""
-    remembered = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
-    return sorted(remembered | set(_names_in_use(using)))
+    """Every queue there is, by name: those remembered, and those that jobs wait in."""
+    found = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
+    names = names_in_use(using=using)
+    while names:
+        found.update(names)
+        names = names_in_use(using=using, after=names[-1])
+    return sorted(found)
 
 
-def _names_in_use(using: str) -> list[str]:
-    found: list[str] = []
-    for state in (State.ENQUEUED, State.BLOCKED):
-        waiting = Job.objects.using(using).in_state(state).order_by("queue").values_list("queue", flat=True)
-        name = ""
-        while (name := _first(waiting.filter(queue__gt=name)[:1], using) or "") != "":
-            found.append(name)
-    return found
+def names_in_use(*, using: str, after: str = "") -> list[str]:
+    """The next queues by name in which jobs wait, at most `NAMES_AT_ONCE`."""
+
+    def verb(connection: BaseDatabaseWrapper) -> list[str]:
+        with connection.cursor() as cursor:
+            cursor.execute(_NAMES, [after, after])
+            return [name for (name,) in cursor.fetchall()]
+
+    return run(using, verb, atomic=False)
+
+
+# From one name to the next in the index FETCH uses.
+_IN_USE = f"""
+{{state}}(name, place) AS (
+  SELECT MIN(job.queue), 1 FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > %s
+  UNION ALL
+  SELECT (SELECT MIN(job.queue) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > prior.name), place + 1
+  FROM {{state}} AS prior WHERE prior.name IS NOT NULL AND place < {NAMES_AT_ONCE}
+)"""
+_WAITING = (State.ENQUEUED, State.BLOCKED)
+_NAMES = (
+    f"WITH RECURSIVE {', '.join(_IN_USE.format(state=state) for state in _WAITING)} "
+    + " UNION ".join(f"SELECT name FROM {state} WHERE name IS NOT NULL" for state in _WAITING)
+    + f" ORDER BY name LIMIT {NAMES_AT_ONCE}"
+)
+
+
+def add(names: Iterable[str], *, using: str) -> None:
+    """Remember these queues, so that they are shown while they are empty, and that they are used.
+
+    First the rows that are there: one whose use was written, or is new, is not forgotten by `forget_unused`. Then the
+    others, also those that were forgotten at that moment.
+    """
+    names = sorted(names)
+    if not names:
+        return
+    rows = Queue.objects.using(using)
+    unused = rows.filter(name__in=names, used_at__lt=Now() - timedelta(seconds=USED_AGAIN_S))
+    run(using, lambda _: unused.update(used_at=Now()), atomic=False)
+    new = [Queue(name=name) for name in names]
+    run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False)
+
+
+def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) -> tuple[int, str]:
+    """Forget empty queues that were not used for `unused_s`, that are not paused and have no limit.
+
+    Looks at the next `NAMES_AT_ONCE` queues by name. Returns how many were forgotten, and the last name; "" at the end.
+    Scheduled and retrying jobs bring their queue back when they are enqueued.
+    """
+    rows, jobs = Queue.objects.using(using), Job.objects.filter(queue=OuterRef("name"))
+    limit = Limit.objects.filter(scope=Scope.QUEUE, name=OuterRef("name"))
+    unused = rows.filter(~Exists(limit), paused_at=None, used_at__lt=Now() - timedelta(seconds=unused_s))
+    some = rows.filter(name__gt=after).order_by("name").values_list("name", flat=True)[:NAMES_AT_ONCE]
+    names = run(using, lambda _: list(some), atomic=False)
+    empty = unused.filter(*(~Exists(jobs.in_state(state)) for state in _WAITING), name__in=names)
+    found = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
+
+    def verb(_: BaseDatabaseWrapper) -> int:
+        # Asked again with the rows locked: one that was used, paused or limited meanwhile stays.
+        skips = connections[using].features.has_select_for_update_skip_locked
+        still = unused.filter(name__in=found).order_by("name").select_for_update(skip_locked=skips)
+        return rows.filter(name__in=list(still.values_list("name", flat=True))).delete()[0]
+
+    count = run(using, verb) if found else 0
+    return count, names[-1] if len(names) == NAMES_AT_ONCE else ""
 
 
 def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
@@ -57,6 +132,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
 
     def pause_these(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
+        rows.filter(name__in=names).update(used_at=Now())  # from now on `forget_unused` leaves these rows alone
         rows.bulk_create([Queue(name=name) for name in names], ignore_conflicts=True)
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
@@ -75,27 +151,36 @@ def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     names: list[str] = run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
     resumed = sorted(names if queues is None else {*names} & {*queues})
-    _in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None), using)
+    _in_chunks(resumed, lambda chunk: paused.filter(name__in=chunk).update(paused_at=None, used_at=Now()), using)
     return resumed
 
 
 def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
-    """Seconds the oldest enqueued job of each has waited; 0.0 where none waits."""
+    """Seconds the oldest job of each has waited; 0.0 for a queue without enqueued or blocked jobs.
+
+    One statement for any number of names, which reads the first job of each priority from the index.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, float]:
+        heads, ages = _heads(connection)
         with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
-        oldest = {
-            queue: min(at or now for at in (_oldest(queue, state, using) for state in (State.ENQUEUED, State.BLOCKED)))
-            for queue in queues
-        }
-        return {queue: max(0.0, (now - at).total_seconds()) for queue, at in oldest.items()}
+            cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
+            found = dict.fromkeys(queues, 0.0)
+            found.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
+        return found
 
-    return run(using, verb)
+    return run(using, verb, atomic=False) if queues else {}
+
+
+def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
+    """`latency`, shared by the callers of this process that name the same queues: see `shared`."""
+    now = partial(latency, queues, using=using)
+    return shared((latency, using, *queues), now, exact=True) if may_share(using) else now()
 
 
 def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:
-    """How much waits in each of these queues, and for how long: a few statements, none reads a queue to its end.
+    """How much waits in each of these queues, and for how long: a statement for each state, none reads a queue to its
+    end.
 
     For at most 100 names: they are terms of one statement.
     """
@@ -103,75 +188,56 @@ def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[st
         return {}
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, Waiting]:
-        sizes = dict.fromkeys(names, 0)
-        oldest: dict[str, datetime] = {}
+        found = dict.fromkeys(names, Waiting(0, 0.0))
         with connection.cursor() as cursor:
-            now = dialect_of(connection).now(cursor)
-            for state in (State.ENQUEUED, State.BLOCKED):
-                cursor.execute(*_sizes(names, state, using, most))
-                for place, count in cursor.fetchall():
-                    sizes[names[place]] += count
-                cursor.execute(_HEADS.format(state=state, names=", ".join(["%s"] * len(names))), list(names))
-                for name, at in cursor.fetchall():
-                    moment = _moment(connection, at)
-                    oldest[name] = min(oldest.get(name, moment), moment)
-        return {
-            name: Waiting(min(size, most), max(0.0, (now - oldest.get(name, now)).total_seconds()))
-            for name, size in sizes.items()
-        }
+            for state in _WAITING:
+                heads, ages = _heads(connection, [state])
+                sizes, values = _sizes(names, state, using, most)
+                cursor.execute(f"{heads} {ages} UNION ALL {sizes}", [jsontext.encode(list(names)), *values])
+                for name, size, age in cursor.fetchall():
+                    had = found[name]
+                    found[name] = Waiting(min(had.size + size, most), max(had.latency_s, age))
+        return found
 
-    return run(using, verb)
+    return run(using, verb, atomic=False)
 
 
 # Of each queue and priority the oldest is the first in the index FETCH uses: from one priority to the next.
 _HEADS = f"""
-WITH RECURSIVE heads(queue, weight) AS (
+{{state}}(queue, weight) AS (
   SELECT known.name, (SELECT MIN(job.weight) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue = known.name)
-  FROM {QUEUE} AS known WHERE known.name IN ({{names}})
+  FROM known
   UNION ALL
   SELECT heads.queue, (SELECT MIN(job.weight) FROM {JOB} AS job
     WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight > heads.weight)
-  FROM heads WHERE heads.weight IS NOT NULL
-)
+  FROM {{state}} AS heads WHERE heads.weight IS NOT NULL
+)"""
+_OLDEST = f"""
 SELECT heads.queue, (SELECT MIN(job.enqueued_at) FROM {JOB} AS job
-  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight)
-FROM heads WHERE heads.weight IS NOT NULL"""
+  WHERE job.state = '{{state}}' AND job.queue = heads.queue AND job.weight = heads.weight) AS moment
+FROM {{state}} AS heads WHERE heads.weight IS NOT NULL"""
+
+
+def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) -> tuple[str, str]:
+    """A WITH clause, whose parameter is a JSON array of names, and a SELECT of name, 0 and age of the oldest job."""
+    dialect = dialect_of(connection)
+    heads = ", ".join(_HEADS.format(state=state) for state in states)
+    oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in states)
+    return (
+        f"WITH RECURSIVE known(name) AS ({dialect.names_of_json}), {heads}",
+        f"SELECT queue, 0, {dialect.age('MIN(moment)')} FROM ({oldest}) AS oldest GROUP BY queue",
+    )
 
 
 def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[str, list[Any]]:
-    """One statement with a term for each queue; Django makes the text once, for they differ by the name only."""
-    waiting = Job.objects.using(using).in_state(state).filter(queue=names[0])
-    some = waiting.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
+    """A SELECT with a term for each queue; Django makes the text once, for they differ by the name only."""
+    any_name = "\n"  # no queue has this name, no state either
+    jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
+    some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
     sql, params = some.query.get_compiler(using).as_sql()
-    parts = [f"SELECT {place}, COUNT(*) FROM ({sql}) AS some_{place}" for place in range(len(names))]
-    values = [name if value == names[0] else value for name in names for value in params]
+    parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
+    values = [name if value == any_name else value for name in names for value in (name, *params)]
     return " UNION ALL ".join(parts), values
-
-
-def _moment(connection: BaseDatabaseWrapper, value: Any) -> datetime:
-    """As the ORM reads this database's times."""
-    column = Job._meta.get_field("enqueued_at").get_col(JOB)  # noqa: SLF001  (Django's documented name)
-    for convert in connection.ops.get_db_converters(column):
-        value = convert(value, column, connection)
-    found: datetime = value
-    return found
-
-
-def _oldest(queue: str, state: State, using: str) -> datetime | None:
-    """The oldest of each priority is the first in the index FETCH uses: a look at it for each, not at every job."""
-    waiting = Job.objects.using(using).in_state(state).filter(queue=queue)
-    first_of_all = waiting.order_by("weight", "enqueued_at", "id").only("weight", "enqueued_at")
-    oldest: datetime | None = None
-    job = first_of_all.first()
-    while job is not None:
-        if oldest is None or (job.enqueued_at is not None and job.enqueued_at < oldest):
-            oldest = job.enqueued_at
-        job = first_of_all.filter(weight__gt=job.weight).first()
-    return oldest
-
-
-def _first(rows: Iterable[str], using: str) -> str | None:
-    return run(using, lambda _: next(iter(rows), None), atomic=False)
 
 
 def _in_chunks(names: Sequence[str], change: Callable[[Sequence[str]], object], using: str) -> None:

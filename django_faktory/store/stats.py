@@ -1,96 +1,298 @@
-"""One snapshot of the numbers: INFO, metrics and the admin show the same. True on every node: the database counts."""
+"""The numbers of INFO, metrics and the admin: exact, from one snapshot, and true on every node (W22)."""
 
 from __future__ import annotations
 
+from collections import Counter as Sums
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Count, Sum
+from django.db.models import Count, QuerySet
 
 from ..lifecycle import State
 from ..models import Batch, Counter, Job, Queue, WorkerProcess
-from . import scalars, walking
+from . import walking
+from .dialects import dialect_of
+from .shared import may_share, shared
 from .transactions import run
 from .workers import living
 
-_WAITING = (State.ENQUEUED, State.BLOCKED)
-_SETS = ((State.SCHEDULED, State.RETRIES), (State.WORKING,), (State.DEAD,))
-"""As they share an index: to count all of them at once PostgreSQL would read the whole table."""
+_COUNTER = Counter._meta.db_table  # noqa: SLF001  (documented)
+_TOTALS = ("processed", "failed", "late")
+_QUEUES, _BATCHES, _WORKERS, _TOTAL = "queues", "batches", "workers", "totals"
+_DUE = "due"
+_WHOLE = frozenset({str(State.WORKING), _WORKERS, _TOTAL})
+"""Counted to their end: as many as worker processes have threads."""
+
+Row = tuple[str, str, int, float]
+"""Kind, name, count, and the age in seconds of the oldest; of a queue 1 if it is paused; of a total its value."""
+
+_WAITING = frozenset(map(str, (State.ENQUEUED, State.BLOCKED)))
+_SETS = (State.BLOCKED, State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKING)
+
+Part = tuple[str, tuple[Any, ...]]
+
+
+class Sizes(NamedTuple):
+    """Rows that a statement counts, so that it reads fewer than 2,000 pages.
+
+    So few that PostgreSQL goes by the index too while the table is not vacuumed, when it looks into it for each row.
+    """
+
+    at_once: int = 10_000
+    """Of each set of jobs and of batches, by the first statement."""
+    queues: int = 30_000
+    """Of the table of queues."""
+    portion: int = 20_000
+    """Of one set, by each further statement."""
+
+    def is_full(self, kind: str, count: int) -> bool:
+        """Whether a set has perhaps more rows than the first statement has counted."""
+        return kind not in _WHOLE and count >= (self.queues if kind == _QUEUES else self.at_once)
+
+
+SIZES = Sizes()
+
+
+@dataclass(slots=True)
+class AllCounts:
+    """What is stored, by name."""
+
+    queues: dict[str, int] = field(default_factory=dict)
+    """Jobs that are enqueued or blocked, of every queue that is known or has such jobs."""
+    latencies: dict[str, float] = field(default_factory=dict)
+    """Seconds that the oldest of them has waited; queues without jobs are not in it."""
+    paused: set[str] = field(default_factory=set)
+    sets: dict[str, int] = field(default_factory=dict)
+    """Jobs by state; blocked ones are in their queues' sizes too."""
+    workers: dict[str, int] = field(default_factory=dict)
+    """Worker processes that live, by state."""
+    batches: dict[str, int] = field(default_factory=dict)
+    """Batches that are not over: open, committed."""
+    totals: dict[str, int] = field(default_factory=dict)
+    """Ends of jobs, failures and late reports since the beginning."""
+    full: set[str] = field(default_factory=set)
+    """Kinds of sets that may be larger than this says: their first rows are counted only."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of all sets is counted."""
+        return not self.full
+
+    def of(self, state: State) -> int:
+        """Jobs of a state that waits or runs, or of dead ones."""
+        if state is State.ENQUEUED:
+            return sum(self.queues.values()) - self.sets[str(State.BLOCKED)]
+        return self.sets[str(state)]
+
+    def is_partial(self, state: State) -> bool:
+        """Whether only the first jobs of this state were counted."""
+        return str(state) in self.full or (_DUE in self.full and state in (State.SCHEDULED, State.RETRIES))
+
+    def info(self) -> dict[str, Any]:
+        """The numbers as `Broker.info` returns them."""
+        return {
+            "queues": self.queues,
+            "sets": self.sets,
+            "total_processed": self.totals["processed"],
+            "total_failures": self.totals["failed"],
+            "total_late": self.totals["late"],
+            "total_enqueued": sum(self.queues.values()),
+            "total_queues": len(self.queues),
+            "workers": sum(self.workers.values()),
+        }
+
+
+def glance(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+    """Read all numbers with one statement, which counts no further than `sizes`."""
+    return run(using, lambda connection: _sum(_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
+
+
+def counts(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+    """Read all numbers: with one statement, or with `whole` if a set is larger than that one counts."""
+    found = glance(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+    return found if found.is_complete else whole(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
+
+
+def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
+    """Read all numbers, large sets by portions, in a transaction that only reads, so from one snapshot.
+
+    No statement reads more than some 2,000 pages of a vacuumed table. In a transaction of the caller's each portion
+    sees what that transaction sees.
+    """
+
+    def verb(connection: BaseDatabaseWrapper) -> AllCounts:
+        rows = _first(connection, worker_timeout_s, sizes)
+        full = _sum(rows, sizes).full
+        for one in _sets(using, sizes):
+            if one.kind in full:
+                rows += _further(connection, one, sizes.portion)
+        found = _sum(rows, sizes)
+        found.full = set()
+        return found
+
+    return run(using, verb, snapshot=True)
+
+
+def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
+    """`glance`, shared by the callers of this process: see `shared`."""
+    return _shared(glance, using, worker_timeout_s, exact=exact)
+
+
+def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
+    """`counts`, shared by the callers of this process: see `shared`."""
+    found = _shared(glance, using, worker_timeout_s, exact=exact)
+    return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
+
+
+def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float, *, exact: bool) -> AllCounts:
+    now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
+    return shared((read, using, worker_timeout_s), now, exact=exact) if may_share(using) else now()
 
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
-    """The sizes of queues and sets, the totals and the workers that live; taken in one transaction.
-
-    Sizes are counted over the partial indexes of the live states, so the cost grows with the backlog: callers
-    that show them often keep one for a second.
-    """
-
-    def verb(_: BaseDatabaseWrapper) -> dict[str, Any]:
-        blocked = 0
-        queues = dict.fromkeys(Queue.objects.using(using).values_list("name", flat=True), 0)
-        jobs = Job.objects.using(using)
-        for state in _WAITING:
-            for queue, count in jobs.in_state(state).order_by().values_list("queue").annotate(Count("pk")):
-                queues[queue] = queues.get(queue, 0) + count
-                blocked += count if state is State.BLOCKED else 0
-        sets = dict.fromkeys(sorted(str(state) for states in _SETS for state in states), 0)
-        first, *others = (
-            jobs.in_state(*states).order_by().values_list("state").annotate(Count("pk")) for states in _SETS
-        )
-        sets[str(State.BLOCKED)] = blocked  # in their queues' sizes too
-        sets.update(first.union(*others, all=True))
-        totals = Counter.objects.using(using).aggregate(
-            processed=Sum("processed"), failed=Sum("failed"), late=Sum("late")
-        )
-        return {
-            "queues": dict(sorted(queues.items())),
-            "sets": sets,
-            "total_processed": totals["processed"] or 0,
-            "total_failures": totals["failed"] or 0,
-            "total_late": totals["late"] or 0,
-            "total_enqueued": sum(queues.values()),
-            "total_queues": len(queues),
-            "workers": WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).count(),
-        }
-
-    return run(using, verb)
+    """The numbers as `Broker.info` returns them, read now."""
+    return counts(using=using, worker_timeout_s=worker_timeout_s).info()
 
 
-class Bounded(NamedTuple):
-    """The numbers, none of them counted beyond a limit."""
-
-    totals: dict[str, int]
-    """Ends, failures and late reports since the beginning: kept as they happen, and exact."""
-    sets: dict[str, int]
-    """Jobs by state."""
-    batches: dict[str, int]
-    """Those that are not over: open, committed."""
-    queues: int
+# --- sets, and the statements that count them ---
 
 
-def bounded(*, using: str, most: int) -> Bounded:
-    """The same at a cost that does not grow with the backlog: `most` means so many or more."""
-    live = Batch.objects.using(using).filter(finished_at=None)
-    states = (*_WAITING, *(state for states in _SETS for state in states))
-    rows = [
-        *(walking.in_index_order(state, using=using) for state in states),
-        live.filter(committed_at=None),
-        live.filter(committed_at__isnull=False),
-        Queue.objects.using(using).all(),
-    ]
-    *counts, open_, committed, queues = scalars.counts(rows, most=most, using=using)
-    sums = {name: Sum(name) for name in ("processed", "failed", "late")}
-    totals = run(using, lambda _: Counter.objects.using(using).aggregate(**sums), atomic=False)
-    return Bounded(
-        totals={name: total or 0 for name, total in totals.items()},
-        sets={str(state): count for state, count in sorted(zip(states, counts, strict=True))},
-        batches={"open": open_, "committed": committed},
-        queues=queues,
+class CountedSet(NamedTuple):
+    """Rows in the order of an index, and how a part of them is summed up."""
+
+    kind: str
+    rows: QuerySet[Any]
+    order: tuple[str, ...]
+    size: int
+    """Rows that the first statement counts."""
+    columns: tuple[str, ...]
+    """What the summary needs; with the order no more than the index has."""
+    summary: str
+    """Name, count and age, with `{age}` of the oldest; then perhaps GROUP BY."""
+    groups: str = ""
+
+    def part(self, connection: BaseDatabaseWrapper, size: int, after: Sequence[Any] | None = None) -> Part:
+        """Build a SELECT that sums up the next rows."""
+        rows = _after(self.rows, self.order, after).values(*self.columns)[:size]
+        sql, values = _compiled(rows, connection)
+        summary = self.summary.format(age=dialect_of(connection).age("MIN(enqueued_at)"))
+        return f"SELECT '{self.kind}', {summary} FROM ({sql}) AS part {self.groups}", values
+
+    def place(self, size: int, after: Sequence[Any] | None = None) -> QuerySet[Any]:
+        """The place of the last of the next rows."""
+        return _after(self.rows, self.order, after).values_list(*self.order)[size - 1 : size]
+
+
+def _after(rows: QuerySet[Any], order: tuple[str, ...], place: Sequence[Any] | None) -> QuerySet[Any]:
+    if place is None:
+        return rows
+    if len(order) == 1:
+        return rows.filter(**{f"{order[0]}__gt": place[0]})
+    return rows.filter(walking.After(order, place))
+
+
+def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
+    of_queues = "queue, COUNT(*), {age}"
+    is_open = "CASE WHEN committed_at IS NULL OR reopened_until IS NOT NULL THEN 'open' ELSE 'committed' END"
+    sets = [_jobs(using, state, sizes, columns=("queue", "enqueued_at"), summary=of_queues, groups="GROUP BY queue")
+            for state in (State.ENQUEUED, State.BLOCKED)]  # fmt: skip
+    if connections[using].features.supports_partial_indexes:
+        sets.append(_due(using, sizes))
+    else:  # one query over both states would read and sort them all
+        sets += [_jobs(using, state, sizes) for state in (State.SCHEDULED, State.RETRIES)]
+    sets.append(_jobs(using, State.DEAD, sizes))
+    names = Queue.objects.using(using).order_by("name")
+    live = Batch.objects.using(using).filter(finished_at=None).order_by("pk")
+    return [
+        *sets,
+        CountedSet(_QUEUES, names, ("name",), sizes.queues, ("name", "paused_at"),
+                   "name, 1, CASE WHEN paused_at IS NULL THEN 0 ELSE 1 END"),
+        CountedSet(_BATCHES, live, ("pk",), sizes.at_once, ("committed_at", "reopened_until"),
+                   f"{is_open}, COUNT(*), 0", f"GROUP BY {is_open}"),
+    ]  # fmt: skip
+
+
+def _jobs(
+    using: str, state: State, sizes: Sizes, *, columns: tuple[str, ...] = ("id",), summary: str = "", groups: str = ""
+) -> CountedSet:
+    rows, order = walking.in_index_order(state, using=using), walking.index_order(state, using=using)
+    return CountedSet(str(state), rows, order, sizes.at_once, columns, summary or f"'{state}', COUNT(*), 0", groups)
+
+
+def _due(using: str, sizes: Sizes) -> CountedSet:
+    """Scheduled and retrying jobs, which share an index."""
+    order = walking.index_order(State.SCHEDULED, using=using)
+    rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
+    return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
+
+
+def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: Sizes) -> list[Row]:
+    return _rows(connection, *_first_text(connection.alias, worker_timeout_s, sizes))
+
+
+@lru_cache(maxsize=8)
+def _first_text(using: str, worker_timeout_s: float, sizes: Sizes) -> Part:
+    """Build the first statement, which takes Django longer than the database to answer it if few jobs are stored."""
+    connection = connections[using]
+    parts = [one.part(connection, one.size) for one in _sets(using, sizes)]
+    working = Job.objects.using(using).working().order_by().values("reserved_until")
+    sql, values = _compiled(working, connection)
+    parts.append((f"SELECT '{State.WORKING}', '{State.WORKING}', COUNT(*), 0 FROM ({sql}) AS part", values))
+    living_ones = WorkerProcess.objects.using(using).filter(living(worker_timeout_s)).order_by()
+    sql, values = _compiled(living_ones.values("state").annotate(n=Count("pk")), connection)
+    parts.append((f"SELECT '{_WORKERS}', state, n, 0 FROM ({sql}) AS part", values))
+    parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in _TOTALS]
+    return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, some in parts for value in some)
+
+
+def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> list[Row]:
+    """Count what the first statement has left over of a set."""
+    rows: list[Row] = []
+    place = one.place(one.size).first()
+    while place is not None:
+        rows += _rows(connection, *one.part(connection, portion, place))
+        place = one.place(portion, place).first()
+    return rows
+
+
+def _sum(rows: Iterable[Row], sizes: Sizes) -> AllCounts:
+    found = AllCounts(
+        sets=dict.fromkeys(sorted(map(str, _SETS)), 0),
+        workers=dict.fromkeys(WorkerProcess.State.values, 0),
+        batches={"open": 0, "committed": 0},
     )
+    counted: Sums[str] = Sums()
+    queues, latencies = found.queues, found.latencies
+    for kind, name, count, value in rows:
+        counted[kind] += count
+        if kind in _WAITING:
+            queues[name] = queues.get(name, 0) + count
+            latencies[name] = max(latencies.get(name, 0.0), float(value))
+        elif kind == _QUEUES:
+            queues.setdefault(name, 0)
+            if value:
+                found.paused.add(name)
+        elif kind == _TOTAL:
+            found.totals[name] = int(value or 0)
+        else:
+            sums = found.workers if kind == _WORKERS else found.batches if kind == _BATCHES else found.sets
+            sums[name] = sums.get(name, 0) + count
+    found.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
+    found.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
+    found.queues = dict(sorted(queues.items()))
+    return found
 
 
-def add_queues(names: set[str], *, using: str) -> None:
-    """Remember these queues, so that they are shown while they are empty."""
-    if names:
-        rows = [Queue(name=name) for name in sorted(names)]
-        run(using, lambda _: Queue.objects.using(using).bulk_create(rows, ignore_conflicts=True), atomic=False)
+def _rows(connection: BaseDatabaseWrapper, sql: str, values: Sequence[Any]) -> list[Row]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return list(cursor.fetchall())
+
+
+def _compiled(rows: QuerySet[Any], connection: BaseDatabaseWrapper) -> Part:
+    sql, values = rows.query.get_compiler(connection=connection).as_sql()
+    return sql, tuple(values)

@@ -49,12 +49,18 @@ around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullco
 
 
 def run(
-    alias: str, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool = True, raises_lock_timeout: bool = True
+    alias: str,
+    verb: Callable[[BaseDatabaseWrapper], T],
+    *,
+    atomic: bool = True,
+    snapshot: bool = False,
+    raises_lock_timeout: bool = True,
 ) -> T:
     """Run `verb(connection)` in a transaction of its own and return what it returns.
 
-    With `atomic=False` it is one statement and commits by itself. Inside a transaction of the caller's the
-    verb joins it, once, and database errors reach the caller as they are: only he can roll back.
+    With `atomic=False` it is one statement and commits by itself. With `snapshot` it only reads: all its statements see
+    the same moment, and it takes no lock. Inside a transaction of the caller's the verb joins it, once, and database
+    errors reach the caller unchanged: only the caller can roll back.
     Raises BrokerUnavailable where the database cannot be used just now, and LockTimeout inside of `limited_lock_wait`;
     with `raises_lock_timeout=False` a lock that is not free in time is one more collision.
     """
@@ -65,7 +71,7 @@ def run(
         try:
             with around(connection):
                 _leave_an_old_primary(connection)
-                return _carry_out(connection, verb, atomic=atomic)
+                return _carry_out(connection, verb, atomic=atomic, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
             if isinstance(error, InternalError) and not is_read_only:
@@ -137,7 +143,11 @@ def _execute(connection: BaseDatabaseWrapper, sql: str) -> None:
         cursor.execute(sql)
 
 
-def _carry_out(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool) -> T:
+def _carry_out(
+    connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool, snapshot: bool
+) -> T:
+    if snapshot and connection.get_autocommit():
+        return _read(connection, verb)
     lock_wait = _limit_lock_wait(connection)
     if not atomic and not lock_wait:
         return verb(connection)
@@ -145,6 +155,19 @@ def _carry_out(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrap
         if lock_wait:
             _execute(connection, lock_wait)
         return verb(connection)
+
+
+def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
+    """Django knows one kind of transaction, which on SQLite takes the lock that writers need: begin another by hand."""
+    for sql in dialect_of(connection).begin_snapshot:
+        _execute(connection, sql)
+    try:
+        found = verb(connection)
+        _execute(connection, "COMMIT")
+    except BaseException:
+        connection.close()  # which ends the transaction, whatever state it is in
+        raise
+    return found
 
 
 def is_at_hand(connection: BaseDatabaseWrapper) -> bool:

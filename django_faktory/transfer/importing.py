@@ -14,7 +14,7 @@ from django.db import transaction
 from ..brokers.base import Broker
 from ..errors import FaktoryError, InvalidPayload
 from ..payloads import JobPayload
-from ..store import queues, stats
+from ..store import queues
 from ..store import transfer as store
 from ..store.transactions import run
 from .entries import Arrival, arrival
@@ -59,7 +59,7 @@ class Import:
         paused = sorted(name for name in self._contents.paused if _is_name(name))
         if not self._is_dry:
             queues.pause(paused, using=self._alias)
-            stats.add_queues(names, using=self._alias)
+            queues.add(names, using=self._alias)
         self.report.paused = paused
 
     def _add_notes(self) -> None:

@@ -1,6 +1,7 @@
 """The overview: what it tells, what it costs, who may see it."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -11,7 +12,7 @@ from django_faktory.dashboard import charts, groups, overview
 from django_faktory.dashboard.charts import Point
 from django_faktory.measuring import Series
 from django_faktory.models import Counter, OutboxEntry, WorkerProcess
-from django_faktory.store import measures, queues
+from django_faktory.store import measures, queues, stats
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -61,15 +62,29 @@ def test_it_tells_depth_latency_what_runs_and_who_works(admin_client):
         assert told in page
 
 
-def test_counts_end_at_the_cap(monkeypatch):
-    monkeypatch.setattr(overview, "COUNTED", 2)
+def test_a_large_set_is_counted_to_the_cap(monkeypatch):
+    monkeypatch.setattr(stats, "shared_glance", partial(stats.glance, sizes=stats.Sizes(at_once=3)))
     monkeypatch.setattr(queues, "COUNTED", 2)
-    QueueFactory(name="default")
+    QueueFactory(name="default", paused_at=timezone.now())
     JobFactory.create_batch(5)
+    JobFactory(dead=True)
     read = overview.read(using="default")
-    assert [line.depth for line in read.queues] == ["2+"]
-    assert read.tiles[0].number in ("2+", "5,000+")
+    assert [(line.depth, line.is_paused) for line in read.queues] == [("2+", True)]
+    assert {tile.name: tile.number for tile in read.tiles}.items() >= {"enqueued": "3+", "dead": "1"}.items()
+    assert [alarm.text for alarm in read.alarms] == ["Queue default is paused; waiting jobs: 2+"]
     assert overview.capped(3, 2) == "2+"
+
+
+def test_of_many_queues_the_fullest_are_shown():
+    for number in range(overview.QUEUES_SHOWN + 5):
+        QueueFactory(name=f"q{number:02}", paused_at=timezone.now())
+    JobFactory.create_batch(2, queue="q24")
+    JobFactory.create_batch(1, queue="q07")
+    read = overview.read(using="default")
+    assert [(line.name, line.size) for line in read.queues if line.size] == [("q07", 1), ("q24", 2)]
+    assert (len(read.queues), read.hidden_queues) == (overview.QUEUES_SHOWN, 5)
+    paused = [alarm.text for alarm in read.alarms]
+    assert paused[-1] == f"More queues are paused: {overview.QUEUES_SHOWN + 5 - overview.ROWS}"
 
 
 def test_it_asks_as_often_for_much_as_for_little(admin_client, django_assert_max_num_queries):

@@ -1,11 +1,15 @@
 """The contract, on this database."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
-from django_faktory.brokers import orm
+from django_faktory.brokers import orm, serving_broker
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.measuring import Recorder
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import Ack
+from django_faktory.store import shared
 from tests.contract.batch_contract import BatchContract
 from tests.contract.broker_contract import BrokerContract
 from tests.contract.management_contract import ManagementContract
@@ -74,3 +78,29 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         OrmBroker("default").remove(["q"])
         broker.push([payload(queue="q")])
         assert Queue.objects.filter(name="q").exists()
+
+
+class TestSharingBroker(ManagementContract):
+    """A server's broker shares INFO and QUEUE LATENCY: what was answered before is in it, if a read is cheap."""
+
+    @pytest.fixture
+    def broker(self):
+        return OrmBroker("default", shares_numbers=True)
+
+    @pytest.fixture(autouse=True)
+    def _reads_are_cheap(self, monkeypatch):
+        """Also on a machine that is busy."""
+        monkeypatch.setattr(shared, "CHEAP_S", 60.0)
+        monkeypatch.setattr(shared, "COST", 0)
+
+    def test_callers_share_a_read(self, broker, monkeypatch):
+        monkeypatch.setattr(shared, "CHEAP_S", 0.0)
+        monkeypatch.setattr(shared, "KEPT_S", 60.0)
+        assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
+        broker.push([payload(queue="q")])
+        with CaptureQueriesContext(connection) as caught:
+            assert (broker.info()["queues"], broker.latency(["q"])) == ({}, {"q": 0.0})
+        assert len(caught) == 0
+
+    def test_a_server_has_such_a_broker(self):
+        assert serving_broker(lambda *_: None, Recorder())._shares_numbers

@@ -262,9 +262,19 @@ class Dialect(ABC):
     one_statement = False
     """Whether claim and end are a single statement, so that no transaction need be opened around them."""
 
+    begin_snapshot: tuple[str, ...] = ()
+    """Statements that begin a transaction which only reads, all of it from one snapshot."""
+
     @abstractmethod
     def now(self, cursor: CursorWrapper) -> datetime:
         """The database's clock."""
+
+    @abstractmethod
+    def age(self, moment: str) -> str:
+        """SQL: seconds since `moment` as a float, negative if it is in the future."""
+
+    names_of_json: str
+    """SQL: a SELECT of the strings of a JSON array, which is its one parameter."""
 
     @abstractmethod
     def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:

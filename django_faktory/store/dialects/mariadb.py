@@ -32,6 +32,18 @@ class MariadbDialect(PortableDialect):
         " late = late + VALUES(late)"
     )
 
+    begin_snapshot = (
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+    )
+    names_of_json = (
+        "SELECT name FROM JSON_TABLE(%s, '$[*]' COLUMNS (name VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS given"
+    )
+
+    def age(self, moment: str) -> str:
+        """By UTC, to the microsecond."""
+        return f"TIMESTAMPDIFF(MICROSECOND, {moment}, UTC_TIMESTAMP(6)) / 1e6"
+
     def now(self, cursor: CursorWrapper) -> datetime:
         """One short round trip."""
         cursor.execute("SELECT UTC_TIMESTAMP(6)")

@@ -79,6 +79,13 @@ class PostgresqlDialect(Dialect):
     plain_lock = " FOR UPDATE"
     skip_lock = " FOR UPDATE SKIP LOCKED"
 
+    begin_snapshot = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+    names_of_json = "SELECT json_array_elements_text(%s::json)"
+
+    def age(self, moment: str) -> str:
+        """As of the begin of the statement."""
+        return f"EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP() - {moment})::float8"
+
     def now(self, cursor: CursorWrapper) -> datetime:
         """See Dialect."""
         cursor.execute("SELECT STATEMENT_TIMESTAMP()")

@@ -31,6 +31,13 @@ class SqliteDialect(PortableDialect):
         " failed = failed + excluded.failed, late = late + excluded.late"
     )
 
+    begin_snapshot = ("BEGIN DEFERRED",)
+    names_of_json = "SELECT value FROM json_each(%s)"
+
+    def age(self, moment: str) -> str:
+        """To the millisecond, by this machine's clock."""
+        return f"(JULIANDAY('now') - JULIANDAY({moment})) * 86400.0"
+
     def now(self, cursor: CursorWrapper) -> datetime:  # noqa: ARG002
         """The file is on this machine, and so is its clock."""
         return datetime.now(UTC)

@@ -1,0 +1,29 @@
+from django.db import migrations, models
+from django.db.models.functions import Now
+
+from django_faktory.migrations._in_use import TablesInUse
+
+
+class Migration(migrations.Migration):
+    dependencies = [("django_faktory", "0005_live_expiries")]
+
+    operations = [
+        TablesInUse(
+            [
+                migrations.AddField(
+                    "queue",
+                    "used_at",
+                    models.DateTimeField(
+                        db_default=Now(),
+                        editable=False,
+                        help_text="When a job was pushed to it last, or waited in it; to an hour.",
+                    ),
+                ),
+                migrations.AddField(
+                    "measure",
+                    "used_at",
+                    models.DateTimeField(db_default=Now(), help_text="When something was added last."),
+                ),
+            ]
+        ),
+    ]

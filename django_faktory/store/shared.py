@@ -1,0 +1,138 @@
+"""Reads that callers of one process share: at most one runs at a time, and its result is reused for a while.
+
+The time grows with the cost of the read, so that polling takes no more than a tenth of a database connection.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from django.db import connections
+
+KEPT_S = 1.0
+"""How long a result is reused at least, unless the caller asks for an exact one."""
+
+COST = 10
+"""A result is reused for this many times the duration of its read."""
+
+CHEAP_S = 0.01
+"""A caller that asks for an exact result gets a new one if the read takes less than this."""
+
+MOST_READS = 64
+"""Different reads that are kept: clients choose the names of QUEUE LATENCY."""
+
+T = TypeVar("T")
+
+
+class Result(NamedTuple):
+    """A result or an error, with the times at which its read began and ended."""
+
+    value: Any
+    error: Exception | None
+    began_at: float
+    ended_at: float
+
+    @property
+    def took_s(self) -> float:
+        """Seconds that the read took."""
+        return self.ended_at - self.began_at
+
+
+class SharedRead(Generic[T]):
+    """One read and its latest result. Thread-safe; callers that come while it runs wait for it."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._is_reading = False
+        self._kept: Result | None = None
+
+    def get(self, read: Callable[[], T], *, exact: bool = False) -> T:
+        """Return the kept result if it is recent enough, else that of `read`.
+
+        With `exact` only a read that began after the call counts, provided that reads take less than `CHEAP_S`: the
+        call then waits at most `COST` times `CHEAP_S`. Raises what `read` raises, also to the callers that waited.
+        """
+        asked_at = time.monotonic()
+        with self._condition:
+            while (found := self._usable(asked_at, exact=exact)) is None:
+                pause_s = self._pause_s()
+                if not self._is_reading and pause_s <= 0:
+                    self._is_reading = True
+                    break
+                self._condition.wait(None if self._is_reading else pause_s)
+        if found is None:
+            found = self._read(read)
+        if found.error is not None:
+            raise found.error
+        value: T = found.value
+        return value
+
+    def _usable(self, asked_at: float, *, exact: bool) -> Result | None:
+        kept = self._kept
+        if kept is None or kept.began_at >= asked_at:
+            return kept
+        if kept.error is not None:  # only for the callers that waited for it
+            return kept if kept.ended_at >= asked_at else None
+        if exact and kept.took_s < CHEAP_S:
+            return None
+        return kept if time.monotonic() - kept.began_at <= max(KEPT_S, COST * kept.took_s) else None
+
+    def _pause_s(self) -> float:
+        """Seconds until the next read may begin."""
+        kept = self._kept
+        if kept is None or kept.error is not None:
+            return 0.0
+        return kept.began_at + COST * kept.took_s - time.monotonic()
+
+    def _read(self, read: Callable[[], T]) -> Result:
+        began_at = time.monotonic()
+        kept = self._kept
+        try:
+            try:
+                kept = Result(read(), None, began_at, time.monotonic())
+            except Exception as error:  # noqa: BLE001  (the callers that wait get it too)
+                kept = Result(None, error, began_at, time.monotonic())
+        finally:
+            with self._condition:
+                self._kept = kept
+                self._is_reading = False
+                self._condition.notify_all()
+        return kept
+
+
+def may_share(using: str) -> bool:
+    """Whether a read on this thread's connection sees only what is committed.
+
+    A transaction that a request is wrapped in (ATOMIC_REQUESTS) changes nothing before a page that shows numbers.
+    """
+    connection = connections[using]
+    return not connection.in_atomic_block or bool(connection.settings_dict.get("ATOMIC_REQUESTS"))
+
+
+_lock = threading.Lock()
+_reads: dict[Hashable, SharedRead[Any]] = {}
+
+
+def shared(key: Hashable, read: Callable[[], T], *, exact: bool = False) -> T:
+    """Return the result of `read`, or a recent one of the same key; see `SharedRead.get`."""
+    with _lock:
+        one = _reads.pop(key, None) or SharedRead()
+        _reads[key] = one  # the latest at the end
+        if len(_reads) > MOST_READS:
+            del _reads[next(iter(_reads))]
+    found: T = one.get(read, exact=exact)
+    return found
+
+
+def forget() -> None:
+    """Drop all results. A forked process begins with none: a read of its parent would never end here."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _reads.clear()
+
+
+os.register_at_fork(after_in_child=forget)
