@@ -416,7 +416,7 @@ gone AS (""",
     Plant(
         "a job that ended is not kept until its end is reported",
         "django_faktory/worker/held.py",
-        "                self._unreported.add((report.jid, report.attempt))\n",
+        "                self._unreported[id(report)] = report\n",
         "",
         ("tests/worker/test_held.py", "-k", "known_until"),
     ),

@@ -24,6 +24,10 @@ _IDLE = 0
 """libpq's PQTRANS_IDLE: no transaction is open."""
 
 
+NONE: frozenset[str] = frozenset()
+"""No connection is in a transaction: so `tidy` leaves the thread of a worker."""
+
+
 def in_transaction() -> frozenset[str]:
     """Aliases of this thread's connections that are inside an atomic block."""
     return frozenset(
@@ -31,7 +35,7 @@ def in_transaction() -> frozenset[str]:
     )
 
 
-def tidy(held: frozenset[str] = frozenset()) -> list[str]:
+def tidy(held: frozenset[str] = NONE) -> list[str]:
     """Leave this thread's connections as a job should find them; returns the aliases of transactions left open.
 
     Those are rolled back, also those that `set_autocommit(False)` began. A connection that the database called broken,
