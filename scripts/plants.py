@@ -421,6 +421,13 @@ gone AS (""",
         ("tests/worker/test_held.py", "-k", "known_until"),
     ),
     Plant(
+        "with STRICT_WIDS a connection without wid ends jobs",
+        "django_faktory/server/verbs.py",
+        '        return without_wid("ACK")\n',
+        "        pass\n",
+        ("tests/server/test_strict_wids.py", "-k", "may_end_no_job"),
+    ),
+    Plant(
         "a claim for a client is reserved in full before it is delivered",
         "django_faktory/server/verbs.py",
         "FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)",
