@@ -19,7 +19,7 @@ from ..brokers.base import Broker
 from ..errors import FaktoryError
 from ..logs import get_logger
 from ..payloads import Ack, Failure, Interruption, Reservation
-from .connections import NONE
+from .connections import JOB_THREAD, NONE
 from .event_loop import EventLoop
 from .execute import Execution, prepare
 from .held import HeldJobs, Report
@@ -58,7 +58,7 @@ class Executors:
             self._places.put(None)
         self._loop = EventLoop()
         self._threads = [
-            threading.Thread(target=self._run, name=f"faktory-job-{number}", daemon=True)
+            threading.Thread(target=self._run, name=f"{JOB_THREAD}-{number}", daemon=True)
             for number in range(concurrency)
         ]
 
