@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "COMMAND_TIMEOUT": 60.0,
     "ALLOW_FLUSH": None,
     "REFUSED_COMMANDS": [],
+    "STRICT_WIDS": False,
     # worker
     "PROCESSES": None,
     "CONCURRENCY": 5,
@@ -94,6 +95,7 @@ DOCS: dict[str, str] = {
     "COMMAND_TIMEOUT": "Seconds a command line may take from its first byte to its end.",
     "ALLOW_FLUSH": "Whether FLUSH, which forgets all jobs, is carried out; `None`: where `DEBUG` is true.",
     "REFUSED_COMMANDS": "Commands the server refuses: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, `QUEUE REMOVE`.",
+    "STRICT_WIDS": "Whether FETCH, ACK and FAIL are refused without a wid in HELLO, and a BEAT for another's wid.",
     "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
     "CONCURRENCY": "Threads in each worker process.",
     "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",

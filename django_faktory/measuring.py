@@ -78,7 +78,7 @@ class Recorder:
         """These were handed to workers."""
         with self._lock:
             for job in jobs:
-                series = self._of(job)
+                series = self._series.get((job.queue, job.jobtype)) or self._of(job)
                 series.started += 1
                 series.waited_s += job.seconds
                 series.waits[bisect_left(BOUNDS_S, job.seconds)] += 1
@@ -87,7 +87,7 @@ class Recorder:
         """These were reported by the workers that held them."""
         with self._lock:
             for job in jobs:
-                series = self._of(job)
+                series = self._series.get((job.queue, job.jobtype)) or self._of(job)
                 if well:
                     series.succeeded += 1
                 else:

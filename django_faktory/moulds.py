@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from . import batches, conf, jsontext, sealing
 from .compat import TaskResult
+from .errors import InvalidPayload
 from .middleware import Call
 from .payloads import JobForm, JobPayload
 from .task_rules import TIMEOUT_MARGIN_S
@@ -48,9 +49,11 @@ class Mould:
 
     def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
         """As the job carries them: encrypted, where the task or the project wants that."""
-        if not self._is_sealed:
-            return result.args, result.kwargs
         task = self._task
+        if not self._is_sealed:
+            if task.plain_json and sealing.is_sealed(result.args):
+                raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
+            return result.args, result.kwargs
         tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
         return sealing.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
 

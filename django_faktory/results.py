@@ -183,8 +183,8 @@ def running(
     reservation: Reservation, task: FaktoryTask[..., Any], call: Call, *, failures: int
 ) -> TaskResult[..., Any]:
     """What a job that begins now says of itself; `failures` counts those before this attempt."""
-    runs = runs_of(reservation.history)
-    history = _failed(runs)
+    runs = runs_of(reservation.history) if reservation.history else []
+    history = _failed(runs) if runs else []
     # A Faktory server elsewhere tells how often a job failed, not where; and histories have an end.
     unknown = [""] * (failures - len(history))
     return JobResult(
@@ -192,7 +192,7 @@ def running(
         id=reservation.jid,
         status=TaskResultStatus.RUNNING,
         enqueued_at=_instant(call.created_at) or reservation.created_at,
-        started_at=_first_start(runs) or reservation.started_at,
+        started_at=(_first_start(runs) if runs else None) or reservation.started_at,
         finished_at=None,
         last_attempted_at=reservation.started_at,
         args=call.args,

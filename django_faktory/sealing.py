@@ -19,6 +19,9 @@ from .options import SAME, SEALED, canonical
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
 
+_BEGINNING, _SHORTEST = "gAAAA", 100
+"""Of a Fernet token in base64: version 128 and a time before 2106; it has at least 73 bytes."""
+
 
 def is_wanted(encrypt: bool | None) -> bool:
     """Whether jobs of a task with this option are encrypted: as it says itself, or the project for all."""
@@ -41,7 +44,12 @@ def seal(jobtype: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, tells_
 
 def is_sealed(args: Sequence[Any]) -> bool:
     """Whether these stand for arguments that were encrypted."""
-    return len(args) == 1 and type(args[0]) is dict and SEALED in args[0]
+    return len(args) == 1 and type(args[0]) is dict and SEALED in args[0] and _is_token(args[0][SEALED])
+
+
+def _is_token(value: object) -> bool:
+    """Whether this has the form of a Fernet token; tasks with `plain_json` may be given any other `$encrypted`."""
+    return isinstance(value, str) and value.startswith(_BEGINNING) and len(value) >= _SHORTEST
 
 
 def opened(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

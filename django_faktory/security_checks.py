@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
 from django.core.exceptions import ImproperlyConfigured
 
@@ -149,6 +150,30 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
                 hint=f"chmod o-rwx {path}",
                 id="django_faktory.W065",
             )
+    path = _database_file(values["DATABASE"])
+    if path and _others_may_read(path) and _others_may_enter(path.parent):
+        yield Warning(
+            f"DATABASES[{values['DATABASE']!r}]: every user of this machine can read {path}, with the arguments of the "
+            "jobs",
+            hint=f"chmod o-rwx {path}; SQLite gives its other files the same mode.",
+            id="django_faktory.W065",
+        )
+
+
+def _database_file(alias: str) -> Path | None:
+    """The file of an SQLite database; None where there is none, or another database."""
+    found = settings.DATABASES.get(alias, {})
+    name = found.get("NAME")
+    if not str(found.get("ENGINE", "")).endswith("sqlite3") or not name:
+        return None
+    return Path(name).absolute()  # one that is in memory names no file that exists
+
+
+def _others_may_enter(folder: Path) -> bool:
+    try:
+        return all(one.stat().st_mode & stat.S_IXOTH for one in (folder, *folder.parents))
+    except OSError:
+        return False
 
 
 def _others_may_read(path: Any) -> bool:

@@ -37,4 +37,5 @@ SECURITY_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "PASSWORD_TRIES": (_is_count, "a whole number, 0 or more"),
     "REDACT": (_is_hook, "the dotted path of a function that takes a jobtype and arguments, or an empty text"),
     "REFUSED_COMMANDS": (_are_commands, f"a list of some of {', '.join(conf.REFUSABLE)}"),
+    "STRICT_WIDS": (lambda value: isinstance(value, bool), "True or False"),
 }

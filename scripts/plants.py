@@ -432,9 +432,16 @@ gone AS (""",
     Plant(
         "a job that ended is not kept until its end is reported",
         "django_faktory/worker/held.py",
-        "                self._unreported.add((report.jid, report.attempt))\n",
+        "                self._unreported[id(report)] = report\n",
         "",
         ("tests/worker/test_held.py", "-k", "known_until"),
+    ),
+    Plant(
+        "with STRICT_WIDS a connection without wid ends jobs",
+        "django_faktory/server/verbs.py",
+        '        return without_wid("ACK")\n',
+        "        pass\n",
+        ("tests/server/test_strict_wids.py", "-k", "may_end_no_job"),
     ),
     Plant(
         "a claim for a client is reserved in full before it is delivered",

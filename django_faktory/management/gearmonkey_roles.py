@@ -17,6 +17,7 @@ from ..gearmonkey.hints import Hints
 from ..gearmonkey.station import BEATS_A_LEASE, Station
 from ..gearmonkey.upkeep import Upkeep
 from ..logs import get_logger
+from ..worker.connections import keep_no_queries
 from ..worker.launch import Role, obey
 from ..worker.runner import Worker
 from ..worker.share import Share
@@ -39,6 +40,7 @@ def roles(plan: Plan) -> list[Role]:
 def _at_a_station(plan: Plan, main: Callable[[Station, Launch], int], launch: Launch) -> int:
     """Connect, and do it. A cluster is asked for its nodes at once: where it is away this process ends, and the next
     one tries again; any other Redis is waited for."""
+    keep_no_queries()
     try:
         redis = connect(plan.gearmonkey)
     except BrokerUnavailable as error:

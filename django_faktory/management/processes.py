@@ -22,6 +22,7 @@ from ..metrics.bookkeeping import bookkeeper
 from ..relay import relay
 from ..server.listener import Server
 from ..store import locks
+from ..worker.connections import keep_no_queries
 from ..worker.forking import Forking
 from ..worker.launch import Role, live, obey, wait_for_turn
 from ..worker.loop_watch import LoopWatch
@@ -108,6 +109,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     host, port = plan.address
     deadlines.leave_pools()
+    keep_no_queries()
     deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     crier = wakeups.Crier(plan.alias)
     listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
@@ -142,6 +144,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
 def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """One worker; the first of them keeps house where no server of this plan does."""
     deadlines.leave_pools()
+    keep_no_queries()
     recorder = Recorder()
     keeps_house = number == 0 and not plan.serves
     if plan.alias:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .. import conf
 from ..errors import FaktoryError
 from ..payloads import Tracked
 from ..protocol import resp
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def track_set(server: Server, connection: Connection, command: TrackSet) -> bytes | None:
-    """Take what is said of a job; only its holder, or one without a wid, can lengthen its reservation."""
+    """Store a job's progress; only its holder, or a connection without wid, can lengthen its reservation."""
+    if not connection.identity.wid and command.update.reserve_until is not None and conf.get("STRICT_WIDS"):
+        return without_wid("TRACK SET")
     update = msgspec.structs.replace(command.update, wid=connection.identity.wid)
 
     def answer(told: FaktoryError | None) -> None:
@@ -40,6 +43,11 @@ def track_get(server: Server, connection: Connection, command: TrackGet) -> byte
 
     server.control.submit(partial(server.broker.track_get, [command.jid]), answer)
     return None
+
+
+def without_wid(verb: str) -> bytes:
+    """Return the error for a connection that gave no wid, where `STRICT_WIDS` asks for one."""
+    return resp.error(f"{verb}: this server has STRICT_WIDS, expected a connection that gave its wid in HELLO")
 
 
 def _error(error: FaktoryError) -> bytes:

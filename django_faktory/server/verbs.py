@@ -34,6 +34,7 @@ from ..protocol.commands import (
 from ..protocol.versions import semantic
 from . import batch_verbs, management_verbs, tracking_verbs
 from .fetchers import Fetcher
+from .tracking_verbs import without_wid
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -159,6 +160,8 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
     if connection.is_ending:
         return resp.NULL
     wid = connection.identity.wid
+    if not wid and conf.get("STRICT_WIDS"):
+        return without_wid("FETCH")  # it could not end the job
 
     def answer(told: Reservation | FaktoryError | None) -> None:
         if not isinstance(told, Reservation):
@@ -185,8 +188,10 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
 
 
 def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None:
-    """A job is done; who may say so is for the broker to judge (W16)."""
+    """A job is done; the broker decides whether this connection may end it (W16)."""
     jid, wid = command.jid, connection.identity.wid
+    if not wid and conf.get("STRICT_WIDS"):
+        return without_wid("ACK")
     server.fetchers.before_ack(jid)
     server.ack(Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))
     return None
@@ -204,6 +209,8 @@ def _ended(server: Server, connection: Connection, jid: str) -> Callable[[Faktor
 def fail(server: Server, connection: Connection, command: FailJob) -> bytes | None:
     """A job failed (W17)."""
     jid, wid = command.jid, connection.identity.wid
+    if not wid and conf.get("STRICT_WIDS"):
+        return without_wid("FAIL")
     report = failure(
         jid=jid,
         wid=wid,
@@ -221,6 +228,8 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
     wid = command.beat.wid
     if not connection.identity.wid:
         return resp.error("BEAT: expected a connection that gave its wid in HELLO; producers send no BEAT")
+    if wid != connection.identity.wid and conf.get("STRICT_WIDS"):
+        return resp.error("BEAT: this server has STRICT_WIDS, expected the wid that this connection gave in HELLO")
 
     def answer(told: list[FaktoryError | str] | FaktoryError) -> None:
         state = told if isinstance(told, FaktoryError) else told[0]

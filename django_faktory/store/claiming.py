@@ -301,7 +301,7 @@ def _deal(
     for request, got in zip(requests, found, strict=True):
         order = {queue: place for place, queue in reversed(list(enumerate(request.queues)))}
         mine = [job for job in rest if job.wid == request.wid and job.queue in order]
-        if not in_turn:
+        if not in_turn and len(order) > 1:
             mine.sort(key=lambda job: order[job.queue])
         del mine[max(request.count - len(got), 0) :]
         got.extend(mine)

@@ -282,8 +282,11 @@ def _ack_chunk(
         atomic=not (dialect.one_statement and dialect.joins(connections[using])),
     )
     locks.tell(connections[using], set(ending.readied))
-    answers = iter(_end_members(ending, storable, using=using, now=now, on_ended=on_ended))
-    return [next(answers) if is_storable(ack.jid) else False for ack in acks]
+    answers = _end_members(ending, storable, using=using, now=now, on_ended=on_ended)
+    if len(storable) == len(acks):
+        return answers
+    theirs = iter(answers)
+    return [next(theirs) if is_storable(ack.jid) else False for ack in acks]
 
 
 def ack_last(

@@ -91,7 +91,9 @@ class Execution:
     )  # fmt: skip
 
     def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
-        self._is_sealed, call = call.is_sealed, call.opened()
+        self._is_sealed = call.is_sealed
+        if self._is_sealed:
+            call = call.opened()
         self.reservation = reservation
         self.task = task
         self._call = call
@@ -109,16 +111,16 @@ class Execution:
         """Whether the task is an `async def`: then it is run by `arun`, on an event loop."""
         return _is_async(self.task.func)
 
-    def run(self, broker: Broker) -> Report | None:
+    def run(self, broker: Broker, *, held: frozenset[str] | None = None) -> Report | None:
         """Run the job in this thread. What it sets in context variables ends with it.
 
-        Returns what is left to report: nothing for an atomic task that has told the broker itself.
+        Returns what is left to report: nothing for an atomic task that has reported its end itself. `held` names the
+        connections that are in a transaction already, if the caller knows.
         """
         _warm_up()
-        return contextvars.copy_context().run(self._run, broker)
+        return contextvars.copy_context().run(self._run, broker, in_transaction() if held is None else held)
 
-    def _run(self, broker: Broker) -> Report | None:
-        held = in_transaction()
+    def _run(self, broker: Broker, held: frozenset[str]) -> Report | None:
         report: Report | None
         try:
             task_started.send_robust(self._sender, task_result=self.result)

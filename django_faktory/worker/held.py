@@ -34,7 +34,9 @@ class HeldJobs:
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
         self._held: dict[int, Reservation] = {}  # by id(): one jid may be held twice, by two attempts
         self._unlocking: set[str] = set()  # jobs with a lock whose ACK is on its way
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiters = 0  # threads that wait for `_changed`: unless there is one, no change is looked for
         self._pace = Pace(concurrency=concurrency, read_ahead=read_ahead)
         self._moved_at = time.monotonic()
         self._is_closed = False
@@ -43,20 +45,27 @@ class HeldJobs:
         self._overdue_at = 0.0
         self.on_end: Callable[[Reservation], None] | None = None
         """Hears of each job that has ended."""
-        self._unreported: set[tuple[str, int | None]] = set()  # ended, and the broker does not know it
+        self._unreported: dict[int, Report] = {}  # by id(): ends that the broker does not know of
         self.lost_locks: set[int] = set()
         """Tokens of locks that were lost while their jobs were held."""
 
     def wait_for_room(self, timeout_s: float) -> int:
         """How many jobs may be fetched: waits up to `timeout_s` for there being room, then may answer 0."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._room() > 0, timeout_s)
+        with self._lock:
+            self._wait_for(lambda: self._room() > 0, timeout_s)
             return self._room()
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until every job has ended; False when the time is over first."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._held, max(0.0, timeout_s))
+        with self._lock:
+            return self._wait_for(lambda: not self._held, max(0.0, timeout_s))
+
+    def _wait_for(self, is_true: Callable[[], bool], timeout_s: float) -> bool:
+        self._waiters += 1
+        try:
+            return self._changed.wait_for(is_true, timeout_s)
+        finally:
+            self._waiters -= 1
 
     def is_empty(self) -> bool:
         """Whether no job waits or runs."""
@@ -68,10 +77,10 @@ class HeldJobs:
 
     def add(self, jobs: Sequence[Reservation]) -> bool:
         """Take jobs in. False, and nothing done, where it is too late for them or a job here runs alone."""
-        with self._changed:
+        with self._lock:
             if self._is_closed or self._alone is not None:
                 return False
-            self._held.update((id(job), job) for job in jobs)
+            self._held.update({id(job): job for job in jobs})
             self._moved_at = time.monotonic()
             self._pace.began(self._moved_at)
         for job in jobs:
@@ -83,7 +92,7 @@ class HeldJobs:
 
         `settle_alone` is called until it has ended.
         """
-        with self._changed:
+        with self._lock:
             if self._is_closed or self._alone is not None:
                 return False
             self._held[id(job)] = self._alone = job
@@ -98,7 +107,7 @@ class HeldJobs:
         Neither before `is_reported`: the broker knows the end of each job that has ended. If the process died while
         it does not, the loss would be counted for a job that has done its work.
         """
-        with self._changed:
+        with self._lock:
             if self._alone is None or not is_reported:
                 return
             if self._is_alone_pending and len(self._held) == 1:
@@ -115,30 +124,32 @@ class HeldJobs:
 
     def report(self, report: Failure) -> None:
         """Pass on the report of a job that was taken out and not begun."""
-        with self._changed:
+        with self._lock:
             self.reports += 1
             self.finished.put(report)
 
     def in_queues(self) -> Counter[str]:
         """How many jobs of each queue are held."""
-        with self._changed:
+        with self._lock:
             return Counter(job.queue for job in self._held.values())
 
     def known(self) -> set[tuple[str, int]]:
         """Jid and attempt of each job that waits, runs, or has ended and is not reported yet."""
-        with self._changed:
+        with self._lock:
             known = {(job.jid, job.attempt) for job in self._held.values()}
-            known.update((jid, attempt) for jid, attempt in self._unreported if attempt is not None)
+            ended = [(report.jid, report.attempt) for report in self._unreported.values()]
+            known.update((jid, attempt) for jid, attempt in ended if attempt is not None)
         return known
 
     def reported(self, reports: Iterable[Report]) -> None:
         """The broker knows of these ends, or will never take them."""
-        with self._changed:
-            self._unreported.difference_update((report.jid, report.attempt) for report in reports)
+        with self._lock:
+            for report in reports:
+                self._unreported.pop(id(report), None)
 
     def locked(self) -> dict[int, Reservation]:
         """The jobs held that hold a lock, by its token."""
-        with self._changed:
+        with self._lock:
             held = {job.lock_token: job for job in self._held.values() if job.lock_token is not None}
         self.lost_locks.intersection_update(held)  # in place: tasks look at it
         return held
@@ -151,7 +162,7 @@ class HeldJobs:
 
     def finish(self, job: Reservation, report: Report | None, *, ran_s: float) -> bool:
         """A job has ended; its report, if any, goes on. False, and nothing done, where it was given up before."""
-        with self._changed:
+        with self._lock:
             if self._held.pop(id(job), None) is None:
                 return False
             self._pace.ended(ran_s)
@@ -159,9 +170,9 @@ class HeldJobs:
                 if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
                 self.reports += 1
-                self._unreported.add((report.jid, report.attempt))
+                self._unreported[id(report)] = report
                 self.finished.put(report)
-            if not self._held or self._room():
+            if self._waiters and (not self._held or self._room()):
                 self._changed.notify_all()
         if self.on_end is not None:
             self.on_end(job)
@@ -179,7 +190,7 @@ class HeldJobs:
         """Take out jobs that wait where no thread has begun one for STUCK_S."""
         if not self.has_waiting() or time.monotonic() - self._moved_at < STUCK_S:
             return []
-        with self._changed:
+        with self._lock:
             self._pace.got_stuck()
         return self._take_waiting()
 
@@ -189,7 +200,7 @@ class HeldJobs:
         return [*([pending] if pending else []), *self._take_waiting()]
 
     def _take_pending(self) -> Reservation | None:
-        with self._changed:
+        with self._lock:
             job = self._alone if self._is_alone_pending else None
             if job is not None:
                 self._take_out(job)
@@ -208,14 +219,14 @@ class HeldJobs:
                 taken.append(job)
         for _ in range(ends):
             self._waiting.put(None)
-        with self._changed:
+        with self._lock:
             for job in taken:
                 self._take_out(job)
         return taken
 
     def abandon(self) -> list[Reservation]:
         """Give up on what still runs: its end will not be reported, and nothing is taken in any more."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             left = list(self._held.values())
             self._held.clear()

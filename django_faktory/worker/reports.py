@@ -103,13 +103,13 @@ class Reporter:
         if reports:
             self._write_progress([report.jid for report in reports])
         acks = [report for report in reports if isinstance(report, Ack)]
-        failures = [report for report in reports if isinstance(report, Failure)]
-        interruptions = [report for report in reports if isinstance(report, Interruption)]
-        return [
-            *self._deliver(self._acknowledge, acks),
-            *self._deliver(self._broker.fail, failures),
-            *self._deliver(self._broker.interrupt, interruptions),
-        ]
+        unsent: list[Report] = [*self._deliver(self._acknowledge, acks)]
+        if len(acks) < len(reports):
+            failures = [report for report in reports if isinstance(report, Failure)]
+            interruptions = [report for report in reports if isinstance(report, Interruption)]
+            unsent += self._deliver(self._broker.fail, failures)
+            unsent += self._deliver(self._broker.interrupt, interruptions)
+        return unsent
 
     def _deliver(self, verb: Callable[[Sequence[R]], Sequence[FaktoryError | bool]], reports: list[R]) -> list[R]:
         if not reports:
@@ -130,10 +130,12 @@ class Reporter:
         self._patience.rewarded()
         unsent: list[R] = []
         for report, answer in zip(reports, answers, strict=True):
-            if isinstance(answer, BrokerUnavailable):  # the others were told all the same
+            if answer is True:
+                continue
+            if isinstance(answer, BrokerUnavailable):  # the others were reported all the same
                 self._pause_s = self._patience.after(answer)
                 unsent.append(report)
-            elif answer is not True:
+            else:
                 _log_without_effect(report, answer)
         self._on_reported([report for report in reports if report not in unsent] if unsent else reports)
         return unsent

@@ -1,6 +1,7 @@
 """Tasks for worker processes: what they do is seen in files, and a named pipe lets them go on."""
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -9,6 +10,9 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_faktory import task
 from tests.project.models import Mark
@@ -216,3 +220,12 @@ def block_main_thread(*_):
 
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGUSR1, block_main_thread)
+
+
+@task
+def counts_logged_queries():
+    """Statements that this process keeps for `connection.queries`: of this job, and of threads without jobs."""
+    Mark.objects.count()
+    own = sum("mark" in query["sql"] for one in connections.all() for query in one.queries_log)
+    wrappers = [one for one in gc.get_objects() if isinstance(one, BaseDatabaseWrapper)]
+    return own, sum("mark" not in query["sql"] for one in wrappers for query in list(one.queries_log))

@@ -103,6 +103,13 @@ class TestWorking:
         result = noop.enqueue()
         reaches(result, "succeeded")
 
+    def test_with_debug_only_jobs_log_their_statements(self, runfaktory):
+        """Other threads live as long as the process, and nothing reads their `connection.queries`."""
+        results = [tasks.counts_logged_queries.enqueue() for _ in range(3)]
+        program = runfaktory(*WORKER, "--drain", "--no-reload", environment={"FAKTORY_TEST_DEBUG": "1"})
+        assert program.code() == 0
+        assert [Job.objects.get(jid=result.id).result for result in results] == ["[1,0]"] * 3
+
     def test_draining_ends_by_itself(self, runfaktory):
         results = [*noop.enqueue_many([()] * 20), fails_for_good.enqueue(), flaky.enqueue(0)]
         program = runfaktory(*WORKER, "--drain")

@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from django.core.checks import run_checks
+from django.db import connections
 from django.test import override_settings
 
 from django_faktory.security_checks import is_loopback
@@ -72,6 +75,39 @@ def test_a_file_with_a_secret_that_all_can_read_is_warned_of(tmp_path):
     assert str(file) in found["W065"]
     file.chmod(0o640)
     assert said(PASSWORD=str(file)) == {}
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user of this machine may enter; those of pytest are closed to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder).resolve()
+
+
+def test_a_database_of_sqlite_that_all_can_read_is_warned_of(open_folder, monkeypatch):
+    """It has the arguments of the jobs."""
+    file = open_folder / "db.sqlite3"
+    file.touch(0o644)
+    settings = connections["default"].settings_dict
+    monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
+    monkeypatch.setitem(settings, "NAME", file)
+    found = said(**GOOD)
+    assert list(found) == ["W065"]
+    assert f"every user of this machine can read {file}" in found["W065"]
+    file.chmod(0o640)
+    assert said(**GOOD) == {}
+    file.chmod(0o644)
+    open_folder.chmod(0o750)
+    assert said(**GOOD) == {}
+
+
+@pytest.mark.parametrize("name", [":memory:", "file:jobs?mode=memory&cache=shared", "", "no-such-file"])
+def test_a_database_without_a_file_is_not_warned_of(monkeypatch, name):
+    settings = connections["default"].settings_dict
+    monkeypatch.setitem(settings, "ENGINE", "django.db.backends.sqlite3")
+    monkeypatch.setitem(settings, "NAME", name)
+    assert said(**GOOD) == {}
 
 
 def test_flush_for_everybody_is_warned_of():

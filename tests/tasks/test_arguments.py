@@ -1,5 +1,6 @@
 """Arguments that JSON has no type for: what travels, what arrives, what is refused."""
 
+import base64
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_faktory import NotUnique, jsontext
 from django_faktory.arguments import decoded_call, encoded_call, may_have_references
-from django_faktory.errors import InvalidArgument, MissingObject
+from django_faktory.errors import InvalidArgument, InvalidPayload, MissingObject
 from django_faktory.models import Job
 from django_faktory.payloads import Ack
 from tests.project import tasks
@@ -236,3 +237,18 @@ def test_where_json_is_plain_nothing_is_fetched(transactional_db):
     tasks.takes_plain_json.enqueue({"$model": "auth.user", "pk": 1})
     assert work().result == '{"$model":"auth.user","pk":1}'
     assert not Job.objects.filter(state="enqueued").exists()
+
+
+@pytest.mark.parametrize("value", ["x", "", 5, None, {"a": 1}, "gAAAA", "not a token " * 20])
+def test_plain_json_may_look_like_the_envelope_of_encrypted_arguments(transactional_db, value):
+    tasks.takes_plain_json.enqueue({"$encrypted": value, "same": 1})
+    assert jsontext.decode(work().result) == {"$encrypted": value, "same": 1}
+
+
+def test_a_token_as_plain_json_is_refused_at_enqueue(transactional_db):
+    """A worker could not know that it is no envelope."""
+    token = base64.urlsafe_b64encode(b"\x80" + bytes(72)).decode()
+    with pytest.raises(InvalidPayload, match=r"args\[0\]: expected no Fernet token"):
+        tasks.takes_plain_json.enqueue({"$encrypted": token})
+    tasks.takes_plain_json.enqueue([{"$encrypted": token}])
+    assert jsontext.decode(work().result) == [{"$encrypted": token}]

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.checks import Tags
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, connections
 
 from ... import conf, tasks
@@ -22,6 +22,7 @@ from ..plan import doubts, make_plan, open_doors
 from ..processes import play, supervise
 from ..readiness import await_migrations
 from ..reloading import parent_to_stop_without, run_with_reloader
+from ..streams import open_closed
 
 
 class Command(BaseCommand):
@@ -77,8 +78,10 @@ class Command(BaseCommand):
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """From a command line: nobody waits for this process to return from here."""
+        """From a command line: no caller waits for this process to return from here."""
         self._is_program = True
+        if open_closed():
+            self.stdout, self.stderr = OutputWrapper(sys.stdout), OutputWrapper(sys.stderr)
         super().run_from_argv(argv)
 
     def _say(self, text: str) -> None:
