@@ -123,7 +123,9 @@ def _bid(custom: Mapping[str, str]) -> str | None:
         return None
     bid = string(raw)
     if bid is None or len(bid) > MAX_BID:
-        raise InvalidPayload(f"{_WITHIN}bid: expected the id of a batch, got {shown(raw)}")
+        raise InvalidPayload(
+            f"{_WITHIN}bid: expected the id of a batch, at most {MAX_BID} characters, got {shown(raw)}"
+        )
     return bid
 
 
