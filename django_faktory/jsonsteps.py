@@ -23,7 +23,7 @@ SHORT = 16 * 1024
 """Characters of a text that is looked at in one go."""
 
 TOKENS_A_STEP = 2000
-CANONICAL_TOKENS_A_STEP = 500
+CANONICAL_TOKENS_A_STEP = 200
 """Of tokens that are written in one spelling, which takes longer: about a millisecond."""
 
 SLICE = 64 * 1024
@@ -315,6 +315,8 @@ class _Canonical:
         for key in sorted(found):
             out += sign + _written(key).encode() + b":"
             sign = b","
+            if self._is_due():
+                yield
             value = found[key]
             if isinstance(value, str):
                 out += value.encode()

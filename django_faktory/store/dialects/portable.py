@@ -24,6 +24,7 @@ from .base import (
     Ending,
     Held,
     Plan,
+    Slot,
     Tally,
     holds,
     marks,
