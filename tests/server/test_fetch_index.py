@@ -8,7 +8,7 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.payloads import FetchRequest
-from django_faktory.server import fetch_index
+from django_faktory.server import fetch_index, fetchers
 from django_faktory.server.fetch_index import Fetcher, FetchIndex
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -151,8 +151,23 @@ def test_fetches_with_many_names_delay_no_other_client(recording):
             assert json.loads(good.ask("FETCH good"))["jid"] == f"good-{number:04d}"
         for turn in recording.broker.names:
             assert sum(map(len, turn)) <= 2 * (len(MANY) + 1), "at most one with many in each claim"
-        assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
-        assert json.loads(many[0].reply())["jid"] == "for-many", "who waits longest"
+
+
+def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, monkeypatch):
+    monkeypatch.setattr(fetchers, "WAIT_S", 60.0)
+    clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
+    first, second, good = clients
+    for count, client in enumerate([first, second], 1):
+        client.send(f"FETCH {' '.join(MANY)}")
+        wait_until(lambda count=count: sum(bool(one.timer) for one in list(recording.fetchers._waiting)) == count)
+    del recording.broker.names[:]
+    assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
+    assert json.loads(first.reply())["jid"] == "for-many", "who waits longest"
+    asked = [queues for turn in recording.broker.names for queues in turn]
+    assert asked
+    assert set(asked) == {(MANY[500],)}
+    for client in clients:
+        client.close()
 
 
 def test_a_fetch_of_names_that_no_queue_can_have_waits_and_reaches_no_claim(recording):
