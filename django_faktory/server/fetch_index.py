@@ -146,7 +146,8 @@ class FetchIndex:
         return replace(fetcher.request, queues=tuple(queue for queue in fetcher.request.queues if queue in news))
 
     def next_batch(self) -> list[Fetcher]:
-        """Who is to be tried, in the order they came, with a bounded number of names."""
+        """Who is to be tried, in the order they came: at most one with many names, and a bounded number of names of
+        those with few."""
         batch: list[Fetcher] = []
         names, has_many = 0, False
         for fetcher in sorted(self._untried, key=_arrival):
