@@ -224,7 +224,7 @@ class _Canonical:
 
     def __init__(self, text: str, most: int | None) -> None:
         self._text, self._most = text, most
-        self._members = self._operations = 0
+        self._members, self._left = 0, CANONICAL_TOKENS_A_STEP
 
     def value(self, at: int, out: bytearray) -> Steps[int]:
         """Write the value that begins here, and return where the text goes on."""
@@ -245,18 +245,23 @@ class _Canonical:
         match = _spaces.match(self._text, at)
         return match.end() if match else at
 
-    def _is_due(self) -> bool:
-        self._operations += 1
-        return not self._operations % CANONICAL_TOKENS_A_STEP
+    def _is_due(self, size: int = 0) -> bool:
+        """Whether a rest is due after one more token, of this many characters."""
+        self._left -= 1 + size // 500
+        if self._left > 0:
+            return False
+        self._left = CANONICAL_TOKENS_A_STEP
+        return True
 
     def _array(self, at: int, out: bytearray) -> Steps[int]:
         out += b"["
         while True:
-            if self._is_due():
-                yield
+            begin = at
             if match := _verbatim.match(self._text, at):
                 out += match[0].encode()
                 at = match.end()
+            if self._is_due(at - begin):
+                yield
             at = self.after_space(at)
             sign = self._text[at]
             if sign == "]":
@@ -272,12 +277,12 @@ class _Canonical:
             match = _string_piece.match(self._text, at)
             assert match is not None  # noqa: S101  (it matches the empty text)
             out += _written(json.loads(f'"{match[1]}"', strict=False))[1:-1].encode()
-            at = match.end()
+            size, at = match.end() - at, match.end()
+            if self._is_due(size):
+                yield
             if match[2]:
                 out += b'"'
                 return at
-            if self._is_due():
-                yield
 
     def _object(self, at: int, out: bytearray) -> Steps[int]:
         found: dict[str, str | bytearray] = {}

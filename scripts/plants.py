@@ -505,8 +505,8 @@ gone AS (""",
     Plant(
         "a key of long arguments is made without a rest",
         "django_faktory/jsonsteps.py",
-        "        return not self._operations % CANONICAL_TOKENS_A_STEP",
-        "        return False",
+        "        self._left -= 1 + size // 500\n",
+        "        self._left -= 0\n",
         ("tests/core/test_bounded_work.py", "-k", "unique_push"),
     ),
     Plant(

@@ -77,6 +77,17 @@ def test_no_step_of_a_unique_push_with_long_arguments_takes_many_calls(args):
     assert max(counts) < MOST_CALLS
 
 
+@pytest.mark.parametrize("args", ['["' + "é" * 1_000_000 + '"]', "[" + ('"' + "x" * 50 + '",') * 20_000 + "1]"])
+def test_a_step_of_a_key_reads_a_bounded_number_of_characters(args):
+    """However few tokens they are."""
+    written = bytearray()
+    sizes = [0]
+    for _ in jsonsteps.canonical(args, written):
+        sizes.append(len(written))
+        written.clear()
+    assert max(sizes) < 1_000_000
+
+
 @pytest.mark.parametrize("size", [500, 5_000, 50_000])
 @pytest.mark.parametrize("verb", ["PUSH {}", "PUSHB [{}]", 'BATCH NEW {{"success":{}}}'])
 def test_no_step_of_a_shorter_one_does_either(verb, size):
