@@ -57,7 +57,7 @@ _LINES = (
     Limit("FLUSH", "line", 1024, "bytes"),
     Limit("ACK", "line", 16 * 1024, "bytes"),
     Limit("BEAT", "line", 16 * 1024, "bytes"),
-    Limit("TRACK", "line", 64 * 1024, "bytes"),
+    Limit("TRACK", "line", 256 * 1024, "bytes"),
     Limit("FETCH", "line", 256 * 1024, "bytes"),
     Limit("QUEUE", "line", 256 * 1024, "bytes"),
     Limit("BATCH", "line", 256 * 1024, "bytes"),
