@@ -76,6 +76,7 @@ wheel: setup
 docs:
 	@$(PYTHON) scripts/bootstrap.py
 	@.venv/bin/python scripts/settings_reference.py
+	@.venv/bin/python scripts/limits_table.py
 	@.venv/bin/python scripts/state_diagram.py
 	@.venv/bin/python scripts/licences.py
 

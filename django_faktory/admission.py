@@ -5,12 +5,16 @@ Pure. The client's text is kept as it came; only what is ours, or said nothing, 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from datetime import datetime
+
+import msgspec
 
 from . import jsonsteps, jsontext
 from .errors import InvalidPayload
 from .jsonfields import ABSENT, instant, integer, shown, string
-from .options import kept_for, read_options
+from .jsonsteps import Steps
+from .options import kept_for, read_options, read_options_in_steps, takes_long
 from .payloads import (
     DEFAULT_QUEUE,
     DEFAULT_RESERVE_FOR,
@@ -35,31 +39,53 @@ _ours = frozenset({"enqueued_at", "failure"})
 
 def parse_job(text: str) -> JobPayload:
     """Check a job a client sent and return it ready to store. Raises InvalidPayload naming the field (W9)."""
+    return jsonsteps.run(found) if isinstance(found := begin_job(text), Generator) else found
+
+
+def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
+    """The same, but a job whose long arguments are compared comes as steps, which raise InvalidPayload only."""
     found = jsontext.members(text)
     jid = _jid(found.get("jid", ABSENT))
     try:
-        return _checked_job(jid, found, text)
+        custom = _custom(found)
+        job = _plain_job(jid, found, text, custom)
+        if takes_long(found["args"], custom):
+            return _with_options(job, found["args"], custom)
+        options = read_options(job.jobtype, job.queue, found["args"], custom)
+        return job if options is None else msgspec.structs.replace(job, options=options)
     except InvalidPayload as error:
         raise InvalidPayload(str(error), jid=jid) from None
 
 
-def parse_long_job(text: str) -> jsonsteps.Steps[JobPayload]:
-    """The same in steps. A long job has at most 10,000 members, and so has its `custom`."""
+def parse_long_job(text: str) -> Steps[JobPayload]:
+    """The same in steps throughout. A long job has at most 10,000 members, and so has its `custom`."""
     if len(text) <= jsonsteps.SHORT:
-        return parse_job(text)
+        found_job = begin_job(text)
+        return (yield from found_job) if isinstance(found_job, Generator) else found_job
     yield from jsonsteps.check_depth(text)
     found = yield from jsonsteps.members(text, most=MAX_MEMBERS)
     jid = _jid(found.get("jid", ABSENT))
     try:
-        custom = None
         if len(raw := found.get("custom", ABSENT)) > jsonsteps.SHORT and raw.startswith("{"):
             custom = yield from jsonsteps.members(raw, most=MAX_MEMBERS, refuses_twice=False)
-        return _checked_job(jid, found, text, custom)
+        else:
+            custom = _custom(found)
+        job = _plain_job(jid, found, text, custom)
     except InvalidPayload as error:
         raise InvalidPayload(str(error), jid=jid) from None
+    return (yield from _with_options(job, found["args"], custom))
 
 
-def _checked_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str] | None = None) -> JobPayload:
+def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Steps[JobPayload]:
+    try:
+        options = yield from read_options_in_steps(job.jobtype, job.queue, args, custom)
+    except InvalidPayload as error:
+        raise InvalidPayload(str(error), jid=job.jid) from None
+    return msgspec.structs.replace(job, options=options)
+
+
+def _plain_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str]) -> JobPayload:
+    """The job without its options."""
     jobtype = _jobtype(found.get("jobtype", ABSENT))
     if not found.get("args", "").startswith("["):
         raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
@@ -68,7 +94,6 @@ def _checked_job(jid: str, found: dict[str, str], text: str, custom: dict[str, s
     if found.get("created_at") != '""':
         instant(found, "created_at")
     queue = _queue(found)
-    custom = _custom(found) if custom is None else custom
     return JobPayload(
         jid=jid,
         jobtype=jobtype,
@@ -79,7 +104,6 @@ def _checked_job(jid: str, found: dict[str, str], text: str, custom: dict[str, s
         backtrace=max(-1, min(integer(found, "backtrace", default=0), MAX_BACKTRACE_LINES)),
         at=at,
         result_ttl=kept_for(custom, _result_ttl(custom)),
-        options=read_options(jobtype, queue, found["args"], custom),
         text=_stored_text(found, text, queue),
     )
 

@@ -1,7 +1,8 @@
 """Globs as Redis has them, over whole texts: `*`, `?`, `[abc]`, `[^a]`, `[a-z]` and `\\x`. Case counts.
 
-Pure. No pattern is slow beyond length of pattern times length of text: between two stars all has a fixed width, so
-the leftmost place is the right one and nothing is ever tried twice. Source: reference, §5 (Redis' SCAN pattern).
+Pure. Between two stars everything has a fixed width, so the leftmost place is the right one and nothing is tried twice:
+a match takes at most length of text times width of a segment. A long text is searched in windows, so that a search
+keeps the interpreter from other threads for milliseconds only. Source: Redis' SCAN pattern.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import NamedTuple
 
 _ANY, _NONE = ".", "(?!)."
 
+COMPARED_AT_ONCE = 1_000_000
+"""Characters of a pattern times places in a text that one call of the interpreter's own search may compare."""
+
 
 class Glob:
     """A pattern, read once; `matches` asks for the whole text, so a part needs a star at both ends."""
@@ -19,6 +23,9 @@ class Glob:
         self._segments = [_Segment.of(elements) for elements in _segments(pattern)]
         self.literals = [literal for segment in self._segments for literal in segment.literals]
         """Texts without wildcards, each of which is somewhere in whatever matches."""
+        self.stars = len(self._segments) - 1
+        self.widest = max((segment.width for segment in self._segments if segment.literal is None), default=0)
+        """Characters of the longest part between two stars that has other wildcards."""
 
     def matches(self, text: str) -> bool:
         """Whether the pattern describes `text` from its first character to its last."""
@@ -70,6 +77,13 @@ class _Segment(NamedTuple):
 
     def find(self, text: str, at: int, end: int) -> int:
         """The first place from `at` on where it fits before `end`; -1 where it does not."""
+        places = max(1, COMPARED_AT_ONCE // max(1, self.width))
+        for start in range(at, end - self.width + 1, places):
+            if (found := self._find_in(text, start, min(start + places + self.width - 1, end))) >= 0:
+                return found
+        return -1
+
+    def _find_in(self, text: str, at: int, end: int) -> int:
         if self.literal is not None:
             return text.find(self.literal, at, end)
         found = self.expression.search(text, at, end)

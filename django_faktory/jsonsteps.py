@@ -6,6 +6,7 @@ grows with the number of values is built but the texts that are asked for.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator, Iterator
 from typing import TypeVar
@@ -22,6 +23,12 @@ SHORT = 16 * 1024
 """Characters of a text that is looked at in one go."""
 
 TOKENS_A_STEP = 2000
+CANONICAL_TOKENS_A_STEP = 200
+"""Of tokens that are written in one spelling, which takes longer: about a millisecond."""
+
+SLICE = 64 * 1024
+"""Characters of a written value that are copied in one go."""
+
 MAX_LEVELS = 4
 """Levels of long values within each other that are looked at in steps when they are odd: each is read again."""
 
@@ -31,6 +38,7 @@ _outer = re.compile(rf'[^"\[\]{{}},]*+(?:{_string}|([\[\]{{}},]))', re.DOTALL)
 _inner = re.compile(rf'[^"\[\]{{}}]*+(?:{_string}|([\[\]{{}}]))', re.DOTALL)
 _rest_of_string = re.compile(r'(?:[^"\\]++|\\.){0,1000}+("?)', re.DOTALL)
 _value = msgspec.json.Decoder(msgspec.Raw)
+_written = json.encoder.encode_basestring_ascii
 
 
 def run(steps: Steps[T]) -> T:
@@ -188,3 +196,138 @@ def _string_end(text: str, at: int) -> Steps[int]:
         at = match.end()
         yield
     return len(text)
+
+
+_verbatim = re.compile(r'(?:[^"\\\[\]{} \t\r\n]|"[ !#-Z^-~]{0,50}+"){1,200}+')  # numbers, commas, strings
+_plain_member = re.compile(
+    r'"([ !#-Z^-~]{0,50}+)"[ \t\r\n]*+:[ \t\r\n]*+([^"\\[\]{},: \t\r\n]++|"[ !#-Z^-~]{0,200}+")[ \t\r\n]*+'
+)  # a key and a value of one token, both as they will be written
+_scalar = re.compile(r'[^"\[\]{},: \t\r\n]++')
+_spaces = re.compile(r"[ \t\r\n]*+")
+_string_piece = re.compile(r'((?:[^"\\]{1,1000}+|\\u.{4}|\\[^u]){0,16}+)("?)', re.DOTALL)
+
+
+def canonical(text: str, out: bytearray, *, most: int | None = None) -> Steps[None]:
+    """Append the valid JSON `text` to `out` in one spelling: equal values give equal bytes.
+
+    Object keys are sorted, white space is left out, strings are written in ASCII, and numbers keep their digits. The
+    caller may empty `out` between steps: an array is written as it is read, only an object is kept until its end.
+    Raises InvalidPayload for more than `most` members in objects that are open at once, and then for a key longer than
+    SHORT characters.
+    """
+    writer = _Canonical(text, most)
+    yield from writer.value(writer.after_space(0), out)
+
+
+class _Canonical:
+    """Writes one text; `at` arguments and results are positions in it."""
+
+    def __init__(self, text: str, most: int | None) -> None:
+        self._text, self._most = text, most
+        self._members, self._left = 0, CANONICAL_TOKENS_A_STEP
+
+    def value(self, at: int, out: bytearray) -> Steps[int]:
+        """Write the value that begins here, and return where the text goes on."""
+        first = self._text[at]
+        if first == "{":
+            return (yield from self._object(at + 1, out))
+        if first == "[":
+            return (yield from self._array(at + 1, out))
+        if first == '"':
+            return (yield from self._string(at + 1, out))
+        match = _scalar.match(self._text, at)
+        assert match is not None  # noqa: S101  (the text is valid JSON)
+        out += match[0].encode()
+        return match.end()
+
+    def after_space(self, at: int) -> int:
+        """Return the position of the next token."""
+        match = _spaces.match(self._text, at)
+        return match.end() if match else at
+
+    def _is_due(self, size: int = 0) -> bool:
+        """Whether a rest is due after one more token, of this many characters."""
+        self._left -= 1 + size // 500
+        if self._left > 0:
+            return False
+        self._left = CANONICAL_TOKENS_A_STEP
+        return True
+
+    def _array(self, at: int, out: bytearray) -> Steps[int]:
+        out += b"["
+        while True:
+            begin = at
+            if match := _verbatim.match(self._text, at):
+                out += match[0].encode()
+                at = match.end()
+            if self._is_due(at - begin):
+                yield
+            at = self.after_space(at)
+            sign = self._text[at]
+            if sign == "]":
+                out += b"]"
+                return at + 1
+            if sign in '[{"':
+                at = yield from self.value(at, out)
+
+    def _string(self, at: int, out: bytearray) -> Steps[int]:
+        """Write a string piece by piece; a pair of surrogates that is cut in two is written as if it were not."""
+        out += b'"'
+        while True:
+            match = _string_piece.match(self._text, at)
+            assert match is not None  # noqa: S101  (it matches the empty text)
+            out += _written(json.loads(f'"{match[1]}"', strict=False))[1:-1].encode()
+            size, at = match.end() - at, match.end()
+            if self._is_due(size):
+                yield
+            if match[2]:
+                out += b'"'
+                return at
+
+    def _object(self, at: int, out: bytearray) -> Steps[int]:
+        found: dict[str, str | bytearray] = {}
+        at = self.after_space(at)
+        while self._text[at] != "}":
+            if self._text[at] == ",":
+                at = self.after_space(at + 1)
+            if self._is_due():
+                yield
+            value: str | bytearray
+            if match := _plain_member.match(self._text, at):
+                key, value, at = match[1], match[2], match.end()
+            else:
+                key, at = yield from self._key(at)
+                value = bytearray()
+                at = self.after_space((yield from self.value(at, value)))
+            self._members += key not in found
+            if self._most is not None and self._members > self._most:
+                raise InvalidPayload(f"expected at most {self._most} members of objects within each other")
+            found[key] = value
+        self._members -= len(found)
+        yield from self._sorted(found, out)
+        return at + 1
+
+    def _key(self, at: int) -> Steps[tuple[str, int]]:
+        """The key that begins here, and the position of its value."""
+        raw = bytearray()
+        at = yield from self._string(at + 1, raw)
+        if self._most is not None and len(raw) > SHORT:
+            raise InvalidPayload(f"expected keys of at most {SHORT} characters")
+        return json.loads(raw), self.after_space(self.after_space(at) + 1)
+
+    def _sorted(self, found: dict[str, str | bytearray], out: bytearray) -> Steps[None]:
+        sign = b"{"
+        for key in sorted(found):
+            out += sign + _written(key).encode() + b":"
+            sign = b","
+            if self._is_due():
+                yield
+            value = found[key]
+            if isinstance(value, str):
+                out += value.encode()
+                continue
+            out += value[:SLICE]
+            for start in range(SLICE, len(value), SLICE):
+                yield
+                out += value[start : start + SLICE]
+        out += b"{}" if sign == b"{" else b"}"

@@ -6,8 +6,9 @@ import msgspec
 
 COMMANDS = ("clear", "kill", "discard", "requeue")
 TARGETS = ("scheduled", "retries", "dead")
-MAX_REGEXP = 1000
-"""Characters of a glob: it is tried on every job of the set."""
+MAX_REGEXP, MAX_STARS, MAX_SEGMENT = 1000, 100, 100
+"""Of a glob, which is tried on every job of the set: its characters, its stars, and the characters between two stars
+where `?` or `[…]` is among them."""
 
 
 class Mutation(msgspec.Struct, frozen=True, kw_only=True, gc=False):

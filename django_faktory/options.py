@@ -6,16 +6,15 @@ Pure. Semantics: docs/job-options.md.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
-from . import jsontext
+from . import jsonsteps, jsontext
 from .errors import InvalidPayload
 from .jsonfields import ABSENT, instant, later, seconds, shown, string
+from .jsonsteps import Steps
 from .queries import is_about
 
 SEALED, SAME = "$encrypted", "same"
@@ -28,6 +27,11 @@ _WITHIN = "custom."
 MAX_BID = 255
 _KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
 MAX_LOCK_KEY = 255
+MAX_COMPARED = 10_000
+"""Members of objects within each other in arguments that are compared: they are sorted, and kept until then."""
+
+COMPARED_AT_ONCE = 1000
+"""Characters of arguments that are compared without steps: they take less than a millisecond."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -78,15 +82,30 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     """
     if _KEYS.isdisjoint(custom):
         return None
+    return jsonsteps.run(read_options_in_steps(jobtype, queue, args, custom))
+
+
+def takes_long(args: str, custom: Mapping[str, str]) -> bool:
+    """Whether the options are to be read in steps: long arguments are compared with those of other jobs."""
+    size = len(args) + len(custom.get("kwargs", ""))
+    return size > COMPARED_AT_ONCE and ("unique_for" in custom or "lock" in custom)
+
+
+def read_options_in_steps(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> Steps[JobOptions | None]:
+    """The same in steps of about a millisecond."""
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
-    bid, locked_by, about = _bid(custom), _lock_key(jobtype, args, custom), _about(custom)
+    bid, about = _bid(custom), _about(custom)
+    locked_by = yield from _lock_key(jobtype, args, custom)
     limited_by = _limit_key(custom)
     if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
         return None
+    key = None
+    if unique_for is not None:
+        key = yield from _unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT))
     return JobOptions(
-        unique_key=None if unique_for is None else unique_key(jobtype, queue, args, custom.get("kwargs", ABSENT)),
+        unique_key=key,
         unique_for=unique_for or 0,
         unique_until_start=unique_for is not None and _is_until_start(custom),
         expires_at=expires_at,
@@ -104,7 +123,9 @@ def _bid(custom: Mapping[str, str]) -> str | None:
         return None
     bid = string(raw)
     if bid is None or len(bid) > MAX_BID:
-        raise InvalidPayload(f"{_WITHIN}bid: expected the id of a batch, got {shown(raw)}")
+        raise InvalidPayload(
+            f"{_WITHIN}bid: expected the id of a batch, at most {MAX_BID} characters, got {shown(raw)}"
+        )
     return bid
 
 
@@ -114,12 +135,12 @@ def _about(custom: Mapping[str, str]) -> str | None:
     return about if about is not None and is_about(about) else None
 
 
-def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> str | None:
+def _lock_key(jobtype: str, args: str, custom: Mapping[str, str]) -> Steps[str | None]:
     raw = custom.get("lock", ABSENT)
     if raw in (ABSENT, "false"):
         return None
     if raw == "true":
-        return default_lock_key(jobtype, args, custom.get("kwargs", ABSENT))
+        return (yield from _default_lock_key(jobtype, args, custom.get("kwargs", ABSENT)))
     key = string(raw)
     try:
         return lock_key(key)
@@ -156,10 +177,14 @@ def lock_key(key: object) -> str:
 
 
 def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
-    """The same for the same jobtype and arguments, in whatever queue."""
-    named = "" if kwargs in (ABSENT, "{}") else f",{canonical(kwargs)}"
-    told = f"{jsontext.encode(jobtype)},{canonical(_identity(args))}{named}"
-    return f"locket:job_locks:{hashlib.sha256(told.encode()).hexdigest()}"
+    """The same for the same jobtype and arguments, in whatever queue. Raises InvalidPayload, see `_digest`."""
+    return jsonsteps.run(_default_lock_key(jobtype, args, kwargs))
+
+
+def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
+    named = [] if kwargs in (ABSENT, "{}") else [kwargs]
+    digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
+    return f"locket:job_locks:{digest}"
 
 
 def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
@@ -174,9 +199,35 @@ def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str
 
     A Django task's keyword arguments count as arguments: they have no other place.
     """
-    named = "" if kwargs in (ABSENT, "{}") else canonical(kwargs)
-    parts = [jsontext.encode(jobtype), jsontext.encode(queue), canonical(_identity(args)), named]
-    return hashlib.sha256(",".join(parts).encode()).hexdigest()
+    return jsonsteps.run(_unique_key(jobtype, queue, args, kwargs))
+
+
+def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Steps[str]:
+    named = "" if kwargs in (ABSENT, "{}") else kwargs
+    head = f"{jsontext.encode(jobtype)},{jsontext.encode(queue)}"
+    return (yield from _digest(head, [(yield from _identity(args)), named]))
+
+
+def _digest(head: str, values: Sequence[str]) -> Steps[str]:
+    """SHA-256 of a text and JSON values in one spelling, joined by commas. Nothing but an object is kept whole.
+
+    Raises InvalidPayload for more than MAX_COMPARED members of objects within each other.
+    """
+    digest, written = hashlib.sha256(head.encode()), bytearray()
+    for value in values:
+        digest.update(b",")
+        try:
+            for _ in jsonsteps.canonical(value, written, most=MAX_COMPARED) if value else ():
+                digest.update(written)
+                written.clear()
+                yield
+        except InvalidPayload as error:
+            raise InvalidPayload(
+                f"args: {error}, as custom.unique_for, and a lock without a key of its own, compare them; got more"
+            ) from None
+        digest.update(written)
+        written.clear()
+    return digest.hexdigest()
 
 
 def _is_until_start(custom: Mapping[str, str]) -> bool:
@@ -189,33 +240,27 @@ def _is_until_start(custom: Mapping[str, str]) -> bool:
     return until == "start"
 
 
-def _identity(args: str) -> str:
+def _identity(args: str) -> Steps[str]:
     """What arguments are compared by: of an envelope, the mark that equal ones have in common."""
     if SEALED not in args:
         return args
-    match jsontext.decode(args):
-        case [{"same": str(mark)}]:
-            return jsontext.encode([mark])
-    return args
-
-
-class _Digits(str):
-    """A number as it was written."""
-
-    __slots__ = ()
+    found: list[str] = []
+    for part in jsonsteps.cut(args, "[]"):
+        if part is None:
+            yield
+        elif found or not part.lstrip().startswith("{"):
+            return args
+        else:
+            found.append(part)
+    if not found:
+        return args
+    members = yield from jsonsteps.members(found[0], most=MAX_COMPARED, refuses_twice=False)
+    mark = string(members.get("same", ABSENT))
+    return args if mark is None else jsontext.encode([mark])
 
 
 def canonical(text: str) -> str:
     """JSON in one spelling: the same for the same values, however they are spaced, escaped or ordered by key."""
-    return _rewritten(json.loads(text, parse_int=_Digits, parse_float=_Digits))
-
-
-def _rewritten(value: Any) -> str:
-    match value:
-        case _Digits():
-            return str(value)
-        case list():
-            return f"[{','.join(map(_rewritten, value))}]"
-        case dict():
-            return f"{{{','.join(f'{json.dumps(key)}:{_rewritten(value[key])}' for key in sorted(value))}}}"
-    return json.dumps(value)
+    written = bytearray()
+    jsonsteps.run(jsonsteps.canonical(text, written))
+    return written.decode()

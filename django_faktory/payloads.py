@@ -422,6 +422,11 @@ def priority_to_wire(priority: int) -> int:
     return 5 + (steps if priority > 0 else -steps)
 
 
+def is_queue_name(name: str) -> bool:
+    """Whether a queue can have this name."""
+    return _queue_name.fullmatch(name) is not None
+
+
 def queue_name(value: str) -> str:
     """Check a queue's name and return it; "" is `default`. Raises InvalidPayload."""
     if not value:

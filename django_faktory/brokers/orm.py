@@ -68,6 +68,9 @@ _NO_LOCKET = Locket({})
 REMEMBER_QUEUE_S = 10.0
 """How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
 
+MOST_KNOWN_QUEUES = 10_000
+"""Queues that a broker remembers to be listed; beyond, it begins anew."""
+
 
 class OrmBroker(Broker):
     """Jobs are rows of the database `alias`. Inside a transaction push joins it; every other verb has its own."""
@@ -228,6 +231,8 @@ class OrmBroker(Broker):
                 queues.add(unknown, using=self.alias)
             except BrokerUnavailable:  # the jobs are stored; an empty queue's line in INFO can wait for the next push
                 return
+            if len(self._known_queues) + len(unknown) > MOST_KNOWN_QUEUES:
+                self._known_queues.clear()
             self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:

@@ -23,6 +23,7 @@ from ..errors import (
 from ..logs import get_logger
 from ..mutations import Mutation
 from ..payloads import (
+    MAX_NAME,
     Ack,
     BatchStatus,
     Beat,
@@ -203,8 +204,8 @@ class RemoteBroker(Broker):
                 raise refusal
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """See Broker. A jid that does not fit into a command's line cannot be asked for, and is unknown."""
-        askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable()]
+        """See Broker. A jid that no job can have, or that does not fit into a command's line, is unknown."""
+        askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable() and len(jid) <= MAX_NAME]
         replies = self._ask([TrackGet(jid).line() for jid in askable])
         told = {jid: parse_tracked(object_in(reply)) for jid, reply in zip(askable, replies, strict=True)}
         return [told.get(jid) or Tracked(jid=jid) for jid in jids]

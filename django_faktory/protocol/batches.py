@@ -7,13 +7,15 @@ from uuid import uuid4
 
 import msgspec
 
-from .. import jsontext
-from ..admission import parse_job
+from .. import jsonsteps, jsontext
+from ..admission import MAX_MEMBERS, parse_long_job
 from ..batching import Kind
 from ..errors import InvalidPayload
 from ..jsonfields import shown
+from ..jsonsteps import Steps
 from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
-from .fields import field, line, object_after
+from .fields import decoded, field, line, object_after
+from .limits import check_name
 
 _NOT_IN_CALLBACKS = ("bid", "unique_for")
 
@@ -73,11 +75,11 @@ _BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
 }
 
 
-def parse_batch(text: str) -> BatchCommand:
-    """Read what follows BATCH: a sub-verb in any case, then an object or a bid."""
+def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
+    """Read what follows BATCH: a sub-verb in any case, then an object or a bid. NEW is read in steps."""
     verb, _, rest = text.strip().partition(" ")
     if verb.upper() == "NEW":
-        return BatchNew(_new_batch(rest))
+        return _new_batch(rest)
     command = _BY_BID.get(verb.upper())
     if command is None:
         raise InvalidPayload(
@@ -86,6 +88,7 @@ def parse_batch(text: str) -> BatchCommand:
     bid = rest.strip()
     if not bid or " " in bid:
         raise InvalidPayload(f"invalid BATCH {verb.upper()}: expected the id of a batch, got {shown(bid) or 'nothing'}")
+    check_name(f"BATCH {verb.upper()}", "bid", bid)
     return command(bid)
 
 
@@ -115,32 +118,40 @@ def parse_status(found: dict[str, Any]) -> BatchStatus:
     )
 
 
-def _new_batch(text: str) -> NewBatch:
-    found = object_after("BATCH NEW", text)
+def _new_batch(text: str) -> Steps[BatchNew]:
+    if len(text) > jsonsteps.SHORT:
+        yield from jsonsteps.check_depth(text)
+        raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+        found = {key: decoded(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
+    else:
+        found = object_after("BATCH NEW", text)
+        raw = jsontext.last_members(text)
     if bid := field("BATCH NEW", found, "bid", str, ""):
         raise InvalidPayload(f"invalid BATCH NEW: bid: expected none, the server gives it: no cycles, got {shown(bid)}")
-    raw = jsontext.last_members(text)
-    callbacks: dict[str, Any] = {
-        str(kind): _callback(kind, raw[kind]) for kind in Kind if raw.get(kind, "null") != "null"
-    }
+    parent_bid = field("BATCH NEW", found, "parent_bid", str, "")
+    check_name("BATCH NEW", "parent_bid", parent_bid)
+    callbacks: dict[str, Any] = {}
+    for kind in Kind:
+        if raw.get(kind, "null") != "null":
+            callbacks[str(kind)] = yield from _callback(kind, raw[kind])
     if not callbacks:
         raise InvalidPayload('invalid BATCH NEW: expected a "success" or a "complete" callback, or both, got none')
-    return NewBatch(
-        description=field("BATCH NEW", found, "description", str, ""),
-        parent_bid=field("BATCH NEW", found, "parent_bid", str, ""),
-        **callbacks,
-    )
+    description = field("BATCH NEW", found, "description", str, "")
+    return BatchNew(NewBatch(description=description, parent_bid=parent_bid, **callbacks))
 
 
-def _callback(kind: Kind, text: str) -> JobPayload:
+def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
     if not text.startswith("{"):
         raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {shown(text)}")
-    members = jsontext.last_members(text)
+    if len(text) > jsonsteps.SHORT:
+        members = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    else:
+        members = jsontext.last_members(text)
     if members.get("jid", '""') in ('""', "null"):
         members |= {"jid": jsontext.encode(uuid4().hex)}
     members.setdefault("args", "[]")
     try:
-        job = parse_job(jsontext.join(members.items()))
+        job = yield from parse_long_job(jsontext.join(members.items()))
     except InvalidPayload as error:
         raise InvalidPayload(f"invalid BATCH NEW: {kind}: {error}") from None
     refuse_options(kind, job)

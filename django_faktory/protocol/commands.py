@@ -6,38 +6,37 @@ it has one. Rules: W5, W9, W12, W16, W17, W21.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import msgspec
 
 from .. import jsonsteps, jsontext
-from ..admission import MAX_MEMBERS, parse_job, parse_long_job
+from ..admission import MAX_MEMBERS, begin_job, parse_job, parse_long_job
 from ..errors import InvalidPayload, UnknownCommand
-from ..jsonsteps import SHORT, Steps
-from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity
+from ..jsonsteps import SHORT, Steps, T
+from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity, is_queue_name
 from . import batches, management, tracking
 from .batches import BatchCommand
 from .fields import decoded, field, line, object_after, strings_of, wid
+from .limits import MAX_REFUSED, check_count, check_length, check_line
 from .management import ManagementCommand
 from .tracking import TrackingCommand
 
 VERSION = 2
-MAX_FETCH_QUEUES = 1000
-"""Names in one FETCH: each costs every claim for it, and who waits is claimed for again and again."""
+NO_QUEUE = "*"
+"""A name that no queue can have."""
 
 MANY_JOBS_BYTES = 4 * 1024
 """From here on a PUSHB may have so many jobs that it is read in steps."""
 
-MANY_BRACKETS, LONG_JOB_BYTES = 4000, 1024 * 1024
-"""From here on one job takes more than a few milliseconds to read."""
+MANY_VALUES, LONG_JOB_BYTES = 4000, 1024 * 1024
+"""From so many brackets or colons, or such a length, on one job takes more than a few milliseconds to read."""
 
 CUT_AT_ONCE = 256 * 1024
 """Characters of a PUSHB that are cut into jobs in one go, which is quicker."""
 
 JOBS_A_STEP = 20
-MAX_REFUSED = 10_000
-"""Jobs of one PUSHB that are refused one by one. Where there are more, none of it is wanted."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +94,13 @@ class PushBulk(msgspec.Struct, frozen=True):
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """A worker wants a job of these queues, in this order."""
+    """A worker wants a job of these queues, in this order. None are left where no queue can have the names given."""
 
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
 
     def line(self) -> bytes:
         """As a client sends it."""
-        return line("FETCH", " ".join(self.queues))
+        return line("FETCH", " ".join(self.queues) or NO_QUEUE)
 
 
 class AckJob(msgspec.Struct, frozen=True):
@@ -146,6 +145,13 @@ Command = (
 
 def parse(line: str) -> Command:
     """Read one line, without its end. Raises UnknownCommand or InvalidPayload; both leave the connection open."""
+    check_line(line.encode("utf-8", "replace"))
+    found = begin(line)
+    return jsonsteps.run(found) if isinstance(found, Generator) else found
+
+
+def begin(line: str) -> Command | Steps[Command]:
+    """The same for a line of checked length; steps for what may take more than a millisecond."""
     verb, _, rest = line.partition(" ")
     reader = VERBS.get(verb)
     if reader is None:
@@ -169,7 +175,9 @@ def _takes_long(verb: bytes, line: bytes) -> bool:
         return True
     if len(line) <= SHORT:
         return False
-    return verb != b"PUSH" or len(line) > LONG_JOB_BYTES or line.count(b"{") + line.count(b"[") > MANY_BRACKETS
+    if verb != b"PUSH" or len(line) > LONG_JOB_BYTES:
+        return True
+    return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
 
 
 def _decoded_and(reader: Callable[[str], Steps[Command]], line: bytes) -> Steps[Command]:
@@ -206,8 +214,23 @@ def parse_hello(text: str) -> Hello:
     return Hello(identity=identity, pwdhash=field("HELLO", found, "pwdhash", str, ""))
 
 
-def _parse_push(text: str) -> Push:
-    return Push(parse_job(text))
+def _parse_push(text: str) -> Push | Steps[Push]:
+    job = begin_job(text)
+    return _after_first_step(_push(job)) if isinstance(job, Generator) else Push(job)
+
+
+def _push(job: Steps[JobPayload]) -> Steps[Push]:
+    return Push((yield from job))
+
+
+def _after_first_step(steps: Steps[T]) -> T | Steps[T]:
+    """What the steps lead to, if that is one only, as for most; else those that are left."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    return steps
 
 
 def _parse_push_bulk(text: str) -> PushBulk:
@@ -228,14 +251,15 @@ def _parse_long_push(text: str) -> Steps[Push]:
 def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
     good: list[JobPayload] = []
     refused: dict[str, InvalidPayload] = {}  # the answer has one place for each jid
-    count = 0
+    count = size = 0
     parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else jsonsteps.cut(text, "[]")
     for part in parts:
         if part is None:
             yield
             continue
-        count += 1
-        if not count % JOBS_A_STEP:
+        count, size = count + 1, size + len(part)
+        if count == JOBS_A_STEP or size > SHORT:
+            count = size = 0
             yield
         job = yield from _long_job_or_refusal(part)
         if isinstance(job, JobPayload):
@@ -252,8 +276,6 @@ def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
 def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
     text = part.strip(" \t\r\n")
     try:
-        if len(text) <= SHORT:
-            return parse_job(text)
         return (yield from parse_long_job(text))
     except InvalidPayload as refusal:
         yield from jsonsteps.check_value(text)  # what is no JSON spoils the whole
@@ -261,16 +283,16 @@ def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
 
 
 def _parse_fetch(text: str) -> Fetch:
-    names = text.split(None, MAX_FETCH_QUEUES)
-    if len(names) > MAX_FETCH_QUEUES:
-        raise InvalidPayload(f"FETCH: expected at most {MAX_FETCH_QUEUES} queues, got more")
-    return Fetch(tuple(dict.fromkeys(names)) or (DEFAULT_QUEUE,))
+    names = text.split() or [DEFAULT_QUEUE]
+    check_count("FETCH", "queues", len(names))
+    return Fetch(tuple(dict.fromkeys(filter(is_queue_name, names))))
 
 
 def _parse_ack(text: str) -> AckJob:
     jid = object_after("ACK", text).get("jid")
     if not isinstance(jid, str):
         raise InvalidPayload(f"invalid ACK {text[:200]}: jid: expected a string")
+    check_length("ACK", "jid", jid)
     return AckJob(jid)
 
 
@@ -282,6 +304,7 @@ def _fail(found: dict[str, Any]) -> FailJob:
     jid = field("FAIL", found, "jid", str, "")
     if not jid:
         raise InvalidPayload("missing JID: expected the jid of the job that failed")
+    check_length("FAIL", "jid", jid)
     lines = field("FAIL", found, "backtrace", list, [])
     if not all(isinstance(line, str) for line in lines):
         raise InvalidPayload("invalid FAIL: backtrace: expected an array of strings")
@@ -321,7 +344,7 @@ def _parse_second_hello(_: str) -> Command:
     raise UnknownCommand("unknown command HELLO")  # it is the first line or none (as the original says it)
 
 
-VERBS: dict[str, Callable[[str], Command]] = {
+VERBS: dict[str, Callable[[str], Command | Steps[Any]]] = {
     "HELLO": _parse_second_hello,
     "END": lambda _: End(),
     "INFO": lambda _: Info(),

@@ -14,10 +14,10 @@ from .. import jsonsteps, jsontext
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from ..jsonsteps import Steps
 from ..payloads import WorkerIdentity
-from .commands import VERSION, Command, Hello, decoded_line, parse, parse_hello, parse_long
+from .commands import VERSION, Command, Hello, begin, decoded_line, parse_hello, parse_long
+from .limits import MAX_HELLO_BYTES, check_line
 from .resp import Error, Reply, ReplyReader, Simple
 
-MAX_HELLO_BYTES = 4096
 LONG_LINE_BYTES = 64 * 1024
 """A line that is not kept twice while it is carried out."""
 
@@ -88,7 +88,8 @@ class ServerConnection:
         if line is None:
             return None
         if self.is_identified:
-            return parse_long(line) or parse(decoded_line(line))
+            check_line(line)
+            return parse_long(line) or begin(decoded_line(line))
         try:
             return self._hello(decoded_line(line))
         except InvalidPayload as error:

@@ -7,7 +7,7 @@ from typing import Any
 from .. import jsonsteps, jsontext
 from ..errors import InvalidPayload
 from ..jsonsteps import Steps
-from ..payloads import MAX_NAME
+from .limits import check_name
 
 
 def line(verb: str, rest: str) -> bytes:
@@ -15,14 +15,8 @@ def line(verb: str, rest: str) -> bytes:
     return f"{verb} {rest}\r\n".encode()
 
 
-MAX_OBJECT = 256 * 1024
-"""Characters behind a verb that brings no job and no list: more is never needed, and takes long to read."""
-
-
 def object_after(verb: str, text: str) -> dict[str, Any]:
     """The JSON object that follows the verb."""
-    if len(text) > MAX_OBJECT:
-        raise InvalidPayload(f"{verb}: expected at most {MAX_OBJECT} characters behind it, got {len(text)}")
     jsontext.check_depth(text)
     try:
         found = jsontext.decode(text)
@@ -49,8 +43,7 @@ _KINDS: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an ar
 def wid(verb: str, found: dict[str, Any]) -> str:
     """The wid, "" where none is given."""
     given: str = field(verb, found, "wid", str, "")
-    if len(given) > MAX_NAME or "\x00" in given or not given.isprintable():
-        raise InvalidPayload(f"invalid {verb}: wid: expected at most {MAX_NAME} printable characters")
+    check_name(verb, "wid", given)
     return given
 
 

@@ -13,17 +13,14 @@ import msgspec
 from .. import jsonsteps, jsontext
 from ..admission import MAX_MEMBERS
 from ..errors import InvalidPayload
+from ..globs import Glob
 from ..jsonsteps import Steps
-from ..mutations import COMMANDS, MAX_REGEXP, TARGETS, Mutation
+from ..mutations import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
 from .fields import decoded, field, line, object_after, strings_of
+from .limits import MAX_JIDS, WIDEST, check_count, check_length
 
 ALL = "*"
-MAX_QUEUES = 1000
-"""Names in one QUEUE command."""
-
-MAX_JIDS = 100_000
-"""Jids in one MUTATE."""
 
 Queues = tuple[str, ...] | None
 """Names in the order given; None: all there are."""
@@ -126,15 +123,14 @@ def _mutate(found: dict[str, Any]) -> Mutate:
         )
     wanted = field("MUTATE", found, "filter", dict, {})
     jids = field("MUTATE", wanted, "jids", list, None)
+    check_count("MUTATE", "jids", len(jids or ()))
     if jids is not None and not all(isinstance(jid, str) for jid in jids):
         raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
-    if jids is not None and len(jids) > MAX_JIDS:
-        raise InvalidPayload(f"invalid MUTATE: jids: expected at most {MAX_JIDS}, got more; send several commands")
-    regexp = field("MUTATE", wanted, "regexp", str, "")
-    if len(regexp) > MAX_REGEXP:
-        raise InvalidPayload(
-            f"invalid MUTATE: regexp: expected a glob of at most {MAX_REGEXP} characters, got {len(regexp)}; shorten it"
-        )
+    for jid in jids or ():
+        check_length("MUTATE", "jid", jid)
+    jobtype, regexp = field("MUTATE", wanted, "jobtype", str, ""), field("MUTATE", wanted, "regexp", str, "")
+    check_length("MUTATE", "jobtype", jobtype)
+    _check_glob(regexp)
     if unknown := wanted.keys() - {"jids", "jobtype", "regexp"}:
         raise InvalidPayload(
             f"invalid MUTATE: filter: expected jids, jobtype or regexp, got {ascii(min(unknown))[:60]};"
@@ -145,18 +141,24 @@ def _mutate(found: dict[str, Any]) -> Mutate:
             command=command,
             target=target,
             jids=None if jids is None else tuple(dict.fromkeys(jids)),
-            jobtype=field("MUTATE", wanted, "jobtype", str, ""),
+            jobtype=jobtype,
             regexp=regexp,
         )
     )
 
 
+def _check_glob(pattern: str) -> None:
+    check_length("MUTATE", "regexp", pattern)
+    glob = Glob(pattern)
+    check_count("MUTATE", "stars of regexp", glob.stars)
+    check_count("MUTATE", WIDEST, glob.widest)
+
+
 def parse_queue(text: str) -> ManagementCommand:
     """Read what follows QUEUE: a sub-verb in any case, then names."""
-    given, *names = text.split(None, MAX_QUEUES + 1) or [""]
+    given, *names = text.split() or [""]
     verb = given.upper()
-    if len(names) > MAX_QUEUES:
-        raise InvalidPayload(f"QUEUE {verb[:60]}: expected at most {MAX_QUEUES} queues, got more")
+    check_count("QUEUE", "queues", len(names))
     if verb == "LATENCY":
         return _latency(names)
     if verb not in _QUEUE_VERBS:

@@ -11,6 +11,7 @@ from ..errors import InvalidPayload
 from ..jsonfields import shown
 from ..payloads import MAX_DESC_BYTES, Tracked, TrackUpdate, cut, parse_instant, rfc3339
 from .fields import field, line, object_after
+from .limits import check_length
 
 
 class TrackSet(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ def parse_track(text: str) -> TrackingCommand:
         case "SET":
             return TrackSet(_update(rest))
         case "GET" if rest.strip():
+            check_length("TRACK GET", "jid", rest.strip())
             return TrackGet(rest.strip())
         case "GET":
             raise InvalidPayload("invalid TRACK GET: expected the jid of a job")
@@ -77,6 +79,7 @@ def _update(text: str) -> TrackUpdate:
     jid = field("TRACK SET", found, "jid", str, "")
     if not jid:
         raise InvalidPayload("invalid TRACK SET: jid: expected the jid of a job")
+    check_length("TRACK SET", "jid", jid)
     percent = field("TRACK SET", found, "percent", int, None)
     if percent is not None and not 0 <= percent <= 100:
         raise InvalidPayload(f"invalid TRACK SET: percent: expected an integer from 0 to 100, got {str(percent)[:20]}")

@@ -1,6 +1,7 @@
 """Fetchers that wait: in memory, not in the database. One claim serves all that may get something from it.
 
-A fetcher is tried when it comes, when a hint names one of its queues, and at each poll; between, it costs nothing.
+A fetcher is tried when it comes, when a hint names one of its queues, and at each poll; between, it costs nothing. The
+names in one claim are bounded, and fetchers with many names take turns: they delay no fetcher with few.
 Beside the ACK of a job that held a lock one of them is tried too: in one transaction the lock goes from the one job to
 the next (ADR 0015). Rules: W13 to W15.
 """
@@ -14,7 +15,8 @@ from math import inf
 
 from ..errors import FaktoryError
 from ..payloads import FetchRequest, Reservation
-from .committer import MAX_BATCH, Lane
+from .committer import Lane
+from .fetch_index import Fetcher, FetchIndex
 from .shelf import Shelf
 from .turns import Item
 
@@ -27,21 +29,6 @@ MOST_HOLDERS = 10_000
 """So many jobs with locks are known as handed out; an older one's end is an end like any other."""
 
 FetchLane = Lane[Item, "list[Reservation]"]
-
-
-class Fetcher:
-    """One FETCH: answered exactly once, with a job, with none, or with an error."""
-
-    __slots__ = ("answer", "in_claim", "is_gone", "is_over", "request", "timer", "untried")
-
-    def __init__(self, request: FetchRequest, answer: Callable[[Reservation | FaktoryError | None], None]) -> None:
-        self.request = request
-        self.answer = answer
-        self.timer: asyncio.TimerHandle | None = None
-        self.untried = True
-        self.in_claim = False
-        self.is_over = False  # its two seconds have passed while a claim for it ran
-        self.is_gone = False  # its client went away
 
 
 class _Claim:
@@ -71,20 +58,23 @@ class Fetchers:
     ) -> None:
         self._lane, self._shelf, self._loop, self._release, self._poll_s = lane, shelf, loop, release, poll_s
         self._hands_over = hands_over
-        self._waiting: dict[Fetcher, None] = {}
+        self._waiting = FetchIndex()
         self._claims_free = width
         self._poll: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._hinted: set[str] | None = set()  # None: all queues
         self._is_called = False
         self._is_stopping = False
-        self._held: dict[Fetcher, float] = {}  # who waits for what is on its way from or to a queue, and until when
+        self._held: dict[Fetcher, tuple[str, float]] = {}
+        """Who waits for what is on its way from or to a queue: which, and until when."""
         self._holders: dict[str, str] = {}  # jobs handed out with a lock, and their queues
 
     def add(self, fetcher: Fetcher) -> None:
         """Let it try, and wait up to two seconds."""
-        self._waiting[fetcher] = None
-        self._claim()
+        if self._waiting.add(fetcher):
+            self._claim()
+        else:
+            self._park(fetcher)
 
     def leave(self, fetcher: Fetcher) -> None:
         """Its client is gone: no job for it any more; one that is on its way goes back at once (W14)."""
@@ -100,6 +90,9 @@ class Fetchers:
             self._hinted = None
         elif self._hinted is not None:
             self._hinted.update(queues)
+        self._call()
+
+    def _call(self) -> None:
         if not self._is_called:
             self._is_called = True
             self._loop.call_soon(self._take_hints)  # one look for all the jobs of a transaction
@@ -128,14 +121,8 @@ class Fetchers:
     def before_ack(self, jid: str) -> None:
         """This job's ACK is about to be carried out: if it held a lock, who waits longest for its queue goes along."""
         queue = self._holders.pop(jid, None)
-        if queue is None:
-            return
-        for fetcher in self._waiting:
-            is_idle = not (fetcher.is_over or fetcher.in_claim or fetcher.untried)
-            if is_idle and queue in fetcher.request.queues:
-                fetcher.untried = True
-                self._claim()
-                return
+        if queue is not None and self._waiting.mark_first_idle(queue):
+            self._claim()
 
     def stop(self) -> None:
         """Send all away with nothing (W28)."""
@@ -147,38 +134,40 @@ class Fetchers:
     def _claim(self) -> None:
         if not self._claims_free or self._is_stopping:
             return
-        batch = self._next_batch()
+        batch = self._waiting.next_batch()
         if not batch:
             return
         served: list[tuple[Fetcher, Reservation]] = []
-        asked: list[tuple[Fetcher, FetchRequest]] = []
-        for fetcher in batch:
-            fetcher.untried = False
-            if job := self._shelf.take(fetcher.request):
+        asked: list[tuple[Fetcher, FetchRequest, FetchRequest]] = []
+        for fetcher in self._waiting.with_elder(batch):
+            request = self._waiting.tried(fetcher)
+            if job := self._shelf.take(request):
                 fetcher.in_claim = True
                 served.append((fetcher, job))
-            elif sent := self._ask_for(fetcher, [sent for _, sent in asked]):
+            elif sent := self._ask_for(fetcher, request, [sent for _, _, sent in asked]):
                 self._held.pop(fetcher, None)
                 fetcher.in_claim = True
-                asked.append((fetcher, sent))
+                asked.append((fetcher, request, sent))
             else:
-                self._hold(fetcher)
+                self._hold(fetcher, request)
         if asked:
             self._claims_free -= 1
             claim = _Claim(left=len(asked))
-            for fetcher, sent in asked:
-                self._lane.submit(sent, partial(self._claimed, claim, fetcher, sent))
+            for fetcher, request, sent in asked:
+                is_all = sent.count > 0 and sent.queues == request.queues
+                self._lane.submit(sent, partial(self._claimed, claim, fetcher, sent, is_all))
         for fetcher, job in served:  # at the end: who is answered may fetch again at once
             self._answer(fetcher, job)
 
-    def _ask_for(self, fetcher: Fetcher, beside: list[FetchRequest]) -> FetchRequest | None:
-        if self._loop.time() >= self._held.get(fetcher, inf):
-            return self._shelf.asking_plainly(fetcher.request)
-        return self._shelf.asking(fetcher.request, beside)
+    def _ask_for(self, fetcher: Fetcher, request: FetchRequest, beside: list[FetchRequest]) -> FetchRequest | None:
+        if self._loop.time() >= self._held.get(fetcher, ("", inf))[1]:
+            return self._shelf.asking_plainly(request)
+        return self._shelf.asking(request, beside)
 
-    def _hold(self, fetcher: Fetcher) -> None:
+    def _hold(self, fetcher: Fetcher, request: FetchRequest) -> None:
         """It waits for what is on its way from or to its first queue."""
-        self._held.setdefault(fetcher, self._loop.time() + PATIENCE_S)
+        _, until = self._held.get(fetcher, ("", self._loop.time() + PATIENCE_S))
+        self._held[fetcher] = request.queues[0], until
         if self._patience is None:
             self._patience = self._loop.call_later(PATIENCE_S / 2, self._lose_patience)
         self._park(fetcher)
@@ -186,16 +175,18 @@ class Fetchers:
     def _lose_patience(self) -> None:
         self._patience = None
         now = self._loop.time()
-        for fetcher, until in self._held.items():
-            fetcher.untried = fetcher.untried or now >= until
+        for fetcher, (_, until) in self._held.items():
+            if now >= until:
+                self._waiting.mark(fetcher)
         if self._held:
             self._patience = self._loop.call_later(PATIENCE_S / 2, self._lose_patience)
             self._claim()
 
     def _let_go(self, queues: Collection[str]) -> None:
-        for fetcher in self._held:
-            if fetcher.request.queues[0] in queues:
-                fetcher.untried = True
+        names = set(queues) if self._held else ()
+        for fetcher, (queue, _) in self._held.items():
+            if queue in names:
+                self._waiting.mark(fetcher)
 
     def returned(self, queues: Collection[str]) -> None:
         """What was read ahead of these queues is back in the database, or lost to it."""
@@ -203,21 +194,13 @@ class Fetchers:
         self._let_go(queues)
         self._claim()
 
-    def _next_batch(self) -> list[Fetcher]:
-        """Who is to be tried, in the order they came; before newcomers one more, who waits longest for their queues.
-
-        Without it who asks again and again could take each job before the push that brings it wakes who waits.
-        """
-        idle = [fetcher for fetcher in self._waiting if not (fetcher.is_over or fetcher.in_claim)]
-        batch = [fetcher for fetcher in idle if fetcher.untried][:MAX_BATCH]
-        if not batch or len(batch) == len(idle) or batch[0] is idle[0]:
-            return batch
-        wanted = {queue for fetcher in batch for queue in fetcher.request.queues}
-        elder = next(fetcher for fetcher in idle if not wanted.isdisjoint(fetcher.request.queues))
-        return batch if elder is batch[0] else [elder, *batch]
-
     def _claimed(
-        self, claim: _Claim, fetcher: Fetcher, sent: FetchRequest, told: list[Reservation] | FaktoryError
+        self,
+        claim: _Claim,
+        fetcher: Fetcher,
+        sent: FetchRequest,
+        is_all: bool,
+        told: list[Reservation] | FaktoryError,
     ) -> None:
         fetcher.in_claim = False
         try:
@@ -225,7 +208,7 @@ class Fetchers:
             if isinstance(told, FaktoryError):
                 self._answer(fetcher, told)
             else:
-                self._settle(claim, fetcher, sent, found)
+                self._settle(claim, fetcher, is_all, found)
         finally:
             claim.left -= 1
             if not claim.left:
@@ -234,7 +217,7 @@ class Fetchers:
                     self._release(claim.unwanted)
                 self._claim()
 
-    def _settle(self, claim: _Claim, fetcher: Fetcher, sent: FetchRequest, found: list[Reservation]) -> None:
+    def _settle(self, claim: _Claim, fetcher: Fetcher, is_all: bool, found: list[Reservation]) -> None:
         if fetcher.is_gone:
             claim.unwanted += found
         elif found:
@@ -244,15 +227,13 @@ class Fetchers:
         elif job := self._shelf.take_any(fetcher.request):
             self._answer(fetcher, job)
         else:
-            is_all = sent.count > 0 and sent.queues == fetcher.request.queues
-            fetcher.untried = fetcher.untried or not is_all  # the others were here, or on their way
+            if not is_all:  # the others were here, or on their way
+                self._waiting.mark(fetcher)
             self._park(fetcher)
 
     def _take_hints(self) -> None:
         queues, self._hinted, self._is_called = self._hinted, set(), False
-        for fetcher in self._waiting:
-            if queues is None or (not fetcher.untried and any(queue in queues for queue in fetcher.request.queues)):
-                fetcher.untried = True
+        self._waiting.mark_all(queues)
         self._claim()
 
     def _answer(self, fetcher: Fetcher, told: Reservation | FaktoryError | None) -> None:
@@ -283,7 +264,8 @@ class Fetchers:
             self._answer(fetcher, None)
 
     def _forget(self, fetcher: Fetcher) -> None:
-        self._waiting.pop(fetcher, None)
+        if self._waiting.remove(fetcher):
+            self._call()
         self._held.pop(fetcher, None)
         if fetcher.timer is not None:
             fetcher.timer.cancel()

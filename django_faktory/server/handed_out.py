@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import FaktoryError
-from ..payloads import HandedOut, Reservation
+from ..payloads import MAX_NAME, HandedOut, Reservation
 
 CONFIRM_S = 0.25
 """Until a job that was read ahead is confirmed, or half as long again: its row does not name its worker before."""
@@ -45,7 +45,7 @@ def batch_in(text: str) -> str:
     except (msgspec.MsgspecError, UnicodeError):
         return ""
     bid = custom and (custom.bid or custom.callback_of)
-    return bid if isinstance(bid, str) else ""
+    return bid if isinstance(bid, str) and len(bid) <= MAX_NAME else ""
 
 
 class HandOuts:

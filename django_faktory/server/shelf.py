@@ -28,6 +28,9 @@ TRUST_S = 0.1
 SHY_S = 60.0
 """So long nothing of a queue is read ahead in which priorities were used."""
 
+MOST_SHY = 1000
+"""So many queues in which priorities were used are remembered one by one; beyond, all queues are taken for such."""
+
 BARREN = 4
 """So many jobs of a queue in succession had a lock or a limit: nothing of it is read ahead until a plain one comes."""
 
@@ -81,6 +84,7 @@ class Shelf:
         self._low: set[str] = set()
         self._returning: dict[str, int] = {}
         self._shy_until: dict[str, float] = {}
+        self._all_shy_until = 0.0
         self._barren: dict[str, int] = {}
         """Queues whose last jobs were none that can be read ahead, and how many they were."""
         self._trusted_until: dict[str, float] = {}
@@ -197,7 +201,7 @@ class Shelf:
             self._barren[job.queue] = self._barren.get(job.queue, 0) + 1
 
     def _more(self, now: float, queue: str) -> int:
-        if now < self._shy_until.get(queue, 0.0) or self._barren.get(queue, 0) >= BARREN:
+        if now < max(self._all_shy_until, self._shy_until.get(queue, 0.0)) or self._barren.get(queue, 0) >= BARREN:
             return 0
         return max(0, min(self._most, self._crowd.soon(now, queue)) - len(self._jobs.get(queue, ())))
 
@@ -223,10 +227,16 @@ class Shelf:
         if not self._most:
             return
         until = self._loop.time() + SHY_S
-        if len(self._shy_until) >= SEEN:
-            self._shy_until = {queue: at for queue, at in self._shy_until.items() if at > until - SHY_S}
-        self._shy_until.update(dict.fromkeys(queues, until))
+        for queue in queues:
+            self._shy_until.pop(queue, None)  # the order is that of the times
+            self._shy_until[queue] = until
+        while self._shy_until and (len(self._shy_until) > MOST_SHY or self._is_over(next(iter(self._shy_until)))):
+            ended = self._shy_until.pop(next(iter(self._shy_until)))
+            self._all_shy_until = max(self._all_shy_until, ended)
         self.clear()
+
+    def _is_over(self, queue: str) -> bool:
+        return self._shy_until[queue] <= self._loop.time()
 
     def clear(self) -> None:
         """Give all back, and what is still on its way."""

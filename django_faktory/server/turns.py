@@ -19,8 +19,14 @@ BYTES_A_WEIGHT = 8 * 1024
 """Jobs of this size and below weigh the same, so a transaction carries about 4 MiB of larger ones."""
 
 
+NAMES_A_WEIGHT = 10
+"""Queues of a FETCH that weigh the same."""
+
+
 def weight(item: object) -> int:
     """How much of a transaction's room an item takes: a plain command is 1."""
+    if isinstance(item, FetchRequest):
+        return 1 + len(item.queues) // NAMES_A_WEIGHT
     if isinstance(item, list):
         if len(item) >= MAX_BATCH:  # it has a transaction for itself, whatever it weighs
             return len(item)

@@ -33,7 +33,7 @@ from ..protocol.commands import (
 )
 from ..protocol.versions import semantic
 from . import batch_verbs, management_verbs, tracking_verbs
-from .fetchers import Fetcher
+from .fetch_index import Fetcher
 from .tracking_verbs import without_wid
 
 if TYPE_CHECKING:

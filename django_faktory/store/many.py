@@ -18,7 +18,7 @@ from typing import TypeVar
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef, Q, Value
-from django.db.models.functions import Concat
+from django.db.models.functions import Concat, Length
 
 from .. import jsontext
 from ..errors import FaktoryError
@@ -37,7 +37,10 @@ CHUNK = 500
 """Jobs of one step: some 20 ms, and no lock is held for longer."""
 
 READ_AT_ONCE = 100
-"""Jobs whose texts are read together to be compared with a glob: texts can be large."""
+"""Jobs whose texts are read together to be compared with a glob."""
+
+READ_CHARACTERS = 4 * 1024 * 1024
+"""Characters of the jobs' texts that are read together; a longer text is read alone."""
 
 PORTION = 2000
 LONGEST_PAUSE_S = 0.05
@@ -226,10 +229,27 @@ def _let_others_write(using: str, took_s: float) -> None:
 
 def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> int:
     """Read first, outside of the transaction that changes: comparing takes time that no lock should be held for."""
-    rows = jobs.only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
-    found = run(jobs.db, lambda _: list(rows), atomic=False)
-    ids = [job.pk for job in found if glob.matches(_text(job))]
+    ids = []
+    for portion in _by_size(jobs):
+        rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
+        found = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
+        ids += [job.pk for job in found if glob.matches(_text(job))]
     return _change(_still(jobs.db, ids, {state}), change) if ids else 0
+
+
+def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
+    """The ids of these jobs, in portions whose texts fit in memory together."""
+    sizes = jobs.order_by("pk").values_list("pk", Length("payload"))
+    portion: list[int] = []
+    room = READ_CHARACTERS
+    for pk, size in run(jobs.db, lambda _: list(sizes), atomic=False):
+        if portion and size > room:
+            yield portion
+            portion, room = [], READ_CHARACTERS
+        portion.append(pk)
+        room -= size
+    if portion:
+        yield portion
 
 
 def _text(job: Job) -> str:

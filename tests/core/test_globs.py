@@ -2,11 +2,13 @@
 
 import re
 import time
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_faktory import globs
 from django_faktory.globs import Glob
 
 pytestmark = pytest.mark.core
@@ -114,3 +116,45 @@ def _tried(pattern, text):
     if pattern[0] == "\\" and len(pattern) > 1:
         return text[0] == pattern[1] and _tried(pattern[2:], text[1:])
     return text[0] == pattern[0] and _tried(pattern[1:], text[1:])
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_at_once():
+    """Make a window as narrow as this."""
+
+    @contextmanager
+    def narrow(at_once):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(globs, "COMPARED_AT_ONCE", at_once)
+            yield
+
+    return narrow
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7])
+@given(
+    st.text("ab*?[]", max_size=8),
+    st.text("ab", max_size=30),
+)
+def test_a_text_that_is_searched_in_windows_matches_as_a_whole_one(monkeypatch_at_once, at_once, pattern, text):
+    whole = Glob(pattern).matches(text)
+    with monkeypatch_at_once(at_once):
+        assert Glob(pattern).matches(text) is whole
+
+
+@pytest.mark.parametrize("pattern", ["*" + "a?" * 50 + "b*", "*" + "a" * 998 + "b*", "*a*a*a*a*b*"])
+def test_no_search_of_a_long_text_compares_more_than_a_bounded_number_of_places(monkeypatch, pattern):
+    windows = []
+    find_in = globs._Segment._find_in
+
+    def counting(segment, text, at, end):
+        found = find_in(segment, text, at, end)
+        last = end - segment.width if found < 0 else found
+        windows.append((last - at + 1) * segment.width)
+        return found
+
+    monkeypatch.setattr(globs._Segment, "_find_in", counting)
+    length = 300_000
+    assert not Glob(pattern).matches("a" * length)
+    assert max(windows) <= globs.COMPARED_AT_ONCE
+    assert sum(windows) <= length * max(segment.width for segment in Glob(pattern)._segments)

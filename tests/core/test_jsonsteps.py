@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from django_faktory import jsonsteps, jsontext
 from django_faktory.errors import InvalidPayload
 from django_faktory.payloads import JobPayload
-from django_faktory.protocol import commands
+from django_faktory.protocol import commands, limits
 from tests.core.test_jsontext import answer, texts_of_objects, values, writers
 
 pytestmark = pytest.mark.core
@@ -144,7 +144,7 @@ def test_the_same_refusals_are_kept_once_and_too_many_refuse_the_whole():
     """Each refusal of a number used to be kept: two megabytes of a client's took two gigabytes of the server's."""
     same = jsonsteps.run(commands.parse_long(b"PUSHB [" + b"0," * 20_000 + JOB.encode() + b"]"))
     assert [job.jid for job in same.jobs] == ["12345678", ""]
-    others = ",".join(f'{{"jid":"{number:08d}"}}' for number in range(commands.MAX_REFUSED + 1))
+    others = ",".join(f'{{"jid":"{number:08d}"}}' for number in range(limits.MAX_REFUSED + 1))
     with pytest.raises(InvalidPayload, match="none of it was stored"):
         jsonsteps.run(commands.parse_long(f"PUSHB [{JOB},{others}]".encode()))
 
@@ -158,16 +158,3 @@ def test_lines_that_are_read_quickly_are_not_read_in_steps():
         "PUSHB",
     ):
         assert commands.parse_long(line.encode()) is None
-
-
-def test_commands_that_bring_no_list_have_a_length(monkeypatch):
-    for verb in ("ACK", "BEAT", "TRACK SET", "BATCH NEW"):
-        with pytest.raises(InvalidPayload, match="expected at most 262144 characters"):
-            commands.parse(f'{verb} {{"jid":"12345678","wid":"w","x":"{"x" * 262_144}"}}')
-    with pytest.raises(InvalidPayload, match="QUEUE PAUSE: expected at most 1000 queues"):
-        commands.parse("QUEUE PAUSE " + "q " * 1001)
-    many = ",".join(f'"{number}"' for number in range(100_001))
-    with pytest.raises(InvalidPayload, match="jids: expected at most 100000"):
-        jsonsteps.run(
-            commands.parse_long(f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"jids":[{many}]}}}}'.encode())
-        )

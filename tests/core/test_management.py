@@ -88,7 +88,7 @@ def test_what_counts_as_no_filter(text, mutation):
         ('MUTATE {"cmd":"kill","target":"dead","filter":{"job_type":"a"}}', "invalid MUTATE: filter: expected jids, "),
         (
             f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"{"*" * 1001}"}}}}',
-            "invalid MUTATE: regexp: expected a glob of at most 1000 characters, got 1001",
+            "invalid MUTATE: regexp: expected at most 1000 characters, got 1001",
         ),
         ("QUEUE", "no such QUEUE subcommand: ; use PAUSE, RESUME, REMOVE or LATENCY"),
         ("QUEUE STOP a", "no such QUEUE subcommand: STOP; use PAUSE"),

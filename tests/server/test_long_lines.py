@@ -37,10 +37,11 @@ def has_answer(client):
     [
         f"PUSHB [{'0,' * 300_000}0]",
         f'PUSH {{"jid":"abcdefgh","jobtype":"","args":[{"[]," * 1_000_000}[]]}}',
+        f'PUSH {{"jid":"abcdefgh","jobtype":"t","args":[{"[]," * 100_000}[]],"custom":{{"unique_for":1,"lock":true}}}}',
         f'FAIL {{"jid":"","backtrace":[{"[]," * 1_000_000}[]]}}',
         f'MUTATE {{"cmd":"","filter":{{"jids":[{NO_NAMES}""]}}}}',
     ],
-    ids=["PUSHB", "PUSH", "FAIL", "MUTATE"],
+    ids=["PUSHB", "PUSH", "unique PUSH", "FAIL", "MUTATE"],
 )
 def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line):
     """Each took the event loop for seconds: nobody else was answered before it."""

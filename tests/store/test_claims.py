@@ -331,3 +331,14 @@ def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
 
     in_threads(2, work)
     assert sorted(got) == sorted(pushed)
+
+
+def test_a_fetch_of_many_queues_takes_few_statements():
+    """On SQLite and MariaDB it took one for each queue, in the transaction that writes."""
+    queues = tuple(f"queue-{number:04d}" for number in range(1000))
+    JobFactory(queue=queues[700])
+    JobFactory(queue=queues[300], jid="the-first-one")
+    with CaptureQueriesContext(connection) as statements:
+        [[got]] = claiming.fetch([FetchRequest(queues=queues, wid="w")], using=USING)
+    assert got.jid == "the-first-one"
+    assert len(statements) <= 20

@@ -151,3 +151,11 @@ def test_all_workers_can_be_told_at_once_and_none_goes_back():
     assert workers.advance(None, "quiet", using="default") == 1
     assert workers.advance(["running", "unknown", "not\x00storable"], "terminate", using="default") == 1
     assert workers.advance(None, "quiet", using="default") == 0
+
+
+def test_a_glob_reads_large_jobs_alone_and_small_ones_together(monkeypatch):
+    """A hundred jobs of 15 MiB were read at once."""
+    monkeypatch.setattr(many, "READ_CHARACTERS", 1000)
+    for number, size in enumerate([10, 10, 5000, 5000, 10]):
+        JobFactory(dead=True, jid=f"dead-{number:04d}", payload=f'{{"args":["{"x" * size}"]}}')
+    assert [len(portion) for portion in many._by_size(Job.objects.all())] == [2, 1, 1, 1]

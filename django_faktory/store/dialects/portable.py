@@ -25,6 +25,7 @@ from .base import (
     Held,
     Placed,
     Plan,
+    Slot,
     Tally,
     holds,
     marks,
@@ -111,7 +112,7 @@ class PortableDialect(Dialect):
             held = withheld(connection, {slot.wid for slot in plan.slots if slot.wid}, adapted)
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
-            for slot in plan.slots:
+            for slot in self._promising(cursor, plan.slots, adapted):
                 room = min(slot.count, plan.limit - len(found))
                 if room > 0 and slot.queue not in held.queues and slot.wid not in held.wids:
                     rows = self._lock_first(cursor, slot.queue, room, [row[0] for row in taken], adapted)
@@ -123,6 +124,13 @@ class PortableDialect(Dialect):
                     ids = [row_id for row_id, job in mine if (job.passes is not None) == is_gated]
                     self._mark_working(cursor, ids, wid, adapted, plan, is_gated=is_gated)
         return found
+
+    def _promising(self, cursor: CursorWrapper, slots: Sequence[Slot], clock: Any) -> Sequence[Slot]:
+        """The slots whose queues have jobs, where there are many: each of the others would cost a statement."""
+        if len(slots) <= MOST_QUEUES // 10:
+            return slots
+        sizes = self._sizes(cursor, list({slot.queue: None for slot in slots}), clock, 1)
+        return [slot for slot in slots if sizes[slot.queue]]
 
     def _lock_first(
         self, cursor: CursorWrapper, queue: str, room: int, taken: list[int], clock: Any
@@ -249,15 +257,19 @@ class PortableDialect(Dialect):
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             held = withheld(connection, wids, clock)
             running = [queue for queue in queues if queue not in held.queues]
-            found: dict[str, int] = {}
-            for start in range(0, len(running), MOST_QUEUES):
-                some = running[start : start + MOST_QUEUES]
-                cursor.execute(
-                    " UNION ALL ".join([self._waiting] * len(some)),
-                    [value for queue in some for value in (queue, queue, clock, most)],
-                )
-                found.update(cursor.fetchall())
-            return found, held.wids
+            return self._sizes(cursor, running, clock, most), held.wids
+
+    def _sizes(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, most: int) -> dict[str, int]:
+        """How many jobs wait in each queue, counted up to `most`."""
+        found: dict[str, int] = {}
+        for start in range(0, len(queues), MOST_QUEUES):
+            some = queues[start : start + MOST_QUEUES]
+            cursor.execute(
+                " UNION ALL ".join([self._waiting] * len(some)),
+                [value for queue in some for value in (queue, queue, clock, most)],
+            )
+            found.update(cursor.fetchall())
+        return found
 
     _waiting = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"

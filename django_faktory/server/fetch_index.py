@@ -1,0 +1,206 @@
+"""Fetchers that wait, by arrival and by queue, so that a push costs only those that name its queue.
+
+The names in one claim are bounded. A fetcher with many names is asked only for queues in which something may have
+changed, and such fetchers take turns: they delay no fetcher with few. Knows no timer, lane or shelf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from ..errors import FaktoryError
+from ..payloads import FetchRequest, Reservation
+from .committer import MAX_BATCH
+
+FEW_NAMES = 100
+"""A FETCH with more names has many: one of those is tried in a claim."""
+
+NAMES_A_CLAIM = 1000
+"""Names that the fetchers with few have together in one claim."""
+
+MOST_NAMES = 50_000
+"""Names that the waiting fetchers with many have together. One that comes then is tried when another has ended."""
+
+ALREADY = object()
+
+
+class Fetcher:
+    """One FETCH: answered exactly once, with a job, with none, or with an error."""
+
+    __slots__ = (
+        "answer",
+        "arrival",
+        "has_many",
+        "in_claim",
+        "is_gone",
+        "is_over",
+        "news",
+        "request",
+        "timer",
+        "untried",
+    )
+
+    def __init__(self, request: FetchRequest, answer: Callable[[Reservation | FaktoryError | None], None]) -> None:
+        self.request = request
+        self.answer = answer
+        self.timer: asyncio.TimerHandle | None = None
+        self.arrival = 0
+        self.has_many = len(request.queues) > FEW_NAMES
+        self.untried = True
+        self.news: set[str] | None = None
+        """The queues to ask for at the next try, where it has many; None: all."""
+        self.in_claim = False
+        self.is_over = False  # its two seconds have passed while a claim for it ran
+        self.is_gone = False  # its client went away
+
+
+class FetchIndex:
+    """All fetchers that wait, in the order they came, and by the queues they name."""
+
+    def __init__(self) -> None:
+        self._all: dict[Fetcher, None] = {}
+        self._by_queue: dict[str, dict[Fetcher, None]] = {}
+        self._untried: dict[Fetcher, None] = {}
+        self._outside: dict[Fetcher, None] = {}  # have many names, for which there is no room
+        self._arrivals = self._names = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Fetcher]:
+        return iter(self._all)
+
+    def __contains__(self, fetcher: object) -> bool:
+        return fetcher in self._all
+
+    def add(self, fetcher: Fetcher) -> bool:
+        """One comes. False if it is not to be tried: there is no room for its names, or no queue can have one."""
+        self._arrivals += 1
+        fetcher.arrival = self._arrivals
+        self._all[fetcher] = None
+        if fetcher.has_many and not self._has_room(fetcher):
+            self._outside[fetcher] = None
+            return False
+        self._enter(fetcher)
+        return bool(fetcher.request.queues)
+
+    def remove(self, fetcher: Fetcher) -> bool:
+        """One goes. True if others, for which there is room now, are to be tried."""
+        if self._all.pop(fetcher, ALREADY) is ALREADY:
+            return False
+        self._untried.pop(fetcher, None)
+        if fetcher in self._outside:
+            del self._outside[fetcher]
+            return False
+        for queue in fetcher.request.queues:
+            named = self._by_queue[queue]
+            del named[fetcher]
+            if not named:
+                del self._by_queue[queue]
+        if not fetcher.has_many:
+            return False
+        self._names -= len(fetcher.request.queues)
+        return self._let_in()
+
+    def _let_in(self) -> bool:
+        before = len(self._outside)
+        while self._outside and self._has_room(first := next(iter(self._outside))):
+            del self._outside[first]
+            self._enter(first)
+        return len(self._outside) < before
+
+    def _has_room(self, fetcher: Fetcher) -> bool:
+        return not self._names or self._names + len(fetcher.request.queues) <= MOST_NAMES
+
+    def _enter(self, fetcher: Fetcher) -> None:
+        if fetcher.has_many:
+            self._names += len(fetcher.request.queues)
+        for queue in fetcher.request.queues:
+            self._by_queue.setdefault(queue, {})[fetcher] = None
+        if fetcher.request.queues:
+            self._untried[fetcher] = None
+
+    def mark(self, fetcher: Fetcher, queue: str | None = None) -> None:
+        """It is to be tried: there may be work in this queue; None: in any of its queues."""
+        if fetcher in self._outside or not fetcher.request.queues:
+            return
+        if queue is None:
+            fetcher.news = None
+        elif not fetcher.untried:
+            fetcher.news = {queue}
+        elif fetcher.news is not None:
+            fetcher.news.add(queue)
+        fetcher.untried = True
+        self._untried[fetcher] = None
+
+    def tried(self, fetcher: Fetcher) -> FetchRequest:
+        """It is being tried: what to ask for it."""
+        self._untried.pop(fetcher, None)
+        fetcher.untried = False
+        news, fetcher.news = fetcher.news, set()
+        if news is None or not fetcher.has_many:
+            return fetcher.request
+        return replace(fetcher.request, queues=tuple(queue for queue in fetcher.request.queues if queue in news))
+
+    def next_batch(self) -> list[Fetcher]:
+        """Who is to be tried, in the order they came: at most one with many names, and a bounded number of names of
+        those with few."""
+        batch: list[Fetcher] = []
+        names, has_many = 0, False
+        for fetcher in sorted(self._untried, key=_arrival):
+            if not _is_idle(fetcher):
+                continue
+            if fetcher.has_many:
+                if has_many:
+                    continue
+                has_many = True
+            else:
+                names += len(fetcher.request.queues)
+                if names > NAMES_A_CLAIM:
+                    break
+            batch.append(fetcher)
+            if len(batch) == MAX_BATCH:
+                break
+        return batch
+
+    def mark_all(self, queues: Iterable[str] | None) -> None:
+        """There may be work in these queues; None: in any."""
+        if queues is None:
+            for fetcher in self._all:
+                self.mark(fetcher)
+            return
+        for queue in queues:
+            for fetcher in self._by_queue.get(queue, ()):
+                self.mark(fetcher, queue)
+
+    def mark_first_idle(self, queue: str) -> bool:
+        """Whether somebody waits for this queue and is not being tried; the first of those is to be."""
+        first = next((one for one in self._by_queue.get(queue, ()) if _is_idle(one) and not one.untried), None)
+        if first is not None:
+            self.mark(first, queue)
+        return first is not None
+
+    def with_elder(self, batch: list[Fetcher]) -> list[Fetcher]:
+        """A batch, and before it the fetcher that waits longest for queues of it, unless it is in the batch."""
+        wanted = {queue: None for fetcher in batch for queue in fetcher.request.queues}
+        firsts = [(queue, next(filter(_is_idle, self._by_queue[queue]))) for queue in wanted]
+        if not firsts:
+            return batch
+        elder = min((fetcher for _, fetcher in firsts), key=_arrival)
+        if elder is batch[0]:
+            return batch
+        for queue, fetcher in firsts:
+            if fetcher is elder:
+                self.mark(elder, queue)
+        return [elder, *batch]
+
+
+def _arrival(fetcher: Fetcher) -> int:
+    return fetcher.arrival
+
+
+def _is_idle(fetcher: Fetcher) -> bool:
+    return not (fetcher.is_over or fetcher.in_claim)

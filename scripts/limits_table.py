@@ -1,0 +1,28 @@
+"""Write the table of limits in docs/security.md from `django_faktory.protocol.limits`; a test sees that it is in step."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "security.md"
+BEGIN = "<!-- limits: written by `make docs` from django_faktory/protocol/limits.py -->\n"
+END = "<!-- end of limits -->\n"
+
+
+def render():
+    """The table's text."""
+    from django_faktory.protocol.limits import LIMITS  # found by the path that `main` sets
+
+    rows = "".join(f"| `{one.verb}` | {one.field} | {one.text} | {one.beyond} |\n" for one in LIMITS)
+    return f"{BEGIN}\n| verb | field | at most | beyond it |\n|---|---|---:|---|\n{rows}\n{END}"
+
+
+def main():
+    sys.path.insert(0, str(ROOT))
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(before + render() + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

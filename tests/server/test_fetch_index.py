@@ -1,0 +1,200 @@
+"""What waiting FETCHes cost those that push, and each other. Rule: W13."""
+
+import json
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.payloads import FetchRequest
+from django_faktory.server import fetch_index, fetchers
+from django_faktory.server.fetch_index import Fetcher, FetchIndex
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+MANY = tuple(f"many-{number:04d}" for number in range(1000))
+
+
+def waiting(index, *queues):
+    """A FETCH that was tried, and found nothing."""
+    fetcher = Fetcher(FetchRequest(queues=queues), lambda told: None)
+    index.add(fetcher)
+    index.tried(fetcher)
+    return fetcher
+
+
+def calls(work):
+    """How many calls it makes."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(trace)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def push_to(index, queue):
+    index.mark_all([queue])
+    return [index.tried(fetcher) for fetcher in index.with_elder(index.next_batch())]
+
+
+def test_a_push_costs_as_much_however_many_wait_for_other_queues():
+    index = FetchIndex()
+    waiting(index, "wanted")
+    few = calls(lambda: push_to(index, "wanted"))
+    for number in range(500):
+        waiting(index, f"other-{number}", *MANY[:90])
+    assert calls(lambda: push_to(index, "wanted")) == few
+
+
+def test_a_push_asks_for_its_queue_only_where_a_fetch_names_many():
+    index = FetchIndex()
+    waiting(index, *MANY)
+    waiting(index, "a", MANY[7], "b")
+    index.mark_all([MANY[8], MANY[7]])
+    batch = [index.tried(fetcher).queues for fetcher in index.next_batch()]
+    assert batch == [MANY[7:9], ("a", MANY[7], "b")]
+    index.mark_all(None)
+    assert [index.tried(fetcher).queues for fetcher in index.next_batch()] == [MANY, ("a", MANY[7], "b")]
+
+
+def test_a_claim_has_a_bounded_number_of_names_and_one_fetch_with_many():
+    index = FetchIndex()
+    for number in range(50):
+        waiting(index, *MANY)
+        waiting(index, *(f"few-{number}-{place}" for place in range(90)))
+    index.mark_all(None)
+    sizes = []
+    while batch := index.next_batch():
+        sizes.append([len(index.tried(fetcher).queues) for fetcher in batch])
+    assert all(sum(claim) <= fetch_index.NAMES_A_CLAIM + len(MANY) for claim in sizes)
+    assert all(claim.count(len(MANY)) <= 1 for claim in sizes)
+    assert sum(map(len, sizes)) == 100
+    assert sum(len(claim) > 1 for claim in sizes) == 5, "those with few are tried in the first claims"
+
+
+def test_who_waits_longest_for_a_queue_of_newcomers_is_asked_for_those_queues():
+    index = FetchIndex()
+    elder, other = waiting(index, *MANY), waiting(index, "elsewhere")
+    newcomer = Fetcher(FetchRequest(queues=("new", MANY[3], MANY[1])), lambda told: None)
+    index.add(newcomer)
+    assert other not in index.with_elder(index.next_batch())
+    assert index.with_elder([newcomer]) == [elder, newcomer]
+    assert index.tried(elder).queues == (MANY[1], MANY[3])
+
+
+def test_nothing_is_kept_of_those_that_have_left():
+    index = FetchIndex()
+    gone = [waiting(index, *MANY) for _ in range(80)] + [waiting(index, "few")]
+    assert sum(map(len, index._by_queue.values())) == fetch_index.MOST_NAMES + 1
+    for fetcher in gone:
+        index.remove(fetcher)
+        index.remove(fetcher)
+    assert not any((len(index), index._by_queue, index._untried, index._outside, index._names))
+
+
+def test_a_fetch_with_many_names_beyond_the_room_for_them_is_tried_when_another_has_ended():
+    index = FetchIndex()
+    inside = [waiting(index, *MANY) for _ in range(50)]
+    late = Fetcher(FetchRequest(queues=MANY), lambda told: None)
+    assert not index.add(late)
+    index.mark_all(None)
+    assert late not in index._untried
+    assert index.add(Fetcher(FetchRequest(queues=("few",)), lambda told: None))
+    assert index.remove(inside[0])
+    assert late in index._untried
+
+
+class Recording(OrmBroker):
+    """Notes how many names each set of claims has."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.names = []
+
+    def fetch(self, requests):
+        self.names.append([request.queues for request in requests])
+        return super().fetch(requests)
+
+    def exchange(self, jobs, acks, requests):
+        self.names.append([request.queues for request in requests])
+        return super().exchange(jobs, acks, requests)
+
+    def lend(self):
+        return None
+
+
+@pytest.fixture
+def recording(serve, settings):
+    settings.FAKTORY = {"POLL_INTERVAL": 60.0, "READ_AHEAD": 0}
+    return serve(Recording())
+
+
+def test_fetches_with_many_names_delay_no_other_client(recording):
+    """Fifty of them made each round trip of others take 8 s: they were claimed for together, at each push."""
+    with ExitStack() as opened:
+        clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(51)]
+        for client in clients:
+            opened.callback(client.close)
+        *many, good = clients
+        for client in many:
+            client.send(f"FETCH {' '.join(MANY)}")
+        for number in range(20):
+            assert good.ask(push(jid=f"good-{number:04d}", queue="good")) == b"+OK"
+            assert json.loads(good.ask("FETCH good"))["jid"] == f"good-{number:04d}"
+        for turn in recording.broker.names:
+            assert sum(map(len, turn)) <= 4 * (len(MANY) + 1), "two claims, each with one and its elder"
+
+
+def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, monkeypatch):
+    monkeypatch.setattr(fetchers, "WAIT_S", 60.0)
+    clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
+    first, second, good = clients
+    for count, client in enumerate([first, second], 1):
+        client.send(f"FETCH {' '.join(MANY)}")
+        wait_until(lambda count=count: sum(bool(one.timer) for one in list(recording.fetchers._waiting)) == count)
+    del recording.broker.names[:]
+    assert good.ask(push(jid="for-many", queue=MANY[500])) == b"+OK"
+    assert json.loads(first.reply())["jid"] == "for-many", "who waits longest"
+    asked = [queues for turn in recording.broker.names for queues in turn]
+    assert asked
+    assert set(asked) == {(MANY[500],)}
+    for client in clients:
+        client.close()
+
+
+def test_a_fetch_of_names_that_no_queue_can_have_waits_and_reaches_no_claim(recording):
+    """Names of 15 MiB blocked claims for 18 s, and stayed in memory."""
+    clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
+    for client in clients:
+        client.send(f"FETCH {'q' * 300} a/b {'x' * 200_000}")
+    wait_until(lambda: len(recording.fetchers._waiting) == 3)
+    assert [client.reply() for client in clients] == [None] * 3
+    assert recording.broker.names == []
+    for client in clients:
+        client.send(f"FETCH {'q' * 300} good")
+    wait_until(lambda: len(recording.fetchers._waiting) == 3)
+    for client in clients:
+        client.close()
+    wait_until(lambda: not recording.connection_count)
+    index = recording.fetchers._waiting
+    wait_until(lambda: not any((len(index), index._by_queue, index._untried)))
+    assert {name for turn in recording.broker.names for queues in turn for name in queues} == {"good"}
+    shelf = recording.shelf
+    assert not any((shelf._jobs, shelf._asked, shelf._out, shelf._low, shelf._returning, recording._by_wid))
+
+
+def test_used_priorities_of_many_queues_are_remembered_in_bounded_memory(serve, monkeypatch):
+    shelf = serve().shelf
+    monkeypatch.setattr(shelf, "_most", 10)
+    shelf.makes_way(f"q-{number}" for number in range(5000))
+    assert len(shelf._shy_until) <= 1000
+    shelf._crowd.soon = lambda now, queue: 10
+    assert [shelf._more(shelf._loop.time(), queue) for queue in ("q-0", "q-4999", "another")] == [0, 0, 0]
