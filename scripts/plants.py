@@ -811,4 +811,11 @@ gone AS (""",
         (OUTSIDE, "-k", "limit_is_kept"),
         "postgresql",
     ),
+    Plant(
+        "a heartbeat waits with commands that meet a lock",
+        f"{SERVER}/listener.py",
+        'MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)',
+        'MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._apart)',
+        ("tests/server/test_lanes.py", "-k", "every_other_lane"),
+    ),
 )

@@ -23,7 +23,7 @@ from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
 from ..event_loops import new_event_loop
 from ..logs import get_logger
-from ..payloads import Ack, Failure, HandedOut, JobPayload, Reservation
+from ..payloads import Ack, Beat, Failure, HandedOut, JobPayload, Reservation, WorkerIdentity
 from ..protocol import resp
 from ..protocol.commands import Command
 from .committer import MAX_BATCH, Begin, Lane
@@ -186,11 +186,13 @@ class Server:
             self.turns.submit(report, answer)
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
-        """Record a failure with the next; of a member of a batch apart, for the same reason."""
-        if self.handed_out.is_member(report.jid):
-            self.may_block(lambda: self.broker.fail([report])[0], answer, self._subjects_of(report.jid))
-        else:
-            self.failures.submit(report, answer)
+        """Record a failure; of a member of a batch apart, as another transaction may have locked its batch."""
+        lane = self._apart if self.handed_out.is_member(report.jid) else self._fails
+        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, lane=lane)
+
+    def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
+        """Record a heartbeat or a registration, in a lane that no other command uses."""
+        self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)
 
     def may_block(
         self,
@@ -263,13 +265,16 @@ class Server:
         )
         self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
         one_by_one = partial(_call_each, reset=self.broker.close)
-        self.failures: Lane[Failure, FaktoryError | bool] = Lane("fail", self.broker.fail, **common)
-        self.control: Lane[Callable[[], Any], Any] = Lane("control", one_by_one, **common)
+        self._fails: Lane[MayBlock, Any] = Lane("fail", in_sets, **common)
+        self._signs: Lane[MayBlock, Any] = Lane("sign", in_sets, **common)
+        self._deliveries: Lane[Callable[[], Any], Any] = Lane("delivery", one_by_one, **common)
+        self.reads: Lane[Callable[[], Any], Any] = Lane("read", one_by_one, **common)
         self.long_work: Lane[Callable[[], Any], Any] = Lane(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
         self._lanes: tuple[Lane[Any, Any], ...] = (
-            self.turns, self._bulk, self._apart, self._waiting, self.failures, self.control, self.long_work,
+            self.turns, self._bulk, self._apart, self._waiting, self._fails, self._signs, self._deliveries, self.reads,
+            self.long_work,
         )  # fmt: skip
         self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
         self.shelf = Shelf(
@@ -362,10 +367,10 @@ class Server:
         self.may_block(lambda: self.broker.withdraw_batches(bids), then)
 
     def _confirm(self, handed: Sequence[HandedOut], told: Callable[[set[str] | FaktoryError], None]) -> None:
-        self.control.submit(lambda: self.broker.confirm(handed), told)
+        self._deliveries.submit(lambda: self.broker.confirm(handed), told)
 
     def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
-        """Give back what was claimed for clients that went away, or for nobody, and let others have it (W14)."""
+        """Give back jobs that were claimed for clients that have gone, so that other clients can have them (W14)."""
         for job in jobs:
             self.handed_out.forget(job.jid)
 
@@ -380,7 +385,7 @@ class Server:
             else:
                 self.fetchers.wake(queues)
 
-        self.control.submit(lambda: self.broker.release(jobs), answer)
+        self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
 
 def _call_each(calls: list[Callable[[], Any]], *, reset: Callable[[], None]) -> list[Any]:

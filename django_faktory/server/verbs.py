@@ -59,7 +59,7 @@ def hello(server: Server, connection: Connection, command: Hello) -> bytes | Non
         else:
             connection.dismiss(_error(told))
 
-    server.control.submit(lambda: server.broker.hello(command.identity), answer)
+    server.sign(command.identity, answer)
     return None
 
 
@@ -222,8 +222,7 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
     if not connection.identity.wid:
         return resp.error("BEAT: expected a connection that gave its wid in HELLO; producers send no BEAT")
 
-    def answer(told: list[FaktoryError | str] | FaktoryError) -> None:
-        state = told if isinstance(told, FaktoryError) else told[0]
+    def answer(state: FaktoryError | str) -> None:
         if state:
             server.shelf.distrust(wid)
         if isinstance(state, FaktoryError):
@@ -234,7 +233,7 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
     sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
-    server.control.submit(lambda: server.broker.beat([sign]), answer)
+    server.sign(sign, answer)
     return None
 
 
@@ -247,7 +246,7 @@ def info(server: Server, connection: Connection, command: Info) -> bytes | None:
         else:
             connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
 
-    server.control.submit(server.broker.info, answer)
+    server.reads.submit(server.broker.info, answer)
     return None
 
 
@@ -293,7 +292,7 @@ def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
         message=str(error),
         verdict="kill",
     )
-    server.failures.submit(report, lambda _: None)
+    server.fail(report, lambda _: None)
 
 
 def _ok(refusal: Any) -> bytes:
