@@ -13,12 +13,12 @@ import msgspec
 
 from .. import jsonsteps, jsontext
 from ..admission import MAX_MEMBERS, parse_job, parse_long_job
-from ..errors import InvalidPayload, UnknownCommand
+from ..errors import FaktoryError, InvalidPayload, UnknownCommand
 from ..jsonsteps import SHORT, Steps
 from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity
 from . import batches, management, tracking
 from .batches import BatchCommand
-from .fields import decoded, field, line, object_after, strings_of, wid
+from .fields import MAX_OBJECT, decoded, field, line, object_after, strings_of, wid
 from .management import ManagementCommand
 from .tracking import TrackingCommand
 
@@ -34,6 +34,9 @@ MANY_BRACKETS, LONG_JOB_BYTES = 4000, 1024 * 1024
 
 CUT_AT_ONCE = 256 * 1024
 """Characters of a PUSHB that are cut into jobs in one go, which is quicker."""
+
+MAX_SHORT_LINE_BYTES = 4 * MAX_OBJECT
+"""Of a command that brings no job and no list: as many characters as are read, of up to four bytes each."""
 
 JOBS_A_STEP = 20
 MAX_REFUSED = 10_000
@@ -178,6 +181,17 @@ def _decoded_and(reader: Callable[[str], Steps[Command]], line: bytes) -> Steps[
     del line
     yield
     return (yield from reader(text))
+
+
+def refusal_of_long(start: bytes) -> FaktoryError | None:
+    """Why a line that begins like this must not be longer than `MAX_SHORT_LINE_BYTES`; None where it may."""
+    verb = start.partition(b" ")[0]
+    if verb in _LONG:
+        return None
+    name = verb.decode("utf-8", "replace")[:100]
+    if name not in VERBS:
+        return UnknownCommand(f"unknown command {name}")
+    return InvalidPayload(f"{name}: expected at most {MAX_OBJECT} characters behind it, got more")
 
 
 def decoded_line(line: bytes) -> str:

@@ -11,15 +11,28 @@ from collections.abc import Generator
 from hashlib import sha256
 
 from .. import jsonsteps, jsontext
-from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
+from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError
 from ..jsonsteps import Steps
 from ..payloads import WorkerIdentity
-from .commands import VERSION, Command, Hello, decoded_line, parse, parse_hello, parse_long
+from .commands import (
+    MAX_SHORT_LINE_BYTES,
+    VERSION,
+    Command,
+    Hello,
+    decoded_line,
+    parse,
+    parse_hello,
+    parse_long,
+    refusal_of_long,
+)
 from .resp import Error, Reply, ReplyReader, Simple
 
 MAX_HELLO_BYTES = 4096
 LONG_LINE_BYTES = 64 * 1024
 """A line that is not kept twice while it is carried out."""
+
+VERB_BYTES = 100
+"""What is read of a line to find out whether it may be long."""
 
 MIN_ITERATIONS = 1000
 """Fewer than any server of today asks for: who asks for them may want a hash that is guessed quickly."""
@@ -48,6 +61,8 @@ class ServerConnection:
         self._start = 0
         self._searched = 0
         self._is_broken = False
+        self._refusal: FaktoryError | None = None  # of a line that is dropped as it comes
+        self._dropped_bytes = 0
         self.line_bytes = 0
         """How long the last whole line was."""
 
@@ -97,18 +112,27 @@ class ServerConnection:
     def _next_line(self) -> bytes | None:
         if self._is_broken:
             return None
+        if self._refusal is not None:
+            self._drop(self._refusal)
+            return None
         limit = self._max_command_bytes if self.is_identified else MAX_HELLO_BYTES
         newline = self._buffer.find(b"\n", max(self._start, self._searched))
         end = len(self._buffer) if newline < 0 else newline
         if end > self._start and self._buffer[end - 1] == ord("\r"):
             end -= 1
         if end - self._start > limit:
-            raise self._broken(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
+            raise self._too_long(limit)
+        if self.is_identified and end - self._start > MAX_SHORT_LINE_BYTES:
+            self._refusal = refusal_of_long(bytes(self._buffer[self._start : self._start + VERB_BYTES]))
+            if self._refusal is not None:
+                self._drop(self._refusal)
+                return None
         if newline < 0:
             self._compact()
             self._searched = len(self._buffer)
             return None
-        line = bytes(self._buffer[self._start : end])
+        with memoryview(self._buffer) as view:  # a slice of the buffer would be one more copy
+            line = bytes(view[self._start : end])
         self._start = self._searched = newline + 1
         self.line_bytes = len(line)
         if self._start == len(self._buffer):
@@ -118,6 +142,26 @@ class ServerConnection:
             self._compact()
             self._searched = 0
         return line
+
+    def _drop(self, refusal: FaktoryError) -> None:
+        """Keep nothing of a line that is refused already; raise the refusal when its end has come."""
+        newline = self._buffer.find(b"\n", self._start)
+        end = len(self._buffer) if newline < 0 else newline
+        self._dropped_bytes += end - self._start
+        if self._dropped_bytes > self._max_command_bytes:
+            raise self._too_long(self._max_command_bytes)
+        if newline < 0:
+            self._buffer.clear()
+            self._start = self._searched = 0
+            return
+        self._start = self._searched = newline + 1
+        self._compact()
+        self._searched = self._dropped_bytes = 0
+        self._refusal = None
+        raise refusal
+
+    def _too_long(self, limit: int) -> ProtocolError:
+        return self._broken(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
 
     def _compact(self) -> None:
         """Let go of what was used up: once a buffer of many commands has been read to its end, or after a long one."""

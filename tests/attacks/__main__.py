@@ -126,6 +126,8 @@ class Campaign:
         if found["wrong"]:
             trouble += f" wrong reply: {found['wrong']}"[:120].replace("|", "/")
         trouble += self._losses()
+        if trouble:
+            print(self.target.program.text[-3000:], file=sys.stderr)
         measured = Measured(attack, connections, self.database, self.good.ms, left_mb, trouble, found["replies"])
         self._clean_up()
         if not measured.is_good():
@@ -164,13 +166,12 @@ class Campaign:
         return "" if is_kept and WorkerProcess.objects.filter(wid="good").exists() else " the worker was lost"
 
     def _clean_up(self, *, everything=False):
-        """Delete what the attackers stored, in short transactions: the server goes on."""
+        """Delete what the attackers stored."""
         from django_faktory.models import Batch, Job, Queue, WorkerProcess
 
         kept = [] if everything else ["good", "kept"]
         rows = Job.objects.exclude(queue__in=kept)
-        while pks := list(rows.order_by("pk").values_list("pk", flat=True)[:5000]):
-            Job.objects.filter(pk__in=pks).delete()
+        rows._raw_delete(rows.db)
         Queue.objects.exclude(name__in=kept).delete()
         WorkerProcess.objects.exclude(wid="" if everything else "good").delete()
         Batch.objects.all().delete()

@@ -18,7 +18,7 @@ class Target:
     """A server process over the test's database."""
 
     def __init__(self, database, kind="plain", **settings):
-        given = {"POLL_INTERVAL": 0.5, "WORKER_TIMEOUT": 30} | OPTIONS[kind] | settings
+        given = {"POLL_INTERVAL": 0.5, "WORKER_TIMEOUT": 60} | OPTIONS[kind] | settings
         self.kind = kind
         self.program = Program(
             *("-m", "django", "runfaktory", "127.0.0.1:0", "--server-only", "--no-reload"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_faktory.errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from django_faktory.payloads import WorkerIdentity
 from django_faktory.protocol import resp
-from django_faktory.protocol.commands import AckJob, End, Fetch, Hello, Info
+from django_faktory.protocol.commands import MAX_SHORT_LINE_BYTES, AckJob, End, Fetch, Hello, Info
 from django_faktory.protocol.connection import MAX_HELLO_BYTES, ClientConnection, ServerConnection, hash_password
 from django_faktory.protocol.resp import Bulk, Error, Simple
 from tests.core.splits import every_split
@@ -280,14 +280,37 @@ def test_a_hundred_thousand_commands_in_one_piece_take_time_in_proportion():
 
 
 def test_a_large_command_in_small_pieces_takes_time_in_proportion():
-    line = b"FETCH " + b"q" * (16 * 1024 * 1024 - 6) + b"\r\n"
+    head, tail = b'PUSH {"jid":"abcdefgh","jobtype":"noop","args":["', b'"]}'
+    line = head + b"x" * (16 * 1024 * 1024 - len(head + tail)) + tail + b"\r\n"
     connection, found = identified(), []
     began = time.process_time()
     for at in range(0, len(line), 4096):
         connection.receive(line[at : at + 4096])
         found += drain(connection)
-    assert [len(command.queues[0]) for command in found] == [16 * 1024 * 1024 - 6]
+    assert [command.job.jid for command in found] == ["abcdefgh"]
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("verb", ["ACK", "BATCH", "BEAT", "END", "FETCH", "FLUSH", "HELLO", "INFO", "QUEUE", "TRACK"])
+@pytest.mark.parametrize("piece", [4096, 10**9])
+def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, piece):
+    """W7: it is refused when it ends, with the limit, and the connection stays."""
+    line = verb.encode() + b" " + b"x" * (2 * MAX_SHORT_LINE_BYTES) + b"\r\nINFO\r\n"
+    connection, found = identified(), []
+    for at in range(0, len(line), piece):
+        connection.receive(line[at : at + piece])
+        found += drain(connection)
+        assert connection.buffered_bytes <= MAX_SHORT_LINE_BYTES + 4096
+    assert found == [(InvalidPayload, f"{verb}: expected at most 262144 characters behind it, got more"), Info()]
+
+
+def test_a_long_line_of_an_unknown_verb_is_dropped_and_one_over_the_limit_ends_the_connection():
+    """W5, W7."""
+    long = b"x" * (2 * MAX_SHORT_LINE_BYTES)
+    connection = identified(b"NOPE " + long, b"\r\nINFO\r\n")
+    assert drain(connection) == [(UnknownCommand, "unknown command NOPE"), Info()]
+    connection = identified(b"INFO " + long, long, max_command_bytes=3 * MAX_SHORT_LINE_BYTES)
+    assert drain(connection) == [(ProtocolError, "command too long: expected at most 3145728 bytes in a line")]
 
 
 @given(st.lists(st.binary(max_size=60)), st.booleans())
