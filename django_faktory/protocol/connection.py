@@ -76,6 +76,11 @@ class ServerConnection:
         """How much came that no command has used up yet."""
         return len(self._buffer) - self._start
 
+    @property
+    def is_dropping(self) -> bool:
+        """Whether a line that is refused already has not ended yet."""
+        return self._refusal is not None
+
     def greeting(self) -> bytes:
         """The server's first line; its JSON has no space, since a client in use splits there (W1)."""
         told: dict[str, object] = {"v": VERSION}

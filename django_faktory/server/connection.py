@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._is_closed = False  # nothing more is written
         self._is_paused = False  # the client does not read
         self._reads_no_more = False
+        self._waits_for_turn = False  # to be read, as it sends a long line
         self._on_unsent: list[Callable[[], None]] = []
         self._will_look = False  # whether it was sent
         self._timer: asyncio.TimerHandle | None = None
@@ -270,7 +271,7 @@ class Connection(asyncio.Protocol):
     def _regulate(self) -> None:
         """Stop reading while enough waits that cannot be carried out now, so that memory stays bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
-        is_enough = must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES
+        is_enough = self._waits_for_turn or (must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES)
         is_settled = is_enough is self._reads_no_more or self.is_ending or self._is_closed
         if is_settled or self._transport is None or self._transport.is_closing():
             return
@@ -284,8 +285,19 @@ class Connection(asyncio.Protocol):
         """Give the rest of a line that has begun its time, and its room; HELLO has its own."""
         if self._protocol.buffered_bytes > SMALL_BYTES:
             self.server.unfinished.holds(self._find_no_room, self._protocol.buffered_bytes)
+        if self._protocol.buffered_bytes > SMALL_BYTES or self._protocol.is_dropping:
+            self._wait_for_turn()
         if self._line_timer is None and self._protocol.buffered_bytes and self._protocol.is_identified:
             self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._line_is_late)
+
+    def _wait_for_turn(self) -> None:
+        if not self._waits_for_turn and not self._is_closed:
+            self._waits_for_turn = True
+            self.server.intake.wait(self._has_turn)
+
+    def _has_turn(self) -> None:
+        self._waits_for_turn = False
+        self._regulate()
 
     def _line_is_late(self) -> None:
         self._line_timer = None

@@ -34,6 +34,7 @@ from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
 from .handed_out import HandOuts
+from .intake import Intake
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
 from .may_block import MayBlock, Work, answer_each, take_set, take_waiting, weight_of
@@ -250,6 +251,7 @@ class Server:
 
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
+        self.intake = Intake(self.loop)
         self.desk = Desk(self.loop, commands=lambda: self.command_count)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)

@@ -126,8 +126,6 @@ class Campaign:
         if found["wrong"]:
             trouble += f" wrong reply: {found['wrong']}"[:120].replace("|", "/")
         trouble += self._losses()
-        if trouble:
-            print(self.target.program.text[-3000:], file=sys.stderr)
         measured = Measured(attack, connections, self.database, self.good.ms, left_mb, trouble, found["replies"])
         self._clean_up()
         if not measured.is_good():

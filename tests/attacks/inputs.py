@@ -196,7 +196,8 @@ OF_JOBS = (
     legal(commands.PushBulk, "many jobs", bulk),
     legal(commands.PushBulk, "many unique jobs", unique_bulk),
     legal(commands.PushBulk, "one long job", lambda size, number: around(
-        b'PUSHB [{"jid":"bulk-%04d","jobtype":"n","queue":"attacked","args":["' % number, filler(size - 2000), b'"]}]')),
+        b'PUSHB [{"jid":"bulk-%04d","jobtype":"n","queue":"attacked","args":["' % number,
+        filler(size - 2000), b'"]}]')),
     illegal(commands.PushBulk, "numbers", lambda size, number: around(b"PUSHB [", filler(size - 100, b"0,"), b"0]"),
             rb"[-$]"),
     illegal(commands.PushBulk, "deep", lambda size, number: around(b"PUSHB ", deep(size), b""), rb"[-$]"),
@@ -240,8 +241,8 @@ OF_MANAGEMENT = (
 OF_WORKERS = (
     legal(commands.Hello, "new workers", lambda size, number: (
         hello_line(number, labels=["l" * 60] * 50),), rb"\+OK", hello="", is_last=True),
-    illegal(commands.Hello, "more than 4 KiB", lambda size, number: (b'HELLO {"v":2,"hostname":"', filler(size), b'"}\r\n'),
-            hello="", is_last=True),
+    illegal(commands.Hello, "more than 4 KiB", lambda size, number: around(
+        b'HELLO {"v":2,"hostname":"', filler(size), b'"}'), hello="", is_last=True),
     illegal(commands.Hello, "again and again", many(hello_line), rb"-ERR unknown command", replies=SMALL_COMMANDS),
     legal(commands.End, "again and again", ask(b"END\r\n"), rb"\+OK", is_last=True),
     illegal(commands.End, "longer than a line", lambda size, number: (b"END ", filler(size + 100), b"\r\n"),
