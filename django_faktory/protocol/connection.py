@@ -188,11 +188,12 @@ class ServerConnection:
         self.identity = hello.identity
         return hello
 
-    def forget(self) -> None:
-        """Keep nothing of what came, and of nothing that comes: no command is read any more."""
+    def forget(self) -> bytearray:
+        """Read no command any more and keep no bytes. Returns those that were kept: to free them takes a while."""
         self._is_broken = True
-        self._buffer.clear()
+        kept, self._buffer = self._buffer, bytearray()
         self._start = self._searched = 0
+        return kept
 
     def _broken(self, error: ProtocolError) -> ProtocolError:
         self.forget()

@@ -19,7 +19,7 @@ _OPTIONS = (
 def return_large_blocks() -> bool:
     """Have malloc map large blocks one by one and use few arenas. Returns False where libc is not glibc.
 
-    By itself glibc raises its threshold to the largest block that was freed, up to 32 MiB. Then a command of 16 MiB lies
+    By itself glibc raises its threshold to the largest block that was freed, up to 32 MiB. Then a command of 16 MiB is
     in the heap, or in the arena of a thread, below small blocks that stay: 60 clients left 300 MB behind.
     """
     if platform.libc_ver()[0] != "glibc":

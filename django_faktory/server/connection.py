@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
 
     def _line_is_late(self) -> None:
         self._line_timer = None
-        if self._is_paused or self._is_resting:  # it may be here, and it is we who do not read it
+        if self._is_paused or self._is_resting or self._waits_for_turn:  # it may have come, and was not read
             self._await_line()
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
@@ -366,7 +366,9 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._is_closed = True
-        self._protocol.forget()  # the client may be left a while to read its last reply
+        line = self._protocol.forget()  # the client may be left a while to read its last reply
+        if len(line) > SMALL_BYTES:
+            self.server.intake.free(line.clear)
         self._line_has_ended()
         if self._place:
             self._place.give_up()

@@ -251,8 +251,9 @@ class Server:
 
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
-        self.intake = Intake(self.loop)
-        self.desk = Desk(self.loop, commands=lambda: self.command_count)
+        most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
+        self.intake = Intake(self.loop, is_full=lambda: self.desk.waiting_bytes > most_bytes)
+        self.desk = Desk(self.loop, commands=lambda: self.command_count, later=self.intake.free)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)

@@ -23,7 +23,7 @@ def target(transactional_db, request):
     target = Target(str(connection.settings_dict["NAME"]), request.param, MAX_COMMAND_BYTES=SIZE)
     yield target
     target.close()
-    print(target.program.text)  # noqa: T201  (shown where the test failed)
+    print(target.program.text)
 
 
 @pytest.mark.parametrize("target", OPTIONS, indirect=True)
