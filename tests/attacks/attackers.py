@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import lru_cache
 
-from tests.attacks.inputs import ATTACKS, hello_line
+from tests.attacks.inputs import ATTACKS, NO_ROOM, hello_line
 
 PIECE = 256 * 1024
 FIRST_BYTES = 70
@@ -111,7 +111,7 @@ class Attackers:
             if reply.startswith(b"$") and int(reply[1:]) >= 0:
                 await reader.readexactly(int(reply[1:]) + 2)
             self.replies[reply[:FIRST_BYTES].decode("utf-8", "replace").strip()] += 1
-            if not re.match(self.attack.reply, reply):
+            if not (re.match(self.attack.reply, reply) or reply.startswith(NO_ROOM)):
                 self.wrong[reply[:FIRST_BYTES].decode("utf-8", "replace").strip()] += 1
 
 

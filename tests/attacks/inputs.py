@@ -13,8 +13,14 @@ WORKER = {"hostname": "attacker", "pid": 1, "labels": []}
 SMALL_COMMANDS = 100
 """Commands that one connection sends before it reads the replies."""
 
+SMALL_BYTES, SMALL_LINE_BYTES = 2**17, 2**19
+"""Of an input that takes long to read, and of one that must be longer than a limit of 256 KiB, in the tests."""
+
 ANSWERED = rb"[+$]"
 REFUSED = rb"-ERR "
+NO_ROOM = b"-ERR too many long commands are unfinished"
+"""The reply to a long line where other connections have begun too many: right for each of them."""
+
 NAMES_A_LIMIT = rb"-ERR .*(at most|too long|too many|more than|deeper than)"
 
 
@@ -37,6 +43,8 @@ class Attack:
     """What the server must have: "password" or "tls"; "plain" for neither."""
     addresses: bool = False
     """Whether each connection comes from an address of its own."""
+    small: int = SMALL_BYTES
+    """The size with which the tests send it; at full size it is the longest permitted line."""
 
     def __str__(self):
         verb = self.verb.__name__ if self.verb else "connection"
@@ -159,8 +167,8 @@ def legal(verb, name, parts, reply=ANSWERED, **more):
     return Attack(name, verb, True, parts, reply, **more)
 
 
-def illegal(verb, name, parts, reply=NAMES_A_LIMIT, **more):
-    return Attack(name, verb, False, parts, reply, **more)
+def illegal(verb, name, parts, reply=NAMES_A_LIMIT, small=SMALL_LINE_BYTES, **more):
+    return Attack(name, verb, False, parts, reply, small=small, **more)
 
 
 EITHER = rb"(\$|\+OK|-ERR )"
@@ -199,8 +207,9 @@ OF_JOBS = (
         b'PUSHB [{"jid":"bulk-%04d","jobtype":"n","queue":"attacked","args":["' % number,
         filler(size - 2000), b'"]}]')),
     illegal(commands.PushBulk, "numbers", lambda size, number: around(b"PUSHB [", filler(size - 100, b"0,"), b"0]"),
-            rb"[-$]"),
-    illegal(commands.PushBulk, "deep", lambda size, number: around(b"PUSHB ", deep(size), b""), rb"[-$]"),
+            rb"[-$]", small=2**14),
+    illegal(commands.PushBulk, "deep", lambda size, number: around(b"PUSHB ", deep(size), b""), rb"[-$]",
+            small=SMALL_BYTES),
     legal(commands.Fetch, "1000 long names", lambda size, number: (b"FETCH %s\r\n" % longest_names(size),)),
     illegal(commands.Fetch, "more names", lambda size, number: (b"FETCH %s\r\n" % names(size // 10, 8),)),
     illegal(commands.Fetch, "a long name", lambda size, number: (b"FETCH ", filler(size - 100), b"\r\n"), EITHER),
@@ -213,13 +222,14 @@ OF_JOBS = (
     legal(commands.FailJob, "a long message", lambda size, number: around(
         b'FAIL {"jid":"unknown-%04d","message":"' % number, filler(size - 1000), b'"}'), EITHER),
     illegal(commands.FailJob, "a backtrace of objects", lambda size, number: around(
-        b'FAIL {"jid":"unknown-%04d","backtrace":[' % number, filler(size - 1000, b"{},"), b"{}]}"), REFUSED),
+        b'FAIL {"jid":"unknown-%04d","backtrace":[' % number, filler(size - 1000, b"{},"), b"{}]}"), REFUSED,
+        small=SMALL_BYTES),
 )  # fmt: skip
 
 OF_MANAGEMENT = (
     legal(management.Mutate, "many jids", mutate_jids(management.MAX_JIDS - 10)),
     legal(management.Mutate, "a glob of many stars", ask(mutate(regexp=STARS))),
-    illegal(management.Mutate, "too many jids", mutate_jids(10**6), rb"(\+OK|-ERR .*at most)"),
+    illegal(management.Mutate, "too many jids", mutate_jids(10**6), rb"(\+OK|-ERR .*at most)", small=SMALL_BYTES),
     illegal(management.Mutate, "a long glob", lambda size, number: around(
         b'MUTATE {"cmd":"kill","target":"dead","filter":{"regexp":"', filler(size - 1000, b"*a"), b'"}}')),
     legal(management.PauseQueues, "1000 long names", PAUSES),

@@ -9,18 +9,17 @@ from django.db import connection
 from django_faktory import tls
 from django_faktory.models import Job, WorkerProcess
 from tests.attacks.attackers import Attackers
-from tests.attacks.inputs import ATTACKS
+from tests.attacks.inputs import ATTACKS, SMALL_LINE_BYTES
 from tests.attacks.target import OPTIONS, GoodClient, Target
 from tests.server.raw import CERTIFICATE
 
-SIZE = 2**19
 SECONDS = 0.05
 
 
 @pytest.fixture
 def target(transactional_db, request):
     connection.close()
-    target = Target(str(connection.settings_dict["NAME"]), request.param, MAX_COMMAND_BYTES=SIZE)
+    target = Target(str(connection.settings_dict["NAME"]), request.param, MAX_COMMAND_BYTES=SMALL_LINE_BYTES)
     yield target
     target.close()
     print(target.program.text)
@@ -42,7 +41,9 @@ def test_no_input_stops_the_server_or_loses_a_worker(target):
 def attack_while_working(attack, target, good):
     """Returns replies that are not as the attack expects; the good client is answered before, meanwhile and after."""
     needs_reply = attack.reads and attack.server != "tls"
-    attackers = Attackers(attack, target.port, connections=1, size=SIZE, seconds=SECONDS, needs_reply=needs_reply)
+    attackers = Attackers(
+        attack, target.port, connections=1, size=attack.small, seconds=SECONDS, needs_reply=needs_reply
+    )
     thread = threading.Thread(target=lambda: asyncio.run(attackers.run()))
     thread.start()
     good.work()
