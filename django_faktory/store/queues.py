@@ -16,7 +16,9 @@ from .dialects.base import JOB
 from .transactions import run
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
-CHUNK = 500
+CHUNK = 100
+"""Names that one transaction changes: on SQLite every other writer waits for it."""
+
 COUNTED = 1000
 """Jobs of each queue that `waiting` counts, unless it is told otherwise."""
 
@@ -54,6 +56,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     before: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
     names = known_names(using=using) if queues is None else sorted(set(queues))
+    names = [name for name in names if name not in before]  # a second PAUSE writes nothing
 
     def pause_these(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
@@ -61,7 +64,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
     _in_chunks(names, pause_these, using)
-    return [name for name in names if name not in before]
+    return names
 
 
 def paused(*, using: str) -> set[str]:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
 from django_faktory.payloads import Beat, WorkerIdentity
-from django_faktory.store import workers
+from django_faktory.store import queues, workers
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
 
@@ -254,3 +254,11 @@ class TestASetOfBeats:
 
 def identity(wid):
     return WorkerIdentity(wid=wid, hostname="localhost", pid=1)
+
+
+def test_a_second_pause_writes_nothing(django_assert_num_queries):
+    """On SQLite each write holds up all others."""
+    names = [f"queue-{number:03d}" for number in range(250)]
+    assert queues.pause(names, using="default") == names
+    with django_assert_num_queries(1):
+        assert queues.pause(names, using="default") == []
