@@ -1,6 +1,6 @@
 """Attack a server with every input at full size, and measure a good client: `python -m tests.attacks`.
 
-    python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--seconds 1.5]
+    python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--seconds 1.2]
 
 Prints a Markdown table. The exit code is 1 where a figure misses its bound, a worker was lost, or a reply was wrong.
 The attackers run on the same machine, at a lower priority, as they stand for clients on other machines.
@@ -197,7 +197,7 @@ def arguments():
     parser.add_argument("--only", nargs="*", default=[], help="attacks whose name has one of these words")
     parser.add_argument("--database", default="sqlite,postgresql", type=lambda text: text.split(","))
     parser.add_argument("--connections", default="1,60", type=lambda text: [int(one) for one in text.split(",")])
-    parser.add_argument("--seconds", default=1.5, type=float, help="of each attack")
+    parser.add_argument("--seconds", default=1.2, type=float, help="of each attack")
     parser.add_argument("--rows", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
