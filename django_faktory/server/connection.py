@@ -89,6 +89,11 @@ class Connection(asyncio.Protocol):
         """Who said HELLO; nobody before."""
         return self._protocol.identity or NOBODY
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether no reply can be written any more."""
+        return self._is_closed or self._transport is None
+
     # --- what the transport tells ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

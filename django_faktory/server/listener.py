@@ -206,6 +206,10 @@ class Server:
         """Carry out a call that may meet another transaction's lock. `subjects` name what it may wait for."""
         self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
 
+    def read(self, connection: Connection, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
+        """Make a call that changes nothing, unless the client has gone by then. Equal calls of a set are made once."""
+        self._reads.submit((connection, work), answer)
+
     def _subjects_of(self, jid: str) -> list[str]:
         bid = self.handed_out.batch_of(jid)
         return [f"bid:{bid}"] if bid else [f"jid:{jid}"]
@@ -267,16 +271,16 @@ class Server:
             self._apart, self._waiting, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
         )
         self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
-        one_by_one = partial(_call_each, reset=self.broker.close)
+        one_by_one = partial(answer_each, reset=self.broker.close)
         self._fails: Lane[MayBlock, Any] = Lane("fail", in_sets, **common)
         self._signs: Lane[MayBlock, Any] = Lane("sign", in_sets, **common)
         self._deliveries: Lane[Callable[[], Any], Any] = Lane("delivery", one_by_one, **common)
-        self.reads: Lane[Callable[[], Any], Any] = Lane("read", one_by_one, **common)
+        self._reads: Lane[_Read, Any] = Lane("read", partial(_read_each, reset=self.broker.close), **common)
         self.long_work: Lane[Callable[[], Any], Any] = Lane(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
         self._lanes: tuple[Lane[Any, Any], ...] = (
-            self.turns, self._bulk, self._apart, self._waiting, self._fails, self._signs, self._deliveries, self.reads,
+            self.turns, self._bulk, self._apart, self._waiting, self._fails, self._signs, self._deliveries, self._reads,
             self.long_work,
         )  # fmt: skip
         self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
@@ -391,11 +395,17 @@ class Server:
         self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
 
-def _call_each(calls: list[Callable[[], Any]], *, reset: Callable[[], None]) -> list[Any]:
-    """Return each call's answer; equal ones (INFO) are made once."""
-    distinct = list(dict.fromkeys(calls))
+_Read = tuple[Connection, Callable[[], Any]]
+
+
+def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
+    """Return each call's answer; equal ones (INFO) are made once, and none for clients that have gone."""
+    distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_gone))
     answers = dict(zip(distinct, answer_each(distinct, reset), strict=True))
-    return [answers[call] for call in calls]
+    return [answers.get(call, _GONE) for _, call in reads]
+
+
+_GONE = FaktoryError("the client has gone")
 
 
 _REMEDIES = {

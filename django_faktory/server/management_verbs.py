@@ -68,7 +68,7 @@ def latency(server: Server, connection: Connection, command: QueueLatency) -> by
         seconds = {name: int(value) if value.is_integer() else value for name, value in told.items()}
         connection.finish(resp.bulk(jsontext.encode(seconds)))
 
-    server.reads.submit(partial(server.broker.latency, command.queues), answer)
+    server.read(connection, partial(server.broker.latency, command.queues), answer)
     return None
 
 

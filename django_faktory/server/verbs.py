@@ -246,7 +246,7 @@ def info(server: Server, connection: Connection, command: Info) -> bytes | None:
         else:
             connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
 
-    server.reads.submit(server.broker.info, answer)
+    server.read(connection, server.broker.info, answer)
     return None
 
 

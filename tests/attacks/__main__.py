@@ -127,8 +127,9 @@ class Campaign:
             trouble += f" wrong reply: {found['wrong']}"[:120].replace("|", "/")
         trouble += self._losses()
         measured = Measured(attack, connections, self.database, self.good.ms, left_mb, trouble, found["replies"])
-        self._clean_up()
-        if not measured.is_good():
+        if measured.is_good():
+            self._clean_up()
+        else:
             self._stop()  # what it left behind is not the next one's
         return measured
 

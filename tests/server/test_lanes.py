@@ -1,6 +1,8 @@
 """Which commands can hold up which others. HELLO and BEAT are held up by none. Rules: W2, W20, W21."""
 
 import json
+import socket
+import struct
 import threading
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -33,9 +35,10 @@ class HeldBroker(OrmBroker):
         super().__init__("default")
         self.released = threading.Event()
         self.released.set()
-        self.waiting = []
+        self.waiting, self.calls = [], []
 
     def wait(self, verb):
+        self.calls.append(verb)
         if not self.released.is_set():
             self.waiting.append(verb)
             self.released.wait(60)
@@ -173,6 +176,21 @@ class TestNothingHoldsUpABeat:
             broker.wait = lambda _: None
             assert json.loads(good.ask("INFO"))["faktory"]["total_queues"] >= 1
             assert good.ask("QUEUE LATENCY other") == b'{"other":0}'
+
+    def test_nothing_is_read_for_clients_that_have_gone(self, serve, clients):
+        broker = HeldBroker()
+        server = serve(broker)
+        with held(broker):
+            send_all(server, ["INFO"], clients)
+            wait_until(lambda: broker.waiting == ["info"])
+            send_all(server, [f"QUEUE LATENCY q{number}" for number in range(5)], clients)
+            wait_until(lambda: server.command_count == 12)
+            for client in clients[1:5]:
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()  # by a reset: after an end of file a client may still read
+            wait_until(lambda: server.connection_count == 2)
+        assert clients[5].reply() == b'{"q4":0}'
+        assert broker.calls.count("latency") == 1
 
     def test_beats_and_hellos_that_wait_are_one_set_each(self, serve, clients):
         """Sixty clients that send BEAT again and again cost one statement of each kind, and not sixty."""
