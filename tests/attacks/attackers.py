@@ -19,7 +19,7 @@ from tests.attacks.inputs import ATTACKS, NO_ROOM, hello_line
 PIECE = 256 * 1024
 FIRST_BYTES = 70
 HELLOS = {"producer": lambda number: b'HELLO {"v":2}\r\n', "worker": hello_line}
-LONGEST_S = 20.0
+LONGEST_S = 40.0
 """How long an attack waits for its first reply, where it needs one."""
 
 

@@ -78,10 +78,9 @@ def names(count, length, prefix="q"):
     return " ".join(f"{prefix}{number:06d}{'n' * (length - 7)}" for number in range(count)).encode()
 
 
-def longest_names(size, prefix="q", extra=0):
-    """As many names as are permitted, as long as they may be."""
-    count = commands.MAX_FETCH_QUEUES + extra
-    return names(count, min(255, max(8, size // count - 2)), prefix)
+def longest_names(size):
+    """As many names as are permitted, as long as they may be; fewer for the tests."""
+    return names(min(commands.MAX_FETCH_QUEUES, size // 1000), 255)
 
 
 def many(text):
