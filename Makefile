@@ -6,7 +6,7 @@ FAULTS ?= 1000
 MINUTES ?= 0
 OUTSIDE ?= 3000
 
-.PHONY: help demo test test-all soak faults bouncer fuzz planted lint format setup docs site screenshots wheel clean
+.PHONY: help demo test test-all soak faults attacks bouncer fuzz planted lint format setup docs site screenshots wheel clean
 
 help:
 	@echo "make demo     run the example project, with a worker, and show its jobs (ONCE=1: end by itself)"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all run every test on each database, those that kill, soak and wait too (COVERAGE=1: measure it)"
 	@echo "make soak     the tests that kill and wait, at full size (MINUTES=60: watch for leaks for an hour)"
 	@echo "make faults   kill servers, workers and PostgreSQL, harm wires, and count the jobs (FAULTS=5000: more)"
+	@echo "make attacks  send each verb its costliest inputs, measure a good client (ARGS='--only Push --database sqlite': some)"
 	@echo "make bouncer  the tests that have a database, through a PgBouncer; then with Django's own pool"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
 	@echo "make planted  plant one defect after the other, and see that the tests notice (ARGS='--sample 3': some)"
@@ -47,6 +48,9 @@ soak: setup
 
 faults: setup
 	@FAKTORY_FAULTS=$(FAULTS) bash scripts/faults $(ARGS)
+
+attacks: setup
+	@.venv/bin/python -m tests.attacks $(ARGS)
 
 bouncer: setup
 	@.venv/bin/python -m tests.bouncer $(ARGS)

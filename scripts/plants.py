@@ -876,4 +876,11 @@ gone AS (""",
         "",
         ("tests/store/test_unused.py", "-k", "used_again"),
     ),
+    Plant(
+        "a heartbeat waits with commands that meet a lock",
+        f"{SERVER}/listener.py",
+        'MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)',
+        'MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._apart)',
+        ("tests/server/test_lanes.py", "-k", "every_other_lane"),
+    ),
 )

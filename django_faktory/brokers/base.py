@@ -227,6 +227,12 @@ class Broker(ABC):
     def hello(self, worker: WorkerIdentity) -> None:
         """Register a worker process, or see it again; its state is not reset."""
 
+    def register(self, identities: Sequence[WorkerIdentity]) -> Sequence[FaktoryError | None]:
+        """`hello` for a set of worker processes; one answer for each: None, or why it is not registered."""
+        for identity in identities:
+            self.hello(identity)
+        return [None] * len(identities)
+
     @abstractmethod
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """Take signs of life. Answers "", or the state to enter ("quiet", "terminate"), or UnknownWorker."""

@@ -323,7 +323,13 @@ class OrmBroker(Broker):
 
     def hello(self, worker: WorkerIdentity) -> None:
         """See Broker."""
-        workers.hello(worker, using=self.alias)
+        [refusal] = self.register([worker])
+        if refusal is not None:
+            raise refusal
+
+    def register(self, identities: Sequence[WorkerIdentity]) -> list[FaktoryError | None]:
+        """Register all of them in one transaction."""
+        return workers.register(identities, using=self.alias)
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
         """See Broker."""

@@ -20,6 +20,7 @@ from ..maintenance import Maintenance
 from ..measuring import Recorder
 from ..metrics.bookkeeping import bookkeeper
 from ..relay import relay
+from ..server.allocator import return_large_blocks
 from ..server.listener import Server
 from ..store import locks
 from ..worker.connections import keep_no_queries
@@ -107,6 +108,7 @@ def broker_of(plan: Plan) -> Broker:
 def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """Server and maintenance, in one process."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
+    return_large_blocks()
     host, port = plan.address
     deadlines.leave_pools()
     keep_no_queries()

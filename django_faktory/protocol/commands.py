@@ -145,7 +145,8 @@ Command = (
 
 def parse(line: str) -> Command:
     """Read one line, without its end. Raises UnknownCommand or InvalidPayload; both leave the connection open."""
-    check_line(line.encode("utf-8", "replace"))
+    encoded = line.encode("utf-8", "replace")
+    check_line(encoded[:100], len(encoded))
     found = begin(line)
     return jsonsteps.run(found) if isinstance(found, Generator) else found
 

@@ -15,11 +15,14 @@ from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
 from ..jsonsteps import Steps
 from ..payloads import WorkerIdentity
 from .commands import VERSION, Command, Hello, begin, decoded_line, parse_hello, parse_long
-from .limits import MAX_HELLO_BYTES, check_line
+from .limits import ANY_LINE_BYTES, MAX_HELLO_BYTES, check_line, is_too_long
 from .resp import Error, Reply, ReplyReader, Simple
 
 LONG_LINE_BYTES = 64 * 1024
 """A line that is not kept twice while it is carried out."""
+
+VERB_BYTES = 100
+"""Bytes of a line that are read to find its verb, which limits its length."""
 
 MIN_ITERATIONS = 1000
 """Fewer than any server of today asks for: who asks for them may want a hash that is guessed quickly."""
@@ -48,6 +51,8 @@ class ServerConnection:
         self._start = 0
         self._searched = 0
         self._is_broken = False
+        self._refused = b""  # the beginning of a line that is too long, whose bytes are dropped until it ends
+        self._dropped_bytes = 0
         self.line_bytes = 0
         """How long the last whole line was."""
 
@@ -60,6 +65,11 @@ class ServerConnection:
     def buffered_bytes(self) -> int:
         """How much came that no command has used up yet."""
         return len(self._buffer) - self._start
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether a line that is too long for its verb has not ended yet."""
+        return bool(self._refused)
 
     def greeting(self) -> bytes:
         """The server's first line; its JSON has no space, since a client in use splits there (W1)."""
@@ -88,7 +98,6 @@ class ServerConnection:
         if line is None:
             return None
         if self.is_identified:
-            check_line(line)
             return parse_long(line) or begin(decoded_line(line))
         try:
             return self._hello(decoded_line(line))
@@ -98,18 +107,28 @@ class ServerConnection:
     def _next_line(self) -> bytes | None:
         if self._is_broken:
             return None
+        if self._refused:
+            self._drop()
+            return None
         limit = self._max_command_bytes if self.is_identified else MAX_HELLO_BYTES
         newline = self._buffer.find(b"\n", max(self._start, self._searched))
         end = len(self._buffer) if newline < 0 else newline
         if end > self._start and self._buffer[end - 1] == ord("\r"):
             end -= 1
         if end - self._start > limit:
-            raise self._broken(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
+            raise self._too_long(limit)
+        if self.is_identified and end - self._start > ANY_LINE_BYTES:
+            start = bytes(self._buffer[self._start : self._start + VERB_BYTES])
+            if is_too_long(start, end - self._start):
+                self._refused = start
+                self._drop()
+                return None
         if newline < 0:
             self._compact()
             self._searched = len(self._buffer)
             return None
-        line = bytes(self._buffer[self._start : end])
+        with memoryview(self._buffer) as view:  # a slice of the buffer would be one more copy
+            line = bytes(view[self._start : end])
         self._start = self._searched = newline + 1
         self.line_bytes = len(line)
         if self._start == len(self._buffer):
@@ -119,6 +138,28 @@ class ServerConnection:
             self._compact()
             self._searched = 0
         return line
+
+    def _drop(self) -> None:
+        """Keep no bytes of a refused line. Raises InvalidPayload or UnknownCommand when its end has come."""
+        newline = self._buffer.find(b"\n", self._start)
+        end = len(self._buffer) if newline < 0 else newline
+        if self._buffer[self._start : end].endswith(b"\r"):
+            end -= 1  # part of the line's end, or counted with the next bytes
+        self._dropped_bytes += end - self._start
+        if self._dropped_bytes > self._max_command_bytes:
+            raise self._too_long(self._max_command_bytes)
+        if newline < 0:
+            del self._buffer[:end]
+            self._start = self._searched = 0
+            return
+        refused, length = self._refused, self._dropped_bytes
+        self._start = newline + 1
+        self._compact()
+        self._refused, self._searched, self._dropped_bytes = b"", 0, 0
+        check_line(refused, length)
+
+    def _too_long(self, limit: int) -> ProtocolError:
+        return self._broken(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
 
     def _compact(self) -> None:
         """Let go of what was used up: once a buffer of many commands has been read to its end, or after a long one."""
@@ -140,11 +181,12 @@ class ServerConnection:
         self.identity = hello.identity
         return hello
 
-    def forget(self) -> None:
-        """Keep nothing of what came, and of nothing that comes: no command is read any more."""
+    def forget(self) -> bytearray:
+        """Read no command any more and keep no bytes. Returns those that were kept: to free them takes a while."""
         self._is_broken = True
-        self._buffer.clear()
+        kept, self._buffer = self._buffer, bytearray()
         self._start = self._searched = 0
+        return kept
 
     def _broken(self, error: ProtocolError) -> ProtocolError:
         self.forget()

@@ -106,20 +106,24 @@ _FIELDS = (
 LIMITS = _LINES + _FIELDS
 _MOST = {(limit.verb, limit.field): limit.most for limit in LIMITS}
 _LINE_BYTES = {limit.verb.encode(): limit.most for limit in _LINES}
-_ANY_LINE_BYTES = 1024
-"""A line of this length is short enough for every verb, and of a verb that does not exist no more is decoded."""
+ANY_LINE_BYTES = 1024
+"""No verb has a lower limit. A longer line of an unknown verb is refused before it is decoded."""
 
 
-def check_line(line: bytes) -> None:
+def is_too_long(start: bytes, length: int) -> bool:
+    """Return whether a line of this length that begins with `start` is refused for its length."""
+    most = _LINE_BYTES.get(start.partition(b" ")[0])
+    return length > ANY_LINE_BYTES and (most is None or 0 < most < length)
+
+
+def check_line(start: bytes, length: int) -> None:
     """Refuse a line that is too long for its verb. Raises InvalidPayload or UnknownCommand."""
-    if len(line) <= _ANY_LINE_BYTES:
+    if not is_too_long(start, length):
         return
-    verb = line[:100].partition(b" ")[0]
-    most = _LINE_BYTES.get(verb)
-    if most is None:
+    verb = start.partition(b" ")[0]
+    if verb not in _LINE_BYTES:
         raise UnknownCommand(f"unknown command {verb.decode(errors='replace')}")
-    if most and len(line) > most:
-        raise InvalidPayload(f"{verb.decode()}: line: expected at most {most} bytes, got {len(line)}")
+    raise InvalidPayload(f"{verb.decode()}: line: expected at most {_LINE_BYTES[verb]} bytes, got {length}")
 
 
 def check_length(verb: str, field: str, text: str) -> None:

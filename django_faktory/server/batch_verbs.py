@@ -59,7 +59,7 @@ def status(server: Server, connection: Connection, command: BatchAsk) -> bytes |
     def answer(told: BatchStatus | FaktoryError) -> None:
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
 
-    server.control.submit(partial(server.broker.batch_status, command.bid), answer)
+    server.read(connection, partial(server.broker.batch_status, command.bid), answer)
     return None
 
 

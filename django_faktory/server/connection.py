@@ -64,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._is_closed = False  # nothing more is written
         self._is_paused = False  # the client does not read
         self._reads_no_more = False
+        self._waits_for_turn = False  # to be read, as it sends a long line
         self._on_unsent: list[Callable[[], None]] = []
         self._will_look = False  # whether it was sent
         self._timer: asyncio.TimerHandle | None = None
@@ -87,6 +88,11 @@ class Connection(asyncio.Protocol):
     def identity(self) -> WorkerIdentity:
         """Who said HELLO; nobody before."""
         return self._protocol.identity or NOBODY
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no reply can be written any more."""
+        return self._is_closed or self._transport is None
 
     # --- what the transport tells ---
 
@@ -270,7 +276,7 @@ class Connection(asyncio.Protocol):
     def _regulate(self) -> None:
         """Stop reading while enough waits that cannot be carried out now, so that memory stays bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
-        is_enough = must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES
+        is_enough = self._waits_for_turn or (must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES)
         is_settled = is_enough is self._reads_no_more or self.is_ending or self._is_closed
         if is_settled or self._transport is None or self._transport.is_closing():
             return
@@ -284,12 +290,23 @@ class Connection(asyncio.Protocol):
         """Give the rest of a line that has begun its time, and its room; HELLO has its own."""
         if self._protocol.buffered_bytes > SMALL_BYTES:
             self.server.unfinished.holds(self._find_no_room, self._protocol.buffered_bytes)
+        if self._protocol.buffered_bytes > SMALL_BYTES or self._protocol.is_dropping:
+            self._wait_for_turn()
         if self._line_timer is None and self._protocol.buffered_bytes and self._protocol.is_identified:
             self._line_timer = self.server.loop.call_later(self.server.command_timeout_s, self._line_is_late)
 
+    def _wait_for_turn(self) -> None:
+        if not self._waits_for_turn and not self._is_closed:
+            self._waits_for_turn = True
+            self.server.intake.wait(self._has_turn)
+
+    def _has_turn(self) -> None:
+        self._waits_for_turn = False
+        self._regulate()
+
     def _line_is_late(self) -> None:
         self._line_timer = None
-        if self._is_paused or self._is_resting:  # it may be here, and it is we who do not read it
+        if self._is_paused or self._is_resting or self._waits_for_turn:  # it may have come, and was not read
             self._await_line()
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
@@ -354,7 +371,9 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._is_closed = True
-        self._protocol.forget()  # the client may be left a while to read its last reply
+        line = self._protocol.forget()  # the client may be left a while to read its last reply
+        if len(line) > SMALL_BYTES:
+            self.server.intake.free(line.clear)
         self._line_has_ended()
         if self._place:
             self._place.give_up()

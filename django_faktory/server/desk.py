@@ -50,14 +50,15 @@ class Place:
     def give_up(self) -> None:
         """The client is gone: read no further. What is being carried out keeps its place until it is done."""
         if not self.is_read:
-            self.leave()
+            self._room.gives_up(self)
 
 
 class Room:
     """Places of lines that weigh no more than `most` together, or one, whatever it weighs."""
 
-    def __init__(self, most: int, begin: Callable[[Place], None]) -> None:
-        self._most, self._begin = most, begin
+    def __init__(self, most: int, begin: Callable[[Place], None], later: Callable[[Callable[[], None]], None]) -> None:
+        self._most, self._begin, self._later = most, begin, later
+        self.waiting_bytes = 0
         self._waiting: dict[Place, None] = {}
         self._inside: set[Place] = set()
         self._size = 0
@@ -65,15 +66,23 @@ class Room:
     def enters(self, place: Place) -> None:
         """One more, now or later."""
         self._waiting[place] = None
+        self.waiting_bytes += place.size
         self._next()
 
     def leaves(self, place: Place) -> None:
         """One is done."""
-        self._waiting.pop(place, None)
+        if place in self._waiting:
+            del self._waiting[place]
+            self.waiting_bytes -= place.size
         if place in self._inside:
             self._inside.remove(place)
             self._size -= place.size
         self._next()
+
+    def gives_up(self, place: Place) -> None:
+        """The same for one that is not read to its end: its line is freed when there is time for that."""
+        self._later(place.steps.close)
+        self.leaves(place)
 
     def _next(self) -> None:
         while self._waiting:
@@ -81,6 +90,7 @@ class Room:
             if self._inside and self._size + place.size > self._most:
                 return
             del self._waiting[place]
+            self.waiting_bytes -= place.size
             self._inside.add(place)
             self._size += place.size
             self._begin(place)
@@ -89,21 +99,33 @@ class Room:
 class Desk:
     """Reads lines in steps; calls each one's `done` with the command, or with why there is none.
 
-    `commands` tells how many commands were carried out: those that were not read here are the others'.
+    `commands` returns how many commands were carried out: those that were not read here are the others'. `later` calls
+    a function when there is time for it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, commands: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        commands: Callable[[], int],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._loop, self._commands = loop, commands
         self._counted = 0
         self._others_at = float("-inf")
-        self._long = Room(ROOM_BYTES, self._begin)
-        self._huge = Room(ROOM_BYTES, self._begin)
+        self._long = Room(ROOM_BYTES, self._begin, later)
+        self._huge = Room(ROOM_BYTES, self._begin, later)
         self._reading: deque[Place] = deque()
         self._is_turning = False
         self._busy_s, self._at = 0.0, 0.0
         self._owed = 0
         self._is_free = asyncio.Event()
         self._is_free.set()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The length of all lines that wait until they are read."""
+        return self._long.waiting_bytes + self._huge.waiting_bytes
 
     def take(self, steps: Steps[Any], size: int, done: Callable[[Any], object]) -> Place:
         """Have this read as soon as there is room."""

@@ -23,7 +23,7 @@ from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError
 from ..event_loops import new_event_loop
 from ..logs import get_logger
-from ..payloads import Ack, Failure, HandedOut, JobPayload, Reservation
+from ..payloads import Ack, Beat, Failure, HandedOut, JobPayload, Reservation, WorkerIdentity
 from ..protocol import resp
 from ..protocol.commands import Command
 from .committer import MAX_BATCH, Begin, Lane
@@ -34,6 +34,7 @@ from .doorman import Doorman
 from .fetchers import Fetchers
 from .guard import Guard
 from .handed_out import HandOuts
+from .intake import Intake
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
 from .may_block import MayBlock, Work, answer_each, take_set, take_waiting, weight_of
@@ -186,11 +187,13 @@ class Server:
             self.turns.submit(report, answer)
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
-        """Record a failure with the next; of a member of a batch apart, for the same reason."""
-        if self.handed_out.is_member(report.jid):
-            self.may_block(lambda: self.broker.fail([report])[0], answer, self._subjects_of(report.jid))
-        else:
-            self.failures.submit(report, answer)
+        """Record a failure; of a member of a batch apart, as another transaction may have locked its batch."""
+        lane = self._apart if self.handed_out.is_member(report.jid) else self._fails
+        self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, lane=lane)
+
+    def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
+        """Record a heartbeat or a registration, in a lane that no other command uses."""
+        self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)
 
     def may_block(
         self,
@@ -202,6 +205,10 @@ class Server:
     ) -> None:
         """Carry out a call that may meet another transaction's lock. `subjects` name what it may wait for."""
         self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
+
+    def read(self, connection: Connection, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
+        """Make a call that changes nothing, unless the client has gone by then. Equal calls of a set are made once."""
+        self._reads.submit((connection, work), answer)
 
     def _subjects_of(self, jid: str) -> list[str]:
         bid = self.handed_out.batch_of(jid)
@@ -248,7 +255,9 @@ class Server:
 
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
-        self.desk = Desk(self.loop, commands=lambda: self.command_count)
+        most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
+        self.intake = Intake(self.loop, is_full=lambda: self.desk.waiting_bytes > most_bytes)
+        self.desk = Desk(self.loop, commands=lambda: self.command_count, later=self.intake.free)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
@@ -262,14 +271,17 @@ class Server:
             self._apart, self._waiting, give_up_after_s=conf.get("DATABASE_TIMEOUT"), loop=self.loop
         )
         self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
-        one_by_one = partial(_call_each, reset=self.broker.close)
-        self.failures: Lane[Failure, FaktoryError | bool] = Lane("fail", self.broker.fail, **common)
-        self.control: Lane[Callable[[], Any], Any] = Lane("control", one_by_one, **common)
+        one_by_one = partial(answer_each, reset=self.broker.close)
+        self._fails: Lane[MayBlock, Any] = Lane("fail", in_sets, **common)
+        self._signs: Lane[MayBlock, Any] = Lane("sign", in_sets, **common)
+        self._deliveries: Lane[Callable[[], Any], Any] = Lane("delivery", one_by_one, **common)
+        self._reads: Lane[_Read, Any] = Lane("read", partial(_read_each, reset=self.broker.close), **common)
         self.long_work: Lane[Callable[[], Any], Any] = Lane(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )
         self._lanes: tuple[Lane[Any, Any], ...] = (
-            self.turns, self._bulk, self._apart, self._waiting, self.failures, self.control, self.long_work,
+            self.turns, self._bulk, self._apart, self._waiting, self._fails, self._signs, self._deliveries, self._reads,
+            self.long_work,
         )  # fmt: skip
         self.handed_out = HandOuts(confirm=self._confirm, loop=self.loop)
         self.shelf = Shelf(
@@ -362,10 +374,10 @@ class Server:
         self.may_block(lambda: self.broker.withdraw_batches(bids), then)
 
     def _confirm(self, handed: Sequence[HandedOut], told: Callable[[set[str] | FaktoryError], None]) -> None:
-        self.control.submit(lambda: self.broker.confirm(handed), told)
+        self._deliveries.submit(lambda: self.broker.confirm(handed), told)
 
     def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
-        """Give back what was claimed for clients that went away, or for nobody, and let others have it (W14)."""
+        """Give back jobs that were claimed for clients that have gone, so that other clients can have them (W14)."""
         for job in jobs:
             self.handed_out.forget(job.jid)
 
@@ -380,14 +392,20 @@ class Server:
             else:
                 self.fetchers.wake(queues)
 
-        self.control.submit(lambda: self.broker.release(jobs), answer)
+        self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
 
-def _call_each(calls: list[Callable[[], Any]], *, reset: Callable[[], None]) -> list[Any]:
-    """Return each call's answer; equal ones (INFO) are made once."""
-    distinct = list(dict.fromkeys(calls))
+_Read = tuple[Connection, Callable[[], Any]]
+
+
+def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
+    """Return each call's answer; equal ones (INFO) are made once, and none for clients that have gone."""
+    distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_gone))
     answers = dict(zip(distinct, answer_each(distinct, reset), strict=True))
-    return [answers[call] for call in calls]
+    return [answers.get(call, _GONE) for _, call in reads]
+
+
+_GONE = FaktoryError("the client has gone")
 
 
 _REMEDIES = {

@@ -63,8 +63,12 @@ class LockWaits:
         return len(self._pending) + len(self._running)
 
     def submit(self, command: MayBlock, answer: Answer, *, lane: Lane[MayBlock, Any] | None = None) -> None:
-        """Have a command carried out, by `lane` first; `answer` is called on the event loop."""
-        if lane is None and self._subjects and any(subject in self._subjects for subject in command.subjects):
+        """Carry out a command, by `lane` first; call `answer` on the event loop.
+
+        A large set of jobs is always tried in its lane: to list its subjects takes long.
+        """
+        is_small = not isinstance(command.work, list) or lane is None
+        if self._subjects and is_small and any(subject in self._subjects for subject in command.subjects):
             self._add(command, answer)
         else:
             (lane or self._first).submit(command, partial(self._tried, command, answer))

@@ -1,6 +1,6 @@
 """The verbs people manage with: MUTATE, QUEUE and FLUSH → broker call → reply. Rules: W23 to W25.
 
-What may take long has a lane of its own, so that it holds up no HELLO, BEAT or INFO.
+Changes of many jobs and reads have a lane each, so that they hold up no other command.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pause(server: Server, connection: Connection, command: PauseQueues) -> bytes
     """Give out no job of these queues. Fetchers that wait ask the broker at each try, and so find it paused (W24)."""
     if refusal := _refusal("QUEUE PAUSE"):
         return refusal
-    server.control.submit(partial(server.broker.pause, command.queues), _answer(server, connection))
+    server.may_block(partial(server.broker.pause, command.queues), _answer(server, connection), ["queues"])
     return None
 
 
@@ -44,7 +44,7 @@ def resume(server: Server, connection: Connection, command: ResumeQueues) -> byt
         return refusal
     wakes_all = command.queues is None
     answer = _answer(server, connection, wakes=command.queues or (), wakes_all=wakes_all)
-    server.control.submit(partial(server.broker.resume, command.queues), answer)
+    server.may_block(partial(server.broker.resume, command.queues), answer, ["queues"])
     return None
 
 
@@ -68,7 +68,7 @@ def latency(server: Server, connection: Connection, command: QueueLatency) -> by
         seconds = {name: int(value) if value.is_integer() else value for name, value in told.items()}
         connection.finish(resp.bulk(jsontext.encode(seconds)))
 
-    server.control.submit(partial(server.broker.latency, command.queues), answer)
+    server.read(connection, partial(server.broker.latency, command.queues), answer)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Commands that may meet another transaction's lock, carried out in a thread: each gets the answer of its own outcome.
+"""Carry out commands that may meet another transaction's lock; each gets the answer of its own outcome.
 
 A set waits for locks for a moment only. When it meets one, its commands are tried one by one, so that only those that
 need the lock are left over: their answer is LockTimeout, and `lock_waits` tries them again (ADR 0028).
@@ -13,7 +13,7 @@ from typing import Any
 from ..brokers.base import Broker
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
 from ..logs import get_logger
-from ..payloads import Ack, JobPayload
+from ..payloads import Ack, Beat, Failure, JobPayload, WorkerIdentity
 from .turns import weight
 
 logger = get_logger(__name__)
@@ -34,7 +34,7 @@ LAST_BUDGET_S = 5.0
 LOST_IN_A_ROW = 2
 """After as many lost connections the other commands of a set are refused: the database cannot be reached."""
 
-Work = list[JobPayload] | Ack | Callable[[], Any]
+Work = list[JobPayload] | Ack | Failure | Beat | WorkerIdentity | Callable[[], Any]
 
 WAITED_TOO_LONG = LockTimeout(
     "database unavailable: another transaction holds a lock that this command needs; nothing was changed"
@@ -42,7 +42,7 @@ WAITED_TOO_LONG = LockTimeout(
 
 
 class MayBlock:
-    """One command. `subjects` name what it may wait for: `bid:…`, `key:…`, `jid:…`.
+    """One command. `subjects` name the rows that it may wait for: `bid:…`, `key:…`, `jid:…`, `wid:…`, `queues`.
 
     An `is_repeatable` call may be carried out twice after a connection was lost, and has the effect of one.
     """
@@ -82,7 +82,7 @@ def weight_of(command: MayBlock) -> int:
 
 
 def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
-    """Carry out acks together, pushes together, and then each call; returns an answer or an error for each command."""
+    """Carry out the commands of each kind together, and calls alone; returns an answer or an error for each command."""
     attempts = _Attempts(broker)
     answers: dict[int, Any] = {}
     for group in _groups(commands):
@@ -105,10 +105,9 @@ def answer_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -
 
 
 def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
-    acks = [command for command in commands if isinstance(command.work, Ack)]
-    pushes = [command for command in commands if isinstance(command.work, list)]
+    sets = [[command for command in commands if isinstance(command.work, kind)] for kind in _IN_SETS]
     calls = [[command] for command in commands if callable(command.work)]
-    return [group for group in (acks, pushes, *calls) if group]
+    return [group for group in (*sets, *calls) if group]
 
 
 class _Attempts:
@@ -179,15 +178,26 @@ class _Attempts:
             return _carry_out(self._broker, group)
 
 
+def _push_sets(broker: Broker, sets: Sequence[list[JobPayload]]) -> list[Any]:
+    answers = iter(broker.push([job for jobs in sets for job in jobs]))
+    return [[next(answers) for _ in jobs] for jobs in sets]
+
+
+_IN_SETS: dict[type, Callable[[Broker, list[Any]], Sequence[Any]]] = {
+    WorkerIdentity: lambda broker, identities: broker.register(identities),
+    Beat: lambda broker, beats: broker.beat(beats),
+    Ack: lambda broker, acks: broker.exchange([], acks, []).acked,
+    Failure: lambda broker, failures: broker.fail(failures),
+    list: _push_sets,
+}
+"""How commands of one kind are carried out together. In this order: a worker is registered before it sends BEAT."""
+
+
 def _carry_out(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
-    acks = [command.work for command in group if isinstance(command.work, Ack)]
-    if acks:
-        return [*broker.exchange([], acks, []).acked]
-    sets = [command.work for command in group if isinstance(command.work, list)]
-    if sets:
-        answers = iter(broker.push([job for jobs in sets for job in jobs]))
-        return [[next(answers) for _ in jobs] for jobs in sets]
-    return [command.work() for command in group if callable(command.work)]
+    carry_out = _IN_SETS.get(type(group[0].work))
+    if carry_out is None:
+        return [command.work() for command in group if callable(command.work)]
+    return [*carry_out(broker, [command.work for command in group])]
 
 
 def _is_worth_a_try_alone(answer: Any) -> bool:

@@ -41,7 +41,7 @@ def track_get(server: Server, connection: Connection, command: TrackGet) -> byte
         else:
             connection.finish(resp.bulk(tracked_text(told[0])))
 
-    server.control.submit(partial(server.broker.track_get, [command.jid]), answer)
+    server.read(connection, partial(server.broker.track_get, [command.jid]), answer)
     return None
 
 

@@ -60,7 +60,7 @@ def hello(server: Server, connection: Connection, command: Hello) -> bytes | Non
         else:
             connection.dismiss(_error(told))
 
-    server.control.submit(lambda: server.broker.hello(command.identity), answer)
+    server.sign(command.identity, answer)
     return None
 
 
@@ -231,8 +231,7 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
     if wid != connection.identity.wid and conf.get("STRICT_WIDS"):
         return resp.error("BEAT: this server has STRICT_WIDS, expected the wid that this connection gave in HELLO")
 
-    def answer(told: list[FaktoryError | str] | FaktoryError) -> None:
-        state = told if isinstance(told, FaktoryError) else told[0]
+    def answer(state: FaktoryError | str) -> None:
         if state:
             server.shelf.distrust(wid)
         if isinstance(state, FaktoryError):
@@ -243,7 +242,7 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
     sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
-    server.control.submit(lambda: server.broker.beat([sign]), answer)
+    server.sign(sign, answer)
     return None
 
 
@@ -256,7 +255,7 @@ def info(server: Server, connection: Connection, command: Info) -> bytes | None:
         else:
             connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
 
-    server.control.submit(server.broker.info, answer)
+    server.read(connection, server.broker.info, answer)
     return None
 
 
@@ -302,7 +301,7 @@ def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
         message=str(error),
         verdict="kill",
     )
-    server.failures.submit(report, lambda _: None)
+    server.fail(report, lambda _: None)
 
 
 def _ok(refusal: Any) -> bytes:

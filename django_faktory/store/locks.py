@@ -280,9 +280,12 @@ def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
 
 
 def extend(wids: Collection[str], *, using: str) -> int:
-    """Let the locks of these workers live on; returns how many there were. One that nobody took meanwhile revives."""
+    """Extend the leases of these workers' locks, and return their number. A lapsed one that is still free is revived.
+
+    A row that another transaction has locked is skipped: it is changing, and the next heartbeat comes within its lease.
+    """
     locks = JobLock.objects.using(using).filter(wid__in=[wid for wid in wids if wid])
-    return _extend(locks) if run(using, lambda _: locks.exists(), atomic=False) else 0
+    return _extend(locks, skip_locked=True) if run(using, lambda _: locks.exists(), atomic=False) else 0
 
 
 def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
@@ -292,13 +295,15 @@ def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
     return set(tokens) - set(run(using, lambda _: list(locks.values_list("pk", flat=True)), atomic=False))
 
 
-def _extend(locks: Any) -> int:
+def _extend(locks: Any, *, skip_locked: bool = False) -> int:
     ends = ExpressionWrapper(Now() + F("lease"), output_field=DateTimeField())
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         mine = locks
         if connection.features.has_select_for_update:  # in the order of their keys, which an UPDATE does not keep
-            tokens = list(locks.order_by("key").select_for_update().values_list("pk", flat=True))
+            skips = skip_locked and connection.features.has_select_for_update_skip_locked
+            rows = locks.order_by("key").select_for_update(skip_locked=skips)
+            tokens = list(rows.values_list("pk", flat=True))
             mine = JobLock.objects.using(locks.db).filter(pk__in=tokens)
         extended: int = mine.update(expires_at=ends, is_lapsed=False)
         return extended

@@ -21,7 +21,10 @@ from .dialects.base import JOB
 from .shared import may_share, shared
 from .transactions import run
 
-CHUNK = 500
+QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
+CHUNK = 100
+"""Names that one transaction changes: on SQLite every other writer waits for it."""
+
 NAMES_AT_ONCE = 200
 """Names that a statement finds among the jobs that wait: each is a look at an index, some pages deep."""
 
@@ -129,6 +132,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     before: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
     names = known_names(using=using) if queues is None else sorted(set(queues))
+    names = [name for name in names if name not in before]  # a second PAUSE writes nothing
 
     def pause_these(names: Sequence[str]) -> None:
         rows = Queue.objects.using(using)
@@ -137,7 +141,7 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
         rows.filter(name__in=names, paused_at__isnull=True).update(paused_at=Now())
 
     _in_chunks(names, pause_these, using)
-    return [name for name in names if name not in before]
+    return names
 
 
 def paused(*, using: str) -> set[str]:

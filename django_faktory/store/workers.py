@@ -23,17 +23,32 @@ CHUNK = 500
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
 
 
-def hello(worker: WorkerIdentity, *, using: str) -> None:
-    """Register this worker process, or see it again: its state stays."""
-    if not is_storable(worker.wid) or len(worker.wid) > 255:
-        raise InvalidPayload("wid: expected at most 255 characters without NUL; choose another wid")
+def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[FaktoryError | None]:
+    """Register worker processes; one that is known keeps its state. Returns an answer for each.
+
+    At most four statements, however many there are.
+    """
+    refusals = [None if _has_storable_wid(worker) else InvalidPayload(_WRONG_WID) for worker in identities]
+    new = {worker.wid: worker for worker, refusal in zip(identities, refusals, strict=True) if refusal is None}
 
     def verb(_: BaseDatabaseWrapper) -> None:
-        known = WorkerProcess.objects.using(using)
-        if not known.filter(wid=worker.wid).update(seen_at=Now()):
-            known.bulk_create([_row(worker)], ignore_conflicts=True)
+        rows = WorkerProcess.objects.using(using)
+        known = rows.filter(wid__in=sorted(new))
+        if known.update(seen_at=Now()) < len(new):
+            seen = set(known.values_list("wid", flat=True))
+            missing = [_row(worker) for wid, worker in sorted(new.items()) if wid not in seen]
+            rows.bulk_create(missing, ignore_conflicts=True)
 
-    run(using, verb)
+    if new:
+        run(using, verb)
+    return [*refusals]
+
+
+_WRONG_WID = "wid: expected at most 255 characters without NUL; choose another wid"
+
+
+def _has_storable_wid(worker: WorkerIdentity) -> bool:
+    return is_storable(worker.wid) and len(worker.wid) <= 255
 
 
 def _row(worker: WorkerIdentity) -> WorkerProcess:
@@ -48,10 +63,10 @@ def _row(worker: WorkerIdentity) -> WorkerProcess:
 def beat(
     beats: Sequence[Beat], *, using: str, at_least_s: float = 120.0, now: datetime | None = None
 ) -> list[FaktoryError | str]:
-    """Take signs of life; answer each with "" or the state it must enter, which only ever goes forward.
+    """Record heartbeats. Returns "" for each, or the state that the worker must enter, which only moves forward.
 
-    Two statements and no transaction: a worker that was forgotten in between is unknown to the second. One more where
-    beats name jobs, whose reservations are extended, by `at_least_s` or more.
+    Two statements and no transaction: a worker that is deleted in between is unknown to the second. One more where
+    beats name jobs, whose reservations are extended, by `at_least_s` or more. Locked jobs and locks are skipped.
     """
     latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
     workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
@@ -64,8 +79,11 @@ def beat(
         run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False)
     known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
     locks.extend(known, using=using)
-    _extend([beat for wid, beat in latest.items() if wid in known], at_least_s, using=using, now=now)
-    states = {wid: max(state, latest[wid].current_state, key=_rank) for wid, state in known.items()}
+    _extend([beat for beat in beats if beat.wid in known], at_least_s, using=using, now=now)
+    states = dict(known)
+    for beat in beats:
+        if beat.wid in known:
+            states[beat.wid] = max(states[beat.wid], beat.current_state, key=_rank)
     for state in ("quiet", "terminate"):
         moved = [wid for wid in known if states[wid] == state and known[wid] != state]
         if moved:

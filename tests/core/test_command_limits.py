@@ -83,7 +83,7 @@ def test_each_verb_has_a_longest_line_which_is_checked_before_it_is_read(verb):
     line = verb.encode() + b" " + b"\xff" * most  # no UTF-8: whoever decodes it says so
     with pytest.raises(InvalidPayload, match=rf"^{verb}: line: expected at most {most} bytes, got {len(line)}$"):
         connection_that_got(line).next_command()
-    check_line(line[:most])
+    check_line(line[:100], most)
 
 
 def test_a_long_line_of_an_unknown_verb_is_not_decoded():

@@ -15,6 +15,7 @@ from django_faktory.payloads import WorkerIdentity
 from django_faktory.protocol import resp
 from django_faktory.protocol.commands import AckJob, End, Fetch, Hello, Info
 from django_faktory.protocol.connection import MAX_HELLO_BYTES, ClientConnection, ServerConnection, hash_password
+from django_faktory.protocol.limits import LIMITS
 from django_faktory.protocol.resp import Bulk, Error, Simple
 from tests.core.splits import every_split
 
@@ -288,6 +289,30 @@ def test_a_large_command_in_small_pieces_takes_time_in_proportion():
         found += drain(connection)
     assert [len(command.message) for command in found] == [16 * 1024 * 1024 - 40]
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("verb", ["ACK", "BATCH", "BEAT", "END", "FETCH", "FLUSH", "HELLO", "INFO", "QUEUE", "TRACK"])
+@pytest.mark.parametrize("piece", [4096, 10**9])
+def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, piece):
+    """W7: it is refused when it ends, with the limit, and the connection stays."""
+    [most] = [limit.most for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
+    line = verb.encode() + b" " + b"x" * (2 * most)
+    connection, found = identified(), []
+    bytes_sent = line + b"\r\nINFO\r\n"
+    for at in range(0, len(bytes_sent), piece):
+        connection.receive(bytes_sent[at : at + piece])
+        found += drain(connection)
+        assert connection.buffered_bytes <= most + 4096
+    assert found == [(InvalidPayload, f"{verb}: line: expected at most {most} bytes, got {len(line)}"), Info()]
+
+
+def test_a_long_line_of_an_unknown_verb_is_dropped_and_one_over_the_limit_ends_the_connection():
+    """W5, W7."""
+    long = b"x" * 2_000_000
+    connection = identified(b"NOPE " + long, b"\r\nINFO\r\n")
+    assert drain(connection) == [(UnknownCommand, "unknown command NOPE"), Info()]
+    connection = identified(b"INFO " + long, long, max_command_bytes=3_000_000)
+    assert drain(connection) == [(ProtocolError, "command too long: expected at most 3000000 bytes in a line")]
 
 
 @given(st.lists(st.binary(max_size=60)), st.booleans())

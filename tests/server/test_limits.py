@@ -232,7 +232,7 @@ def test_who_does_not_read_the_last_reply_is_closed_all_the_same(serve, monkeypa
 class NoPlaceForWorkers(OrmBroker):
     """A database that goes away when somebody says HELLO."""
 
-    def hello(self, worker):
+    def register(self, identities):
         raise BrokerUnavailable("no route to host")
 
 

@@ -74,7 +74,7 @@ def test_who_reads_a_long_line_rests_for_others_and_not_where_there_are_none(oth
             yield
 
     loop, commands, delays = Loop(), 0, []
-    one = desk.Desk(loop, commands=lambda: commands)
+    one = desk.Desk(loop, commands=lambda: commands, later=lambda call: call())
     one.take(steps(), 5000, lambda _: None)
     for _ in range(100):
         delay, call = loop.calls

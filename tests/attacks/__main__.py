@@ -1,0 +1,234 @@
+"""Attack a server with every input at full size, and measure a good client: `python -m tests.attacks`.
+
+    python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--seconds 1.2]
+
+Prints a Markdown table. The exit code is 1 where a figure misses its bound, a worker was lost, or a reply was wrong.
+The attackers run on the same machine, at a lower priority, as they stand for clients on other machines.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+P99_MS, MAX_MS, LEFT_MB = 100.0, 500.0, 64.0
+SIZE = 16 * 2**20
+"""`MAX_COMMAND_BYTES` as it comes."""
+
+WARM_UP_S = 1.0
+SETTLE_S = 10.0
+"""How long the server may take to give memory back."""
+
+HEAD = (
+    "| verb | input | connections | database | p50 ms | p99 ms | max ms | RSS delta MB | |\n"
+    "|---|---|---:|---|---:|---:|---:|---:|---|"
+)
+
+
+@dataclass
+class Measured:
+    """One attack's figures. `trouble` says what no figure says."""
+
+    attack: object
+    connections: int
+    database: str
+    ms: list
+    left_mb: float
+    trouble: str
+    replies: list
+
+    def figures(self):
+        ordered = sorted(self.ms) or [float("nan")]
+        return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], ordered[-1]
+
+    def is_good(self):
+        _, p99, most = self.figures()
+        return not self.trouble and p99 < P99_MS and most < MAX_MS and self.left_mb < LEFT_MB
+
+    def row(self):
+        verb = self.attack.verb.__name__ if self.attack.verb else "connection"
+        p50, p99, most = self.figures()
+        verdict = "" if self.is_good() else f"**missed** {self.trouble}".strip()
+        name = self.attack.name if self.attack.is_legal else f"{self.attack.name} (refused)"
+        return (
+            f"| {verb} | {name} | {self.connections} | {self.database} | {p50:.1f} | {p99:.1f} | {most:.0f}"
+            f" | {self.left_mb:.0f} | {verdict} |"
+        )
+
+
+class Attackers:
+    """The process that attacks."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.attacks.attackers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def begin(self, **asked):
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "ready\n", "the attack did not begin"
+
+    def end(self):
+        return json.loads(self._process.stdout.readline())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+class Campaign:
+    """All attacks on one database."""
+
+    def __init__(self, database, options):
+        from django.db import connection
+
+        self.database, self.options = database, options
+        self._creation, self._old_name = connection.creation, connection.settings_dict["NAME"]
+        self._creation.create_test_db(verbosity=0, autoclobber=True)
+        self._name = str(connection.settings_dict["NAME"])
+        connection.close()
+        self._attackers = Attackers()
+
+    def run(self):
+        from tests.attacks.inputs import ATTACKS
+
+        chosen = [
+            one for one in ATTACKS if not self.options.only or any(word in str(one) for word in self.options.only)
+        ]
+        self.target = self.good = None
+        for kind in ("plain", "password", "tls"):
+            for attack in (one for one in chosen if one.server == kind):
+                for connections in self.options.connections:
+                    yield self._attacked(attack, connections)
+            self._stop()
+
+    def close(self):
+        self._stop()
+        self._attackers.close()
+        self._creation.destroy_test_db(self._old_name, verbosity=0)
+
+    def _attacked(self, attack, connections):
+        self._start(attack.server)
+        before_mb = self.target.rss_mb()
+        asked = {"connections": connections, "size": SIZE, "seconds": self.options.seconds}
+        trouble = ""
+        self._attackers.begin(name=str(attack), port=self.target.port, **asked)
+        try:
+            self.good.work_for(self.options.seconds)
+        except (AssertionError, OSError, ValueError) as error:
+            trouble = f"good client: {error}"[:120].replace("|", "/")
+        found = self._attackers.end()
+        left_mb = self._left_mb(before_mb)
+        if found["wrong"]:
+            trouble += f" wrong reply: {found['wrong']}"[:120].replace("|", "/")
+        trouble += self._losses()
+        measured = Measured(attack, connections, self.database, self.good.ms, left_mb, trouble, found["replies"])
+        if measured.is_good():
+            self._clean_up()
+        else:
+            self._stop()  # what it left behind is not the next one's
+        return measured
+
+    def _start(self, kind):
+        from django_faktory import tls
+        from tests.attacks.target import GoodClient, Target
+        from tests.server.raw import CERTIFICATE
+
+        if self.target is None:
+            self.target = Target(self._name, kind)
+            self.good = GoodClient(self.target, tls.client_context(str(CERTIFICATE)))
+            self.good.work_for(WARM_UP_S)
+
+    def _stop(self):
+        if self.target is not None:
+            self.good.close()
+            self.target.close()
+            self.target = self.good = None
+            self._clean_up(everything=True)
+
+    def _left_mb(self, before_mb):
+        ends_at = time.monotonic() + SETTLE_S
+        while (left := self.target.rss_mb() - before_mb) >= LEFT_MB and time.monotonic() < ends_at:
+            time.sleep(0.1)
+        return left
+
+    def _losses(self):
+        from django_faktory.models import Job, WorkerProcess
+
+        if not self.target.is_alive():
+            return " the server has ended"
+        is_kept = Job.objects.filter(jid=self.good.kept, wid="good", state="working").exists()
+        return "" if is_kept and WorkerProcess.objects.filter(wid="good").exists() else " the worker was lost"
+
+    def _clean_up(self, *, everything=False):
+        """Delete what the attackers stored."""
+        from django_faktory.models import Batch, Job, Queue, WorkerProcess
+
+        kept = [] if everything else ["good", "kept"]
+        rows = Job.objects.exclude(queue__in=kept)
+        rows._raw_delete(rows.db)
+        Queue.objects.exclude(name__in=kept).delete()
+        WorkerProcess.objects.exclude(wid="" if everything else "good").delete()
+        Batch.objects.all().delete()
+
+
+def attack_one_database(options):
+    """In a process of its own, as settings hold one database."""
+    import django
+
+    django.setup()
+    campaign = Campaign(options.database[0], options)
+    found = []
+    try:
+        for measured in campaign.run():
+            print(f"{measured.row()} {measured.replies}", file=sys.stderr, flush=True)
+            found.append(measured)
+    finally:
+        campaign.close()
+    print("\n".join(measured.row() for measured in found))
+    return 0 if found and all(measured.is_good() for measured in found) else 1
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks")
+    parser.add_argument("--only", nargs="*", default=[], help="attacks whose name has one of these words")
+    parser.add_argument("--database", default="sqlite,postgresql", type=lambda text: text.split(","))
+    parser.add_argument("--connections", default="1,60", type=lambda text: [int(one) for one in text.split(",")])
+    parser.add_argument("--seconds", default=1.2, type=float, help="of each attack")
+    parser.add_argument("--rows", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    if options.rows:
+        return attack_one_database(options)
+    began = time.monotonic()
+    rows, codes = [], []
+    for database in options.database:
+        environment = {
+            "FAKTORY_TEST_TAG": "attacks_full",
+            **os.environ,
+            "FAKTORY_TEST_DB": database,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+        }
+        command = [sys.executable, "-m", "tests.attacks", "--rows", "--database", database]
+        command += ["--connections", ",".join(map(str, options.connections)), "--seconds", str(options.seconds)]
+        command += ["--only", *options.only] if options.only else []
+        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        rows.append(process.stdout.rstrip())
+        codes.append(process.returncode)
+    print("\n".join([HEAD, *rows]))
+    print(
+        f"\nBounds: p99 {P99_MS:.0f} ms, max {MAX_MS:.0f} ms, RSS delta {LEFT_MB:.0f} MB;"
+        f" {time.monotonic() - began:.0f} s in all."
+    )
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What is attacked: a server started by `runfaktory`, and a good client that works on it meanwhile."""
+
+import json
+import re
+import time
+from hashlib import sha256
+
+from tests.programs import Program
+from tests.server.raw import CERTIFICATE, RawClient, push, worker
+
+PASSWORD = "the good client knows it"
+OPTIONS = {"plain": {}, "password": {"PASSWORD": PASSWORD}, "tls": {"TLS_CERT": str(CERTIFICATE)}}
+MB = 2**20
+REST_S = 0.005
+
+
+class Target:
+    """A server process over the test's database."""
+
+    def __init__(self, database, kind="plain", **settings):
+        given = {"POLL_INTERVAL": 0.5, "WORKER_TIMEOUT": 60} | OPTIONS[kind] | settings
+        self.kind = kind
+        self.program = Program(
+            *("-m", "django", "runfaktory", "127.0.0.1:0", "--server-only", "--no-reload"),
+            DJANGO_SETTINGS_MODULE="tests.commands.settings",
+            FAKTORY_TEST_NAME=database,
+            FAKTORY_TEST_SETTINGS=json.dumps(given),
+        )
+        [found] = self.program.said("server listens")
+        self.port = int(re.search(r"address=\S+:(\d+)", found)[1])
+        [self._process] = self.program.children()
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def rss_mb(self):
+        return self._process.memory_info().rss / MB
+
+    def is_alive(self):
+        return self.program.is_alive() and self._process.is_running()
+
+    def close(self):
+        self.program.clean_up()
+
+
+class GoodClient:
+    """A worker: keeps one job, pushes, fetches and acknowledges others, and sends BEAT. `ms`: how long each took."""
+
+    def __init__(self, target, context=None):
+        self.ms = []
+        self._number = 0
+        self._client = _KnownClient(("127.0.0.1", target.port), context=context if target.kind == "tls" else None)
+        self.kept = f"kept-{target.pid:08d}"
+        self._expect(push(jid=self.kept, queue="kept"), b"+OK")
+        assert json.loads(self._client.ask("FETCH kept"))["jid"] == self.kept
+
+    def work(self):
+        """One job's way, and a BEAT. Raises AssertionError for an answer that is not the usual one."""
+        self._number += 1
+        jid = f"good-{self._number:08d}"
+        self._expect(push(jid=jid, queue="good"), b"+OK")
+        assert json.loads(self._timed("FETCH good"))["jid"] == jid
+        self._expect(f'ACK {{"jid":"{jid}"}}', b"+OK")
+        self._expect('BEAT {"wid":"good"}', b"+OK")
+
+    def work_for(self, seconds):
+        self.ms = []
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            self.work()
+            time.sleep(REST_S)
+
+    def end_kept(self):
+        self._expect(f'ACK {{"jid":"{self.kept}"}}', b"+OK")
+
+    def close(self):
+        self._client.close()
+
+    def _expect(self, line, reply):
+        found = self._timed(line)
+        assert found == reply, f"{line[:40]}: expected {reply}, got {found!r:.100}"
+
+    def _timed(self, line):
+        began = time.perf_counter()
+        reply = self._client.ask(line)
+        self.ms.append((time.perf_counter() - began) * 1000)
+        return reply
+
+
+class _KnownClient(RawClient):
+    """Says HELLO as a worker, with the password where the server asks for one."""
+
+    def __init__(self, address, *, context):
+        self.context = context
+        super().__init__(address)
+        asked = json.loads(self.reply()[4:])
+        hello = {"v": 2} | worker("good")
+        if "s" in asked:
+            digest = (PASSWORD + asked["s"]).encode()
+            for _ in range(asked["i"]):
+                digest = sha256(digest).digest()
+            hello["pwdhash"] = digest.hex()
+        assert self.ask(f"HELLO {json.dumps(hello)}") == b"+OK"

@@ -1,0 +1,56 @@
+"""The attacks at a small size: one connection, lines of half a megabyte. `make attacks` measures them at full size."""
+
+import asyncio
+import threading
+
+import pytest
+from django.db import connection
+
+from django_faktory import tls
+from django_faktory.models import Job, WorkerProcess
+from tests.attacks.attackers import Attackers
+from tests.attacks.inputs import ATTACKS, SMALL_LINE_BYTES
+from tests.attacks.target import OPTIONS, GoodClient, Target
+from tests.server.raw import CERTIFICATE
+
+SECONDS = 0.05
+
+
+@pytest.fixture
+def target(transactional_db, request):
+    connection.close()
+    target = Target(str(connection.settings_dict["NAME"]), request.param, MAX_COMMAND_BYTES=SMALL_LINE_BYTES)
+    yield target
+    target.close()
+    print(target.program.text)
+
+
+@pytest.mark.parametrize("target", OPTIONS, indirect=True)
+def test_no_input_stops_the_server_or_loses_a_worker(target):
+    good = GoodClient(target, tls.client_context(str(CERTIFICATE)))
+    chosen = [attack for attack in ATTACKS if attack.server == target.kind]
+    wrong = {str(attack): dict(attack_while_working(attack, target, good)) for attack in chosen}
+    assert {name: replies for name, replies in wrong.items() if replies} == {}
+    assert target.is_alive()
+    assert Job.objects.get(jid=good.kept).wid == "good"
+    assert WorkerProcess.objects.filter(wid="good").exists()
+    good.end_kept()
+    good.close()
+
+
+def attack_while_working(attack, target, good):
+    """Returns replies that are not as the attack expects; the good client is answered before, meanwhile and after."""
+    needs_reply = attack.reads and attack.server != "tls"
+    attackers = Attackers(
+        attack, target.port, connections=1, size=attack.small, seconds=SECONDS, needs_reply=needs_reply
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(attackers.run()))
+    thread.start()
+    good.work()
+    while thread.is_alive():
+        good.work()
+        thread.join(0.02)
+    good.work()
+    if needs_reply:
+        assert attackers.replies, f"{attack}: no reply"
+    return attackers.wrong

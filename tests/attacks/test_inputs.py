@@ -1,0 +1,17 @@
+"""Every verb of the server is attacked; this list cannot fall behind it."""
+
+import pytest
+
+from django_faktory.server.verbs import VERBS
+from tests.attacks.inputs import ATTACKS
+
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+def test_each_verb_has_a_costly_input_that_is_permitted_and_one_that_is_refused(verb):
+    assert {attack.is_legal for attack in ATTACKS if attack.verb is verb} == {True, False}
+
+
+def test_each_attack_has_a_name_of_its_own():
+    assert len({str(attack) for attack in ATTACKS}) == len(ATTACKS)

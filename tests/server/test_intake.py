@@ -1,0 +1,88 @@
+"""Connections that send long lines are read in turns. Rule: W7."""
+
+import asyncio
+
+import pytest
+
+from django_faktory.server.desk import ROOM_BYTES, Desk
+from django_faktory.server.intake import READS_A_STEP, Intake
+from tests.server.raw import push
+from tests.waiting import wait_until
+
+LONG = 4 * 1024 * 1024
+PIECE = 1024 * 1024
+
+
+@pytest.mark.core
+def test_a_few_connections_are_read_in_each_step_of_the_loop_in_the_order_they_came():
+    read, steps = [], []
+
+    async def run():
+        intake = Intake(asyncio.get_running_loop())
+        for number in range(10):
+            intake.wait(lambda number=number: read.append(number))
+        while len(read) < 10:
+            await asyncio.sleep(0)
+            steps.append(len(read))
+
+    asyncio.run(run())
+    assert read == list(range(10))
+    assert all(after - before <= READS_A_STEP for before, after in zip([0, *steps], steps, strict=False))
+
+
+@pytest.mark.core
+def test_no_connection_is_read_while_it_is_full_and_memory_is_freed_all_the_same():
+    done, is_full = [], [True]
+
+    async def run():
+        freed, read = asyncio.Event(), asyncio.Event()
+        intake = Intake(asyncio.get_running_loop(), is_full=lambda: is_full[0])
+        intake.wait(lambda: (done.append("read"), read.set()))
+        intake.free(lambda: (done.append("freed"), freed.set()))
+        await freed.wait()
+        assert done == ["freed"]
+        is_full[0] = False
+        await read.wait()
+
+    asyncio.run(run())
+    assert done == ["freed", "read"]
+
+
+@pytest.mark.core
+def test_lines_that_wait_to_be_carried_out_are_counted_until_it_is_their_turn_or_their_client_has_gone():
+    """Sixty clients with a whole line of 16 MiB each took a gigabyte."""
+    freed = []
+
+    class Loop:
+        def call_soon(self, call):
+            """None of them is read."""
+
+    def steps():
+        yield
+
+    one = Desk(Loop(), commands=lambda: 0, later=freed.append)
+    places = [one.take(steps(), ROOM_BYTES, lambda _: None) for _ in range(4)]
+    assert one.waiting_bytes == 3 * ROOM_BYTES
+    places[0].leave()
+    assert one.waiting_bytes == 2 * ROOM_BYTES
+    places[2].give_up()
+    assert one.waiting_bytes == ROOM_BYTES
+    assert freed == [places[2].steps.close]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("line", [push(jid="abcdefgh", args=["x" * LONG]), "INFO " + "x" * LONG], ids=["PUSH", "INFO"])
+def test_no_more_of_a_long_line_is_read_before_its_turn(server, connect, monkeypatch, line):
+    client, waiting = connect(), []
+    monkeypatch.setattr(server.intake, "wait", waiting.append)
+    [connection] = server._connections
+    client.send(line[:PIECE], end="")
+    wait_until(lambda: waiting)
+    assert connection._reads_no_more
+    assert connection._protocol.buffered_bytes < PIECE
+    monkeypatch.undo()
+    server.loop.call_soon_threadsafe(waiting.pop())
+    client.send(line[PIECE:])
+    assert client.reply() == (
+        b"+OK" if line.startswith("PUSH") else f"-ERR INFO: line: expected at most 1024 bytes, got {len(line)}".encode()
+    )

@@ -1,0 +1,282 @@
+"""Which commands can hold up which others. HELLO and BEAT are held up by none. Rules: W2, W20, W21."""
+
+import json
+import socket
+import struct
+import threading
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_faktory.brokers.orm import OrmBroker
+from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
+from django_faktory.payloads import Beat, WorkerIdentity
+from django_faktory.store import queues, workers
+from tests.server.raw import RawClient, push, worker
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+with_locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
+
+VERBS_WITH_DATABASE = (
+    "push", "fetch", "exchange", "ack", "fail", "release", "confirm", "mutate", "pause", "resume", "remove", "latency",
+    "flush", "track_set", "track_get", "new_batch", "open_batch", "commit_batch", "batch_status", "info",
+)  # fmt: skip
+LONG_AGO = timedelta(hours=1)
+
+
+class HeldBroker(OrmBroker):
+    """While `hold` is set, each call of a verb but HELLO and BEAT waits, as for a lock or a slow statement."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.released = threading.Event()
+        self.released.set()
+        self.waiting, self.calls = [], []
+
+    def wait(self, verb):
+        self.calls.append(verb)
+        if not self.released.is_set():
+            self.waiting.append(verb)
+            self.released.wait(60)
+
+
+def _held(verb):
+    def call(self, *args, **options):
+        self.wait(verb)
+        return getattr(super(HeldBroker, self), verb)(*args, **options)
+
+    return call
+
+
+for _verb in VERBS_WITH_DATABASE:
+    setattr(HeldBroker, _verb, _held(_verb))
+
+
+class SetsBroker(OrmBroker):
+    """Notes how many BEATs and HELLOs come in one call; the first call waits."""
+
+    def __init__(self):
+        super().__init__("default")
+        self.beats, self.hellos = [], []
+        self.began, self.released = threading.Event(), threading.Event()
+
+    def beat(self, beats):
+        self.beats.append(len(beats))
+        if len(self.beats) == 1:
+            self.began.set()
+            self.released.wait(60)
+        return super().beat(beats)
+
+    def register(self, identities):
+        self.hellos.append(len(identities))
+        return super().register(identities)
+
+
+@contextmanager
+def held(broker):
+    broker.released.clear()
+    try:
+        yield
+    finally:
+        broker.released.set()
+
+
+def about(verb, **fields):
+    return f"{verb} {json.dumps(fields)}"
+
+
+def bulk(name, count):
+    jobs = [{"jid": f"{name}-{n:04d}", "jobtype": "noop", "args": []} for n in range(count)]
+    return "PUSHB " + json.dumps(jobs)
+
+
+LINES = [
+    push(jid="plain-0001"), push(jid="plain-0002"), push(jid="plain-0003"),
+    push(jid="unique-0001", custom={"unique_for": 60}),
+    bulk("bulk", 100),
+    about("FAIL", jid="unknown-0001"),
+    "QUEUE PAUSE some",
+    "QUEUE RESUME some",
+    "INFO",
+    "QUEUE LATENCY some",
+    "TRACK GET unknown-0001",
+    "BATCH STATUS b-unknown",
+    about("TRACK SET", jid="unknown-0001", percent=1),
+    "BATCH COMMIT b-unknown",
+    "BATCH NEW " + json.dumps({"success": {"jobtype": "Success", "args": []}}),
+    *[about("MUTATE", cmd="kill", target="retries", filter={"jobtype": name}) for name in "abc"],
+    "QUEUE REMOVE some",
+]  # fmt: skip
+"""A command of each kind, and as many as fill each lane."""
+
+
+@pytest.fixture
+def clients():
+    """Connections that are closed at the end, whatever became of them."""
+    opened = []
+    yield opened
+    for client in opened:
+        with suppress(OSError):
+            client.close()
+
+
+def send_all(server, lines, clients):
+    for line in lines:
+        clients.append(RawClient.identified(server.address))
+        clients[-1].send(line)
+
+
+def make_silent(wid):
+    WorkerProcess.objects.filter(wid=wid).update(beat_at=timezone.now() - LONG_AGO)
+    assert workers.silent(60, using="default") == [wid]
+
+
+class TestNothingHoldsUpABeat:
+    def test_beat_hello_and_end_are_answered_while_every_other_lane_is_held(self, serve, clients):
+        broker = HeldBroker()
+        server = serve(broker)
+        living = RawClient.identified(server.address, **worker("living"))
+        clients.append(living)
+        assert living.ask(about("BEAT", wid="living")) == b"+OK"
+        assert living.ask(push(jid="held-0001")) == b"+OK"
+        assert json.loads(living.ask("FETCH default"))["jid"] == "held-0001"
+        make_silent("living")
+        lanes = 8  # turn 2, bulk, apart, fail, read, long 2
+        with held(broker):
+            send_all(server, LINES, clients)
+            wait_until(lambda: len(broker.waiting) >= lanes, what="every lane is held")
+            assert living.ask(about("BEAT", wid="living")) == b"+OK"
+            assert workers.silent(60, using="default") == []
+            newcomer = RawClient.identified(server.address, **worker("newcomer"))
+            clients.append(newcomer)
+            assert newcomer.ask("END") == b"+OK"
+            assert WorkerProcess.objects.filter(wid="newcomer").exists()
+        assert living.ask(about("ACK", jid="held-0001")) == b"+OK"
+
+    def test_a_slow_read_holds_up_no_change_and_a_slow_change_no_read(self, serve, clients):
+        broker = HeldBroker()
+        server = serve(broker)
+        good = RawClient.identified(server.address)
+        clients.append(good)
+        with held(broker):
+            send_all(server, ["QUEUE LATENCY some"], clients)
+            wait_until(lambda: broker.waiting == ["latency"])
+            broker.wait = lambda _: None  # the others of this test go through
+            assert good.ask("QUEUE PAUSE other") == b"+OK"
+            assert good.ask("QUEUE RESUME other") == b"+OK"
+            assert good.ask(push(jid="plain-0001")) == b"+OK"
+        with held(broker):
+            del broker.wait
+            send_all(server, ["QUEUE PAUSE some"], clients)
+            wait_until(lambda: broker.waiting == ["latency", "pause"])
+            broker.wait = lambda _: None
+            assert json.loads(good.ask("INFO"))["faktory"]["total_queues"] >= 1
+            assert good.ask("QUEUE LATENCY other") == b'{"other":0}'
+
+    def test_nothing_is_read_for_clients_that_have_gone(self, serve, clients):
+        broker = HeldBroker()
+        server = serve(broker)
+        with held(broker):
+            send_all(server, ["INFO"], clients)
+            wait_until(lambda: broker.waiting == ["info"])
+            send_all(server, [f"QUEUE LATENCY q{number}" for number in range(5)], clients)
+            wait_until(lambda: server.command_count == 12)
+            for client in clients[1:5]:
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()  # by a reset: after an end of file a client may still read
+            wait_until(lambda: server.connection_count == 2)
+        assert clients[5].reply() == b'{"q4":0}'
+        assert broker.calls.count("latency") == 1
+
+    def test_beats_and_hellos_that_wait_are_one_set_each(self, serve, clients):
+        """Sixty clients that send BEAT again and again cost one statement of each kind, and not sixty."""
+        broker = SetsBroker()
+        server = serve(broker)
+        for number in range(12):
+            clients.append(RawClient.identified(server.address, **worker(f"wid-{number:02d}")))
+        clients[0].send(about("BEAT", wid="wid-00"))
+        assert broker.began.wait(10)
+        broker.hellos.clear()
+        for number, client in enumerate(clients[1:], 1):
+            client.send(about("BEAT", wid=f"wid-{number:02d}"))
+        newcomers = [RawClient(server.address) for _ in range(5)]
+        clients += newcomers
+        for number, client in enumerate(newcomers):
+            assert client.reply().startswith(b"+HI")
+            client.send(about("HELLO", v=2, **worker(f"new-{number}")))
+        wait_until(lambda: server.command_count == 12 + 12 + 5)
+        broker.released.set()
+        assert {client.reply() for client in clients} == {b"+OK"}
+        assert (broker.beats, broker.hellos) == ([1, 11], [5])
+
+
+@with_locks
+class TestRowsThatAreLocked:
+    """By a transaction of the project that stays open."""
+
+    def test_a_worker_keeps_its_job_while_its_job_lock_queue_and_batch_are_locked(self, server, connect):
+        living, others = connect(**worker("living")), [connect() for _ in range(4)]
+        bid = others[0].ask("BATCH NEW " + json.dumps({"success": {"jobtype": "S", "args": []}})).decode()
+        assert others[0].ask(push(jid="locked-0001", custom={"lock": "a"})) == b"+OK"
+        assert json.loads(living.ask("FETCH default"))["jid"] == "locked-0001"
+        assert living.ask(about("BEAT", wid="living")) == b"+OK"
+        assert others[0].ask("QUEUE PAUSE default") == b"+OK"
+        make_silent("living")
+        with transaction.atomic():
+            for rows in (Job, JobLock, Queue, Batch):
+                assert list(rows.objects.select_for_update())
+            others[0].send("QUEUE RESUME default")
+            others[1].send(f"BATCH COMMIT {bid}")
+            others[2].send(about("TRACK SET", jid="locked-0001", percent=1))
+            others[3].send(about("FAIL", jid="locked-0001"))
+            wait_until(lambda: len(server.lock_waits) >= 3)
+            assert living.ask(about("BEAT", wid="living")) == b"+OK"
+        for client in others:
+            assert client.reply() == b"+OK"
+        assert workers.silent(60, using="default") == []
+
+    def test_a_worker_whose_row_is_locked_holds_up_no_beat_of_others(self, server, connect):
+        locked, free = connect(**worker("locked")), connect(**worker("free"))
+        with transaction.atomic():
+            assert WorkerProcess.objects.select_for_update().get(wid="locked")
+            locked.send(about("BEAT", wid="locked"))
+            wait_until(lambda: len(server.lock_waits) == 1)
+            for _ in range(3):
+                assert free.ask(about("BEAT", wid="free")) == b"+OK"
+            connect(**worker("newcomer"))
+        assert locked.reply() == b"+OK"
+
+
+class TestASetOfBeats:
+    def test_the_furthest_state_of_a_worker_counts(self):
+        broker = OrmBroker("default")
+        WorkerProcess.objects.create(wid="wid-1")
+        told = broker.beat([Beat(wid="wid-1", current_state="quiet"), Beat(wid="wid-1", rss_kb=7)])
+        assert told == ["quiet", "quiet"]
+        found = WorkerProcess.objects.get()
+        assert (found.state, found.rss_kb) == ("quiet", 7)
+
+    def test_workers_are_registered_together(self, django_assert_max_num_queries):
+        broker = OrmBroker("default")
+        identities = [identity(f"wid-{number}") for number in range(50)]
+        with django_assert_max_num_queries(8):
+            told = broker.register([*identities, identity("bad\x00wid"), identity("wid-1")])
+        assert [answer is None for answer in told] == [True] * 50 + [False, True]
+        assert WorkerProcess.objects.count() == 50
+        assert broker.register(identities) == [None] * 50
+
+
+def identity(wid):
+    return WorkerIdentity(wid=wid, hostname="localhost", pid=1)
+
+
+def test_a_second_pause_writes_nothing(django_assert_num_queries):
+    """On SQLite each write holds up all others."""
+    names = [f"queue-{number:03d}" for number in range(250)]
+    assert queues.pause(names, using="default") == names
+    with django_assert_num_queries(1):
+        assert queues.pause(names, using="default") == []
