@@ -64,6 +64,7 @@ FIELDS: Mapping[str, str] = {
     "cronentry.args": "job.view",
     "cronentry.kwargs": "job.view",
     "cronentry.job": "job.view",
+    "cronentry.note": "job.view",  # of a run: the error of an enqueue may quote arguments
     "outboxentry.job": "job.view",
     "outboxentry.error": "job.view",  # a server's message may quote the job
     "overview.errors": "job.view",

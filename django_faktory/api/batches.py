@@ -37,6 +37,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     pagination_class = NewestFirst
     filterset_class = BatchFilter
     lookup_field = "bid"
+    resource = "batch"
     needs: ClassVar = {
         "list": "batch.view",
         "retrieve": "batch.view",

@@ -38,6 +38,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     lookup_field = "pk"
     lookup_url_kwarg = "token"
     keys = re.compile("[0-9]{1,18}")
+    resource = "joblock"
     needs: ClassVar = {
         "list": "joblock.view",
         "retrieve": "joblock.view",

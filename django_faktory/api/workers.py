@@ -38,6 +38,7 @@ class Workers(Resource):
     pagination_class = ByWid
     filterset_class = WorkerFilter
     lookup_field = "wid"
+    resource = "workerprocess"
     needs: ClassVar = {
         "list": "workerprocess.view",
         "retrieve": "workerprocess.view",
