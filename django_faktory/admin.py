@@ -15,7 +15,6 @@ from . import cron_admin as cron_admin  # noqa: PLC0414  (the same)
 from . import gearmonkey_admin as gearmonkey_admin  # noqa: PLC0414
 from . import limit_admin as limit_admin  # noqa: PLC0414
 from . import lock_admin as lock_admin  # noqa: PLC0414
-from . import permissions
 from .dashboard.jobs import JobAdmin
 from .dashboard.overview_admin import OverviewAdmin
 from .dashboard.queues import QueueAdmin
@@ -48,7 +47,7 @@ class OutboxEntryAdmin(LookOnly):
         """The beginning of what the server elsewhere said; all of it is on the entry's page."""
         return Truncator(entry.error).chars(300)
 
-    has_try_permission = asks(permissions.RETRY_OUTBOX)
+    has_try_permission = asks("outboxentry.retry")
 
     def has_delete_permission(self, request: HttpRequest, obj: OutboxEntry | None = None) -> bool:
         """As the user's permissions say: a row that will never be taken must go some time."""

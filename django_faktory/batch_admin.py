@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
-from . import permissions, wakeups
+from . import wakeups
 from .batching import Kind, Progress, is_open
 from .jsontext import decode
 from .lifecycle import State
@@ -88,7 +88,7 @@ class BatchAdmin(LookOnly):
     paginator = CappedPaginator
     list_per_page = 50
     actions = ("retry_failed",)
-    has_retry_permission = asks(permissions.RETRY_BATCH)
+    has_retry_permission = asks("batch.retry")
     extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_")
     fieldsets = (
         (None, {"fields": ("name", "bid", "stage", "bar", "members", "complete_", "success_", "tree")}),

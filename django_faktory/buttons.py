@@ -23,7 +23,8 @@ class Act(NamedTuple):
 
     does: Callable[[Any], str]
     done: str
-    codename: str
+    needs: str
+    """The act as `permissions` has it, `resource.verb`."""
 
 
 class WithButtons(Styled):
@@ -80,7 +81,7 @@ class WithButtons(Styled):
         return redirect(f"{self.admin_site.name}:{self._place('changelist')}")
 
     def _may(self, request: HttpRequest, verb: str) -> bool:
-        return verb in self.acts and bool(request.user.has_perm(permissions.needs(self.acts[verb].codename)))
+        return verb in self.acts and permissions.may(request.user, self.acts[verb].needs)
 
     def _place(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from . import crontab, jsontext, permissions, redaction, tasks
+from . import crontab, jsontext, redaction, tasks
 from .buttons import Act, WithButtons
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
@@ -134,13 +134,13 @@ class CronEntryAdmin(WithButtons):
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
     acts: ClassVar = {
-        "pause": Act(_pause, "Paused", permissions.PAUSE_CRON),
-        "resume": Act(_resume, "Resumed", permissions.RESUME_CRON),
-        "run_now": Act(_run_now, "Run by hand", permissions.RUN_CRON),
+        "pause": Act(_pause, "Paused", "cronentry.pause"),
+        "resume": Act(_resume, "Resumed", "cronentry.resume"),
+        "run_now": Act(_run_now, "Run by hand", "cronentry.run"),
     }
-    has_pause_permission = asks(permissions.PAUSE_CRON)
-    has_resume_permission = asks(permissions.RESUME_CRON)
-    has_run_permission = asks(permissions.RUN_CRON)
+    has_pause_permission = asks("cronentry.pause")
+    has_resume_permission = asks("cronentry.resume")
+    has_run_permission = asks("cronentry.run")
     readonly_fields = (
         "origin",
         "state",

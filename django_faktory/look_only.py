@@ -64,11 +64,12 @@ class CappedPaginator(CappedBase):
         return AtLeast(self.cap) if count > self.cap else count
 
 
-def asks(codename: str) -> Callable[..., bool]:
-    """A method `has_…_permission` of an admin, for an action's `permissions`."""
+def asks(act: str) -> Callable[..., bool]:
+    """Return a method `has_…_permission` of an admin for this act, `resource.verb`."""
+    permissions.needs(act)  # an act without an entry fails at import
 
     def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
-        return bool(request.user.has_perm(permissions.needs(codename)))
+        return permissions.may(request.user, act)
 
     return has_permission
 

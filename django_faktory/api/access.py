@@ -10,7 +10,7 @@ from rest_framework.throttling import UserRateThrottle
 from rest_framework.views import APIView
 
 from .. import conf
-from ..permissions import needs
+from ..permissions import may
 
 
 class LoggedIn(BasePermission):
@@ -32,7 +32,7 @@ class May(LoggedIn):
         if action is None:
             return True
         asked: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
-        return asked is not None and request.user.has_perm(needs(asked))
+        return asked is not None and may(request.user, asked)
 
 
 class _ByUser(UserRateThrottle):

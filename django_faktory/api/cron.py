@@ -17,7 +17,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import crontab, jsontext, permissions, tasks
+from .. import crontab, jsontext, tasks
 from ..cron import Schedule, check_policies
 from ..cron_models import CronEntry, CronRun
 from ..errors import InvalidCron, InvalidPayload
@@ -58,14 +58,14 @@ class CronEntries(Resource):
     lookup_field = "name"
     lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may have slashes
     needs: ClassVar = {
-        "list": "view_cronentry",
-        "retrieve": "view_cronentry",
-        "create": "add_cronentry",
-        "partial_update": "change_cronentry",
-        "destroy": "delete_cronentry",
-        "pause": permissions.PAUSE_CRON,
-        "resume": permissions.RESUME_CRON,
-        "run": permissions.RUN_CRON,
+        "list": "cronentry.view",
+        "retrieve": "cronentry.view",
+        "create": "cronentry.add",
+        "partial_update": "cronentry.change",
+        "destroy": "cronentry.delete",
+        "pause": "cronentry.pause",
+        "resume": "cronentry.resume",
+        "run": "cronentry.run",
     }
 
     def get_queryset(self) -> Any:

@@ -14,7 +14,7 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import acts, permissions, tasks
+from .. import acts, tasks
 from ..acts import Verb
 from ..editing import Changes, check_call, edit
 from ..models import Job, JobQuerySet
@@ -69,21 +69,21 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     filterset_class = JobFilter
     lookup_field = "jid"
     needs: ClassVar = {
-        "list": "view_job",
-        "retrieve": "view_job",
-        "create": "add_job",
-        "partial_update": "change_job",
-        "retry": permissions.RETRY_JOB,
-        "requeue": permissions.REQUEUE_JOB,
-        "kill": permissions.KILL_JOB,
-        "discard": permissions.DISCARD_JOB,
-        "prune": permissions.PRUNE_JOB,
-        "cancel": permissions.CANCEL_JOB,
-        "bulk_retry": permissions.RETRY_JOB,
-        "bulk_requeue": permissions.REQUEUE_JOB,
-        "bulk_kill": permissions.KILL_JOB,
-        "bulk_discard": permissions.DISCARD_JOB,
-        "bulk_prune": permissions.PRUNE_JOB,
+        "list": "job.view",
+        "retrieve": "job.view",
+        "create": "job.add",
+        "partial_update": "job.change",
+        "retry": "job.retry",
+        "requeue": "job.requeue",
+        "kill": "job.kill",
+        "discard": "job.discard",
+        "prune": "job.prune",
+        "cancel": "job.cancel",
+        "bulk_retry": "job.retry",
+        "bulk_requeue": "job.requeue",
+        "bulk_kill": "job.kill",
+        "bulk_discard": "job.discard",
+        "bulk_prune": "job.prune",
     }
 
     def get_queryset(self) -> JobQuerySet:

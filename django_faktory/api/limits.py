@@ -14,7 +14,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import limiting, permissions
+from .. import limiting
 from ..gating import Allowance
 from ..models import Limit
 from ..shapes import limit_of
@@ -51,13 +51,13 @@ class Limits(Resource):
     lookup_value_regex = "[0-9]{1,18}"
     keys = re.compile("[0-9]{1,18}")
     needs: ClassVar = {
-        "list": "view_limit",
-        "retrieve": "view_limit",
-        "create": "add_limit",
-        "update": "change_limit",
-        "destroy": "delete_limit",
-        "pause": permissions.PAUSE_TASK,
-        "resume": permissions.RESUME_TASK,
+        "list": "limit.view",
+        "retrieve": "limit.view",
+        "create": "limit.add",
+        "update": "limit.change",
+        "destroy": "limit.delete",
+        "pause": "limit.pause",
+        "resume": "limit.resume",
     }
 
     def get_queryset(self) -> Any:

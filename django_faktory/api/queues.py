@@ -11,7 +11,6 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import permissions
 from ..errors import FaktoryError
 from ..models import Queue
 from ..shapes import time_of
@@ -46,11 +45,11 @@ class Queues(Resource):
     filterset_class = QueueFilter
     lookup_field = "name"
     needs: ClassVar = {
-        "list": "view_queue",
-        "retrieve": "view_queue",
-        "pause": permissions.PAUSE_QUEUE,
-        "resume": permissions.RESUME_QUEUE,
-        "clear": permissions.CLEAR_QUEUE,
+        "list": "queue.view",
+        "retrieve": "queue.view",
+        "pause": "queue.pause",
+        "resume": "queue.resume",
+        "clear": "queue.clear",
     }
 
     def get_queryset(self) -> Any:

@@ -14,6 +14,7 @@ from .. import acts, conf
 from ..lifecycle import State
 from ..look_only import LookOnly, log
 from ..models import Job
+from ..permissions import may
 from . import groups, sweeps, verbs
 from .groups import Kind
 from .job_page import kind_of
@@ -60,7 +61,7 @@ class ErrorViews(LookOnly):
             count=len(ids),
             latest=latest,
             may_retry=retry.is_allowed(request),
-            may_edit=request.user.has_perm("django_faktory.change_job"),
+            may_edit=may(request.user, "job.change"),
             may_discard=verbs.ACTS["discard"].is_allowed(request),
             tried=self._fate(request),
             every_s=TRIED_EVERY_S,

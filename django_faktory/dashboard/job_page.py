@@ -24,6 +24,7 @@ from ..jsontext import decode, last_members
 from ..lifecycle import State
 from ..lock_admin import holder_of
 from ..models import Batch, Gate, Job, Tracking, WorkerProcess
+from ..permissions import may
 from ..queries import split_about
 from ..results import runs_of
 from ..store.ahead import is_unconfirmed
@@ -64,7 +65,7 @@ def told(job: Job, request: HttpRequest) -> dict[str, Any]:
         "whole": laid_out(payload),
         "timeline": timeline(job),
         "acts": verbs.fitting(job, request),
-        "may_edit": job.state in EDITABLE and request.user.has_perm("django_faktory.change_job"),
+        "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         "kind": kind_of(job) if job.state == State.DEAD else None,
         "may_try": job.state == State.DEAD and verbs.ACTS["retry"].is_allowed(request),
     }

@@ -15,17 +15,14 @@ from ..errors import FaktoryError, InvalidPayload
 from ..jsontext import decode
 from ..look_only import LookOnly, asks, log
 from ..models import Job
-from ..permissions import APP
 from . import job_page, verbs
-
-_CHANGE = f"{APP}.change_job"
 
 
 class JobViews(LookOnly):
     """The page, and what its buttons do."""
 
     change_form_template = "admin/django_faktory/job.html"
-    has_edit_permission = asks("change_job")
+    has_edit_permission = asks("job.change")
 
     def get_urls(self) -> list[URLPattern]:
         """With those of buttons."""

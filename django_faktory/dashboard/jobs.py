@@ -11,7 +11,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
-from .. import permissions
 from ..errors import InvalidQuery
 from ..lifecycle import State
 from ..look_only import CappedPaginator, asks, log
@@ -84,12 +83,12 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     actions = ("retry", "requeue", "cancel", "kill", "discard", "prune")
     fieldsets = ((None, {"fields": ("jid",)}),)
 
-    has_retry_permission = asks(permissions.RETRY_JOB)
-    has_requeue_permission = asks(permissions.REQUEUE_JOB)
-    has_cancel_permission = asks(permissions.CANCEL_JOB)
-    has_kill_permission = asks(permissions.KILL_JOB)
-    has_discard_permission = asks(permissions.DISCARD_JOB)
-    has_prune_permission = asks(permissions.PRUNE_JOB)
+    has_retry_permission = asks("job.retry")
+    has_requeue_permission = asks("job.requeue")
+    has_cancel_permission = asks("job.cancel")
+    has_kill_permission = asks("job.kill")
+    has_discard_permission = asks("job.discard")
+    has_prune_permission = asks("job.prune")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         """Rows without their long texts: a list of fifty must not load fifty payloads."""

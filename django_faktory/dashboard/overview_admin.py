@@ -8,7 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 
-from .. import conf, permissions
+from .. import conf
 from ..look_only import LookOnly, asks
 from . import overview
 
@@ -18,7 +18,7 @@ REFRESHED_EVERY_S = 5
 class OverviewAdmin(LookOnly):
     """One page, and the part of it that is fetched again and again."""
 
-    has_view_permission = asks(permissions.VIEW_STATISTICS)
+    has_view_permission = asks("overview.view")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Shown to those who may see it."""

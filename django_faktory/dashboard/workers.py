@@ -9,7 +9,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from .. import permissions
 from ..look_only import LookOnly, SafeChangeList, asks, log
 from ..models import Job, WorkerProcess
 from ..store import workers
@@ -43,8 +42,8 @@ class WorkerProcessAdmin(LookOnly):
     list_per_page = 50
     actions = ("quiet", "terminate")
 
-    has_quiet_permission = asks(permissions.QUIET_WORKER)
-    has_terminate_permission = asks(permissions.TERMINATE_WORKER)
+    has_quiet_permission = asks("workerprocess.quiet")
+    has_terminate_permission = asks("workerprocess.terminate")
 
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:

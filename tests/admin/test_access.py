@@ -16,6 +16,7 @@ from django_faktory import cron_admin, limit_admin
 from django_faktory.cron_models import CronEntry
 from django_faktory.dashboard import verbs
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry
+from django_faktory.permissions import needs
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
@@ -294,7 +295,7 @@ def test_no_get_changes_anything(admin_client, rows):
 @pytest.mark.parametrize("verb", list(verbs.ACTS))
 def test_a_step_of_a_sweep_asks_again_who_may(client, rows, verb):
     """A permission that was taken away meanwhile; and a form of somebody else's."""
-    act, codename = rows[f"job all {verb}"], verbs.ACTS[verb].codename
+    act, codename = rows[f"job all {verb}"], needs(verbs.ACTS[verb].needs).partition(".")[2]
     user = who("view_job", codename)
     client.force_login(user)
     sealed = client.post(act.address, {}).context["sealed"]
