@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -22,7 +21,7 @@ from .buttons import Act, WithButtons
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
 from .errors import InvalidCron, InvalidPayload
-from .look_only import asks
+from .look_only import SafeChangeList, asks
 from .shapes import cron_call_of
 from .store import crontab as rows
 from .store import ticks
@@ -74,7 +73,7 @@ class CronEntryForm(EntryForm):
         found.update(args=one.args, kwargs=one.kwargs, job=one.job)
 
 
-class CronList(ChangeList):
+class CronList(SafeChangeList):
     """With the latest runs of the page's entries, asked for once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -128,6 +127,7 @@ class CronEntryAdmin(WithButtons):
     """Entries of code are looked at, paused and run; those of the admin are also written here."""
 
     form = CronEntryForm
+    list_class = CronList
     list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype")
     list_filter = (StateFilter, "origin")
     search_fields = ("name", "jobtype")
@@ -216,10 +216,6 @@ class CronEntryAdmin(WithButtons):
         if entry is not None and entry.origin == CronEntry.Origin.CODE:
             hidden = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
         return super().render_change_form(request, context | hidden, *args, **kwargs)
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Ours."""
-        return CronList
 
     @admin.display(description="state")
     def state(self, entry: CronEntry) -> str:

@@ -1,5 +1,7 @@
-"""What pages of the admin share: they only show, each act asks for a permission of its own and for a reason, and what
-destroys is asked for once more. Nothing is added, edited or deleted by forms of Django's.
+"""Base classes of the admin pages: which parameters an address may have, what a POST may write, how acts are recorded.
+
+Lists are filtered by their own filters only, and pages that only show accept no POST. Each act requires its own
+permission and asks for a reason; acts that destroy ask for confirmation.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin.filters import FieldListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import get_fields_from_path
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import Model
-from django.http import HttpRequest, HttpResponse
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.functional import cached_property
@@ -26,9 +33,14 @@ from .readable import with_readable_text
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
     CappedBase = Paginator[Any]
+    AnyQuerySet = QuerySet[Any]
 else:  # Django's own classes take no type parameters at run time
     AnyAdmin = admin.ModelAdmin
     CappedBase = Paginator
+    AnyQuerySet = QuerySet
+
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class AtLeast(int):
@@ -103,6 +115,35 @@ def looks() -> forms.Media:
     return forms.Media(css={"all": files})
 
 
+class SafeChangeList(ChangeList):
+    """A change list that is sorted by the columns its page offers, and by no others."""
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Reject values with NUL, which PostgreSQL refuses to compare."""
+        found = super().get_filters(request)
+        if any("\x00" in value for values in self.get_filters_params().values() for value in values):
+            raise IncorrectLookupParameters
+        return found
+
+    def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
+        """Ignore columns that are not in `sortable_by`: Django only leaves their links out, and still sorts by them."""
+        asked = self.params.pop(ORDER_VAR, "").split(".")
+        by_column = {self._column(one): one for one in reversed(asked)}
+        offered = [
+            one for one in asked if by_column[self._column(one)] is one and self._column(one) in self.sortable_by
+        ]
+        if offered:
+            self.params[ORDER_VAR] = ".".join(offered)
+        return super().get_ordering(request, queryset)
+
+    def _column(self, part: str) -> str:
+        """Return the column that a part of the parameter `o` names, "" for none."""
+        try:
+            return str(self.list_display[int(part.rpartition("-")[2])])
+        except (IndexError, ValueError):
+            return ""
+
+
 class ReasonForm(ActionForm):
     """Beside the choice of an action: why."""
 
@@ -117,7 +158,52 @@ class ReasonForm(ActionForm):
 
 
 class Styled(AnyAdmin):
-    """With our own looks, from our own files: nothing inline."""
+    """A page with our own style sheet and script. Its list takes the parameters of its own filters only."""
+
+    link_parameters: tuple[str, ...] = ()
+    """Fields that links of our pages filter this list by, without a filter on the list itself."""
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
+        """Return whether the list may be filtered by this parameter.
+
+        Django admits every look-up of the model's own fields: `?payload__startswith=` would find out what `REDACT`
+        hides letter by letter, and `?payload__regex=` may keep the process busy for hours.
+        """
+        return lookup in self._parameters(request)
+
+    def _parameters(self, request: HttpRequest | None) -> set[str]:
+        found = set(self.link_parameters)
+        if self.date_hierarchy:
+            found |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
+        chosen: Any = self.list_filter if request is None else self.get_list_filter(request)
+        for one in chosen:
+            if callable(one):
+                found.add(one.parameter_name)
+                continue
+            path, create = one if isinstance(one, tuple | list) else (one, FieldListFilter.create)
+            field = get_fields_from_path(self.model, path)[-1]
+            found.update(create(field, request, {}, self.model, self, field_path=path).expected_parameters())
+        return found
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
+        """Return the class of the list."""
+        return self.list_class
+
+    list_class: type[ChangeList] = SafeChangeList
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """Reject `_saveasnew` unless the page offers it: Django obeys it either way."""
+        if "_saveasnew" in request.POST and not self.save_as:
+            raise PermissionDenied
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Reject a POST: there is nothing to write."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        return super().history_view(request, object_id, extra_context)
 
     @property
     def media(self) -> forms.Media:
@@ -177,20 +263,26 @@ class Styled(AnyAdmin):
 
 
 class LookOnly(Styled):
-    """No adding, editing or deleting: rows change by verbs only."""
+    """No adding, editing or deleting by Django's forms: rows change by acts, which have addresses of their own."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
-        """Nobody adds."""
+        """Return False for every user."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return False for every user: Django would write all columns back as they were when the page was read."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody deletes."""
+        """Return False for every user."""
         return False
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """A page to read: nothing on it can be saved."""
+        """Show the row; reject a POST."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
         buttons = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
         title = {"title": f"{self.model._meta.verbose_name}".capitalize()}  # noqa: SLF001
         return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})

@@ -66,6 +66,7 @@ class QueueFilter(admin.SimpleListFilter):
 class JobAdmin(JobViews, ErrorViews, SweepViews):
     """Jobs: found by the query language; retried, run, cancelled, killed, discarded, deleted."""
 
+    link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
     list_display = ("jobtype", "marked_state", "queue", "when", "attempts", "error", "jid")
     list_filter = (StateFilter, QueueFilter)

@@ -20,10 +20,6 @@ class OverviewAdmin(LookOnly):
 
     has_view_permission = asks("overview.view")
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody has."""
-        return False
-
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Shown to those who may see it."""
         return self.has_view_permission(request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -14,13 +13,13 @@ from django.utils.html import format_html
 
 from .. import acts
 from ..gating import Scope
-from ..look_only import LookOnly, asks, log
+from ..look_only import LookOnly, SafeChangeList, asks, log
 from ..models import Limit, Queue
 from ..permissions import may, may_see
 from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
 
 
-class QueueList(ChangeList):
+class QueueList(SafeChangeList):
     """With the numbers of the page's queues, asked for once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -37,6 +36,7 @@ class QueueAdmin(LookOnly):
     """Queues: the names that somebody used."""
 
     change_form_template = "admin/django_faktory/queue.html"
+    list_class = QueueList
     list_display = ("name", "depth", "latency", "limit", "state")
     search_fields = ("name",)
     ordering = ("name",)
@@ -47,10 +47,6 @@ class QueueAdmin(LookOnly):
     has_pause_permission = asks("queue.pause")
     has_resume_permission = asks("queue.resume")
     has_clear_permission = asks("queue.clear")
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Ours."""
-        return QueueList
 
     @admin.display(description="waiting")
     def depth(self, queue: Any) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from ..look_only import LookOnly, asks, log
+from ..look_only import LookOnly, SafeChangeList, asks, log
 from ..models import Job, WorkerProcess
 from ..store import workers
 from .overview import ago, is_stale, memory
@@ -19,7 +18,7 @@ RUNS_SHOWN = 100
 _SHOWN = ("jid", "jobtype", "queue", "started_at")
 
 
-class WorkerList(ChangeList):
+class WorkerList(SafeChangeList):
     """With the number of jobs that each of the page has, asked for once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -36,6 +35,7 @@ class WorkerProcessAdmin(LookOnly):
     """Worker processes."""
 
     change_form_template = "admin/django_faktory/worker.html"
+    list_class = WorkerList
     list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "seen")
     search_fields = ("wid", "hostname")
     ordering = ("-started_at",)
@@ -44,10 +44,6 @@ class WorkerProcessAdmin(LookOnly):
 
     has_quiet_permission = asks("workerprocess.quiet")
     has_terminate_permission = asks("workerprocess.terminate")
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Ours."""
-        return WorkerList
 
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
