@@ -68,17 +68,20 @@ class ErrorViews(LookOnly):
         )
 
     def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Retry this one; what comes of it is told on the page of its group."""
+        """Retry this job; the page of its group shows the outcome. That page is for users who may view jobs."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not verbs.ACTS["retry"].is_allowed(request):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
-        kind = kind_of(job)
+        kind, sees = kind_of(job), self.has_view_permission(request)
         if acts.try_one(job):
             log(request, [job], "Retried, to see how it fares")
         else:
-            self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
+            state = job.state if sees else "not dead"
+            self.message_user(request, f"It is {state} by now: nothing was done.", messages.WARNING)
+        if not sees:
+            return HttpResponseRedirect(reverse("admin:index"))
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
     def _tried(self, request: HttpRequest) -> HttpResponse:

@@ -13,8 +13,9 @@ from django.urls import URLPattern, path, reverse
 from .. import conf, editing, redaction
 from ..errors import FaktoryError, InvalidPayload
 from ..jsontext import decode
-from ..look_only import LookOnly, asks, log
+from ..look_only import LookOnly, log
 from ..models import Job
+from ..permissions import may, may_see
 from . import job_page, verbs
 
 
@@ -22,7 +23,6 @@ class JobViews(LookOnly):
     """The page, and what its buttons do."""
 
     change_form_template = "admin/django_faktory/job.html"
-    has_edit_permission = asks("job.change")
 
     def get_urls(self) -> list[URLPattern]:
         """With those of buttons."""
@@ -32,6 +32,10 @@ class JobViews(LookOnly):
             path("<int:pk>/edit/", wrap(self._edit), name="django_faktory_job_edit"),
             *super().get_urls(),
         ]
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may edit arguments: the form shows them, so that takes both permissions."""
+        return may_see(request.user, "job") and may(request.user, "job.change")
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The page; nothing of it is a form of Django's."""
@@ -48,7 +52,11 @@ class JobViews(LookOnly):
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
         if act.warning:
             asked = self.confirmed(
-                request, f"{act.label} this job?", what=[job], note=act.warning, button=f"Yes, {act.label.lower()}"
+                request,
+                f"{act.label} this job?",
+                what=[job if self.has_view_permission(request) else f"job {pk}"],
+                note=act.warning,
+                button=f"Yes, {act.label.lower()}",
             )
             if asked is not None:
                 return asked

@@ -71,7 +71,7 @@ def _acts():
     yield "job error", Act(f"{page('job', 'error')}?{KIND}", ("view_job",))
     yield "job tried", Act(f"{page('job', 'tried')}?{KIND}&tried={ROW}", ("view_job",))
     yield "job try", Act(page("job", "try", ROW), ("retry_job",), {})
-    yield "job edit", Act(page("job", "edit", ROW), ("change_job",), {"args": "[1]", "kwargs": "{}"})
+    yield "job edit", Act(page("job", "edit", ROW), ("view_job", "change_job"), {"args": "[1]", "kwargs": "{}"})
     for verb, pk, codename in (
         ("retry", ROW, "retry_job"), ("requeue", ROW + 1, "requeue_job"), ("cancel", ROW + 2, "cancel_job"),
         ("kill", ROW + 2, "kill_job"), ("discard", ROW + 2, "discard_job"), ("prune", ROW, "prune_job"),

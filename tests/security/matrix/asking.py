@@ -52,7 +52,8 @@ BACKEND = f"{Permissions.__module__}.{Permissions.__qualname__}"
 class Answer:
     """What came of a request."""
 
-    def __init__(self, answer, writes, is_changed):
+    def __init__(self, request, answer, writes, is_changed):
+        self.request = request
         content = b"".join(answer.streaming_content) if answer.streaming else answer.content
         self.status = answer.status_code
         self.text = "\n".join([content.decode("utf-8", "replace"), str(answer.headers), str(answer.cookies)])
@@ -65,12 +66,18 @@ class Answer:
     def is_in(self):
         return self.status < 400 and not self.is_to_log_in
 
+    @property
+    def markers(self):
+        """Return the markers in the answer, without those that the user sent."""
+        sent = f"{self.request.path} {self.request.sent}"
+        return {marker for marker in MARKERS if marker in self.text and marker not in sent}
+
     def shown_to(self, granted):
         """Return the markers in the answer that a user with these permissions may not see."""
         return [
             marker
             for marker, sets in MARKERS.items()
-            if marker in self.text and not any(needed <= granted for needed in sets)
+            if marker in self.markers and not any(needed <= granted for needed in sets)
         ]
 
 
@@ -103,7 +110,7 @@ class Asker:
             with connection.execute_wrapper(watch):
                 answer = (client or self.staff).generic(request.method, request.path, **request.sent)
             stack.callback(transaction.set_rollback, True)
-            return Answer(answer, writes, compare and stored() != before)
+            return Answer(request, answer, writes, compare and stored() != before)
 
 
 def stored():

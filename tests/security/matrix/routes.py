@@ -4,19 +4,18 @@ A route, an act, a filter or a list without an entry here raises KeyError: the m
 """
 
 import json
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlencode
 
-from django.apps import apps
 from django.contrib import admin
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from django.urls import reverse
 
 from django_faktory.api import urls as api_urls
 from django_faktory.dashboard import verbs
-from django_faktory.models import Job, Queue
+from django_faktory.models import Queue
 from tests.factories import T0
 from tests.project.tasks import add
 from tests.security.matrix.rows import ROW
@@ -25,16 +24,26 @@ APP = "django_faktory"
 NOBODY = frozenset({"no user has this"})
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Request:
     """A request, who may send it, and whether it changes rows for them."""
 
     name: str
     method: str
     path: str
     needs: frozenset[str]
-    sent: Mapping[str, Any] = MappingProxyType({})
+    sent: dict[str, Any] = field(default_factory=dict)
     is_act: bool = False
     prepare: Callable[[], object] | None = None
+    is_a_list_of_pages: bool = False
+    """Any permission of this app opens it."""
+
+    @property
+    def must_be_refused(self):
+        """Whether users without the permissions get an error: a list of Django's shows itself and ignores an action."""
+        if self.is_a_list_of_pages:
+            return False
+        return self.method == "GET" or self.path.startswith("/api/")
 
 
 # --- the API
@@ -232,7 +241,9 @@ def registered():
 
 
 def admin_requests():
-    """Yield each page, each form and each act of each page."""
+    """Yield each page, each form and each act of each page, and the two pages that list our models."""
+    yield Request("admin index", "GET", reverse("admin:index"), frozenset())
+    yield Request("admin app_list", "GET", reverse("admin:app_list", args=[APP]), NOBODY, is_a_list_of_pages=True)
     for model, site in registered().items():
         for pattern in site.get_urls():
             if pattern.name:
@@ -319,7 +330,7 @@ def _all():
 
 
 def _step():
-    yield Request("job all step GET", "GET", _at("job", "all_step"), NOBODY)
+    yield Request("job all step GET", "GET", _at("job", "all_step"), frozenset())
     yield Request("job all step", "POST", _at("job", "all_step"), NOBODY, _form({"sweep": "forged"}))
 
 
@@ -341,13 +352,12 @@ def _form(data):
 
 def filters_of(context, model):
     """Yield a request for the first choice of each filter of a change list that a user was shown."""
-    lists = context["cl"]
-    for one in lists.filter_specs:
-        choices = [choice for choice in one.choices(lists) if not choice["selected"]]
+    shown = context["cl"]
+    for one in shown.filter_specs:
+        choices = [choice for choice in one.choices(shown) if not choice["selected"]]
         for choice in choices[:1]:
-            view = "view_statistics" if model == "overview" else f"view_{model}"
-            path = _at(model, "changelist") + choice["query_string"]
-            yield Request(f"{model} filter {path}", "GET", path, frozenset({view}))
+            path = list_of(model).path + choice["query_string"]
+            yield Request(f"{model} filter {choice['query_string']}", "GET", path, frozenset({f"view_{model}"}))
 
 
 def codenames():
@@ -357,9 +367,11 @@ def codenames():
     return frozenset(Permission.objects.filter(content_type__app_label=APP).values_list("codename", flat=True))
 
 
-def models():
-    """Return the models whose rows are compared."""
-    return [one for one in apps.get_app_config(APP).get_models() if not one._meta.proxy]
+def lists():
+    """Return the pages that list rows, by the name of their model."""
+    return {model: one for model, one in registered().items() if model not in ("overview", "gearmonkeyfunction")}
 
 
-_ = Job
+def list_of(model):
+    """Return the request for a list."""
+    return Request(f"{model} changelist", "GET", _at(model, "changelist"), frozenset({f"view_{model}"}))

@@ -92,11 +92,19 @@ def _jobs():
         "history": json.dumps([attempt]),
         "failure": json.dumps(attempt | {"retry_count": 0}),
     }
-    JobFactory(pk=ROW, jid="job-dead", dead=True, bid="b-1", has_run=True, counts_failed=True, **known)
+    JobFactory(
+        pk=ROW,
+        jid="job-dead",
+        dead=True,
+        result='"seen-job-result"',
+        bid="b-1",
+        has_run=True,
+        counts_failed=True,
+        **known,
+    )
     JobFactory(pk=ROW + 1, jid="job-scheduled", scheduled=True, **known)
     JobFactory(pk=ROW + 2, jid="job-ready", **known)
     JobFactory(pk=ROW + 3, jid="job-working", working=True, **known)
-    JobFactory(pk=ROW + 4, jid="job-succeeded", succeeded=True, result='"seen-job-result"', **known)
     Tracking.objects.create(jid="job-working", percent=1, desc="seen-job-progress", updated_at=T0 + timedelta(days=1))
     Job.objects.filter(pk=ROW).update(created_at=T0)
 
