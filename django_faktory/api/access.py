@@ -49,6 +49,8 @@ class WrongPasswords(BaseThrottle):
     address is the connection's unless REST_FRAMEWORK["NUM_PROXIES"] is set: clients can forge X-Forwarded-For.
     """
 
+    timer = time.time
+
     def allow_request(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
         """Return whether the credentials of this request may be checked."""
         most = conf.get("PASSWORD_TRIES")
@@ -65,7 +67,7 @@ class WrongPasswords(BaseThrottle):
 
     def wait(self) -> float:
         """Return the seconds until the next minute begins."""
-        return _MINUTE_S - time.time() % _MINUTE_S
+        return _MINUTE_S - self.timer() % _MINUTE_S
 
     def get_ident(self, request: Request) -> str:
         """Return the address, or the /64 network of an IPv6 address."""
@@ -75,7 +77,7 @@ class WrongPasswords(BaseThrottle):
 
     def _key(self, request: Request) -> str:
         name = self.get_ident(request).encode("utf-8", "replace").hex()[:200]  # a proxy's header may hold anything
-        return f"faktory_wrong_passwords_{name}_{int(time.time() // _MINUTE_S)}"
+        return f"faktory_wrong_passwords_{name}_{int(self.timer() // _MINUTE_S)}"
 
 
 _MINUTE_S = 60
