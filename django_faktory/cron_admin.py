@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,10 +22,10 @@ from .buttons import Act, WithButtons
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
 from .errors import InvalidCron, InvalidPayload
-from .look_only import SafeChangeList, asks
+from .look_only import LongText, SafeChangeList, as_html, asks
 from .shapes import cron_call_of
 from .store import crontab as rows
-from .store import ticks
+from .store import texts, ticks
 
 if TYPE_CHECKING:
     EntryForm = forms.ModelForm[CronEntry]
@@ -35,6 +36,7 @@ NEXT_TIMES = 5
 RUNS_SHOWN = 50
 DEFINITION = rows.Definition._fields
 _TEXTS = ("args", "kwargs", "job")
+_SHOWN = {field: f"shown_{field}" for field in _TEXTS}
 _FIELD_OF = {"window": "window_s", "task": "jobtype"}
 
 
@@ -64,13 +66,21 @@ class CronEntryForm(EntryForm):
         Schedule.of(found["schedule"], found["zone"])
         policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
         check_policies(*policies.values())
+        plain = ("name", "schedule", "zone", "jobtype", "queue")
         one = crontab.defined(
-            **{field: found[field] for field in ("name", "schedule", "zone", "jobtype", "queue")},
+            **{field: found.get(field, getattr(self.instance, field)) for field in plain},
             **{field: _read(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
             policies=policies,
             is_json=True,
         )
         found.update(args=one.args, kwargs=one.kwargs, job=one.job)
+
+
+def _seen_of(field: str) -> Callable[[CronEntry, str], str]:
+    def seen_of(entry: CronEntry, text: str) -> str:
+        return jsontext.encode(cron_call_of(CronEntry(jobtype=entry.jobtype, **{field: text}))[field])
+
+    return seen_of
 
 
 class CronList(SafeChangeList):
@@ -141,16 +151,9 @@ class CronEntryAdmin(WithButtons):
     has_pause_permission = asks("cronentry.pause")
     has_resume_permission = asks("cronentry.resume")
     has_run_permission = asks("cronentry.run")
-    readonly_fields = (
-        "origin",
-        "state",
-        "in_words",
-        "next_times",
-        "history",
-        "created_at",
-        "shown_args",
-        "shown_kwargs",
-    )
+    long_texts: ClassVar = {field: LongText(field, _seen_of(field)) for field in _TEXTS}
+    seen_with: ClassVar = {name: field for field in _TEXTS for name in (field, f"shown_{field}")}
+    readonly_fields = ("origin", "state", "in_words", "next_times", "history", "created_at", *_SHOWN.values())
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
         ("History", {"fields": ("history",)}),
@@ -162,31 +165,57 @@ class CronEntryAdmin(WithButtons):
         """The project's own zone."""
         return {"zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
 
-    def get_readonly_fields(
-        self,
-        request: HttpRequest,  # noqa: ARG002
-        obj: CronEntry | None = None,
-    ) -> tuple[str, ...]:
-        """What code says is changed in code."""
+    def get_readonly_fields(self, request: HttpRequest, obj: CronEntry | None = None) -> tuple[str, ...]:
+        """Return what is not edited here: entries of code, and arguments that the user sees a part of.
+
+        With them the jobtype stays: `REDACT` may show to everybody what another jobtype is called with.
+        """
         mine = tuple(map(str, self.readonly_fields))
-        return (*mine, *DEFINITION) if obj is not None and obj.origin == CronEntry.Origin.CODE else mine
+        if obj is None:
+            return mine
+        if obj.origin == CronEntry.Origin.CODE:
+            return (*mine, *DEFINITION)
+        return (*mine, "jobtype", *_TEXTS) if self._hides(request, obj) else mine
 
     def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
         """A new entry has no past and no next times."""
         if obj is None:
             return [(None, {"fields": DEFINITION})]
         found = super().get_fieldsets(request, obj)
-        return _without_arguments(found) if _hides(obj) else found
+        return (
+            found if self.has_change_permission(request, obj) and not self._hides(request, obj) else _shown_only(found)
+        )
+
+    def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
+        """Return whether the user sees less of the arguments than there is: then they are not edited either."""
+        if not all(self.sees(request, field) for field in _TEXTS):
+            return True
+        stored = texts.read(entry, *_TEXTS)
+        return any(
+            not text.is_whole
+            or (redaction.is_on() and self.seen_of(entry, field, text).text != jsontext.compact(text.text))
+            for field, text in stored.items()
+        )
 
     @admin.display(description="args")
-    def shown_args(self, entry: CronEntry) -> str:
-        """What may be seen of them."""
-        return jsontext.encode(cron_call_of(entry)["args"])
+    def shown_args(self, entry: CronEntry) -> SafeString:
+        """Return what may be seen of them."""
+        return as_html(self.shown(entry, "args")["args"])
 
     @admin.display(description="kwargs")
-    def shown_kwargs(self, entry: CronEntry) -> str:
-        """What may be seen of them."""
-        return jsontext.encode(cron_call_of(entry)["kwargs"])
+    def shown_kwargs(self, entry: CronEntry) -> SafeString:
+        """Return what may be seen of them."""
+        return as_html(self.shown(entry, "kwargs")["kwargs"])
+
+    @admin.display(description="job")
+    def shown_job(self, entry: CronEntry) -> SafeString:
+        """Return what may be seen of it."""
+        return as_html(self.shown(entry, "job")["job"])
+
+    def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
+        """Return whether the entry is edited here; code defines the others."""
+        is_here = obj is None or obj.origin != CronEntry.Origin.CODE
+        return is_here and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
         """What code still defines would come back; an entry's own page knows that, the list's action does not."""
@@ -196,8 +225,6 @@ class CronEntryAdmin(WithButtons):
 
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
         """Write the definition only: what nodes have taken meanwhile stays taken."""
-        if change and obj.origin == CronEntry.Origin.CODE:
-            return
         rows.save(obj, using=_alias(obj))
         if crontab.task_of(obj.jobtype) is None:
             said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
@@ -208,14 +235,6 @@ class CronEntryAdmin(WithButtons):
         if row.removed_at:
             return []
         return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Of an entry of code there is nothing to save."""
-        entry = kwargs.get("obj")
-        hidden: dict[str, Any] = {}
-        if entry is not None and entry.origin == CronEntry.Origin.CODE:
-            hidden = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
-        return super().render_change_form(request, context | hidden, *args, **kwargs)
 
     @admin.display(description="state")
     def state(self, entry: CronEntry) -> str:
@@ -315,18 +334,9 @@ def _alias(entry: CronEntry) -> str:
     return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
 
 
-def _hides(entry: CronEntry) -> bool:
-    """Whether its page shows less of the arguments than there is: then they are not for editing either."""
-    if not redaction.is_on():
-        return False
-    told = cron_call_of(entry)
-    return any(jsontext.encode(told[field]) != jsontext.compact(getattr(entry, field)) for field in ("args", "kwargs"))
-
-
-def _without_arguments(fieldsets: Any) -> list[Any]:
-    """With what may be seen of them in the place of the arguments."""
-    instead = {"args": "shown_args", "kwargs": "shown_kwargs"}
+def _shown_only(fieldsets: Any) -> list[Any]:
+    """Replace the arguments by what may be seen of them."""
     return [
-        (title, {**options, "fields": [instead.get(name, name) for name in options["fields"]]})
+        (title, {**options, "fields": [_SHOWN.get(name, name) for name in options["fields"]]})
         for title, options in fieldsets
     ]

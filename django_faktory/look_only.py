@@ -7,7 +7,8 @@ permission and asks for a reason; acts that destroy ask for confirmation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django import forms
 from django.apps import apps
@@ -16,19 +17,24 @@ from django.contrib.admin.filters import FieldListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import get_fields_from_path
+from django.contrib.admin.utils import get_fields_from_path, quote, unquote
 from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.db.models.functions import Substr
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
+from django.urls import URLPattern, path, reverse
 from django.utils.functional import cached_property
+from django.utils.safestring import SafeString
 
-from . import permissions
+from . import permissions, redaction
 from .readable import with_readable_text
+from .store import texts
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
@@ -115,8 +121,51 @@ def looks() -> forms.Media:
     return forms.Media(css={"all": files})
 
 
+class LongText(NamedTuple):
+    """A column with long texts: who may see it, what `REDACT` leaves of it, and the kind of file it is."""
+
+    field: str = ""
+    """Its name in `permissions.FIELDS`."""
+    redact: Callable[[Any, str], str] | None = None
+    """Return what may be seen of a row's text; None if nothing is ever hidden."""
+    is_json: bool = True
+
+
+class ShownText(NamedTuple):
+    """The beginning of a text as a page shows it, and where all of it is."""
+
+    text: str
+    size: int
+    is_cut: bool
+    url: str
+
+
+def shown_text(stored: texts.Stored, url: str, text: str | None = None) -> ShownText:
+    """Return the beginning of a stored text, or of `text` which was made of it."""
+    made = texts.laid_out(stored.text) if text is None else text
+    beginning = texts.cut(made)
+    return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
+
+
+def as_html(shown: ShownText) -> SafeString:
+    """Return the text and the link to its download."""
+    return render_to_string("admin/django_faktory/long_text.html", {"text": shown})
+
+
 class SafeChangeList(ChangeList):
-    """A change list that is sorted by the columns its page offers, and by no others."""
+    """A change list that is sorted by the columns its page offers, and reads the beginnings of long texts only."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
+        lengths: Mapping[str, int] = self.model_admin.beginnings
+        parts = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
+        self.queryset = self.queryset.annotate(**parts)
+        super().get_results(request)
+        if lengths:
+            rows = list(self.result_list)
+            for row in rows:
+                row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
+            self.result_list = rows
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject values with NUL, which PostgreSQL refuses to compare."""
@@ -162,6 +211,102 @@ class Styled(AnyAdmin):
 
     link_parameters: tuple[str, ...] = ()
     """Fields that links of our pages filter this list by, without a filter on the list itself."""
+
+    long_texts: ClassVar[Mapping[str, LongText]] = {}
+    """Columns that no list and no page reads whole, and that can be downloaded."""
+
+    beginnings: ClassVar[Mapping[str, int]] = {}
+    """Columns of `long_texts` that the list shows, and how many characters it reads of each."""
+
+    seen_with: ClassVar[Mapping[str, str]] = {}
+    """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return whether the policy shows this resource to the user."""
+        return permissions.may_see(request.user, str(self.opts.model_name))
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may edit: a form also shows, so that takes both permissions."""
+        return self.has_view_permission(request, obj) and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may delete: the page that confirms also shows."""
+        return self.has_view_permission(request, obj) and super().has_delete_permission(request, obj)
+
+    def sees(self, request: HttpRequest, name: str) -> bool:
+        """Return whether the policy shows this column or field of the page to the user."""
+        field = self.seen_with.get(name)
+        return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Leave out what the user may not see."""
+        return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Leave out what the user may not see."""
+        found = [
+            (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+        return [(title, options) for title, options in found if options["fields"]]
+
+    def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
+        """Leave long texts in the database."""
+        return super().get_queryset(request).defer(*self.long_texts)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the downloads of long texts."""
+        if not self.long_texts:
+            return super().get_urls()
+        view, name = (
+            self.admin_site.admin_view(self._download),
+            f"{self.opts.app_label}_{self.opts.model_name}_download",
+        )
+        return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
+
+    def url_of_download(self, row: Model, column: str) -> str:
+        """Return the address that all of this text is downloaded from."""
+        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
+        return reverse(name, args=[quote(row.pk), column])
+
+    def shown(self, row: Model, *columns: str) -> dict[str, ShownText]:
+        """Read these long texts of a row, in one query, as far as a page shows them."""
+        return {
+            column: shown_text(self.seen_of(row, column, stored), self.url_of_download(row, column))
+            for column, stored in texts.read(row, *columns).items()
+        }
+
+    def seen_of(self, row: Model, column: str, stored: texts.Stored) -> texts.Stored:
+        """Return what `REDACT` leaves of a text; nothing of one that was not read whole."""
+        redact = self.long_texts[column].redact
+        if redact is None or not stored.size:
+            return stored
+        if stored.is_whole:
+            text = redact(row, stored.text)
+            return texts.Stored(text, len(text))
+        return texts.Stored(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
+
+    def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
+        """Send all of a text as a file: what the page would show of it."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        one = self.long_texts.get(column)
+        model = str(self.opts.model_name)
+        if not permissions.may_see(request.user, model, one.field if one else None):
+            raise PermissionDenied
+        row = self.get_object(request, unquote(object_id))
+        if row is None or one is None:
+            raise Http404
+        text = texts.whole(row, column)
+        if one.redact is not None and text:
+            text = one.redact(row, text)
+        kind, end = ("application/json", "json") if one.is_json else ("text/plain; charset=utf-8", "txt")
+        return FileResponse(
+            BytesIO(text.encode("utf-8", "replace")),
+            as_attachment=True,
+            filename=f"{model}-{row.pk}-{column}.{end}",
+            content_type=kind,
+        )
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
         """Return whether the list may be filtered by this parameter.
@@ -216,7 +361,7 @@ class Styled(AnyAdmin):
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Those of `get_urls`; what they show of clients' texts is readable."""
+        """Return the addresses of `get_urls`; their pages show control characters as signs."""
         found = self.get_urls()
         for one in found:
             one.callback = with_readable_text(one.callback)
@@ -276,6 +421,13 @@ class LookOnly(Styled):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
         """Return False for every user."""
         return False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Read a row with the beginnings of its long texts: it is shown, and never saved."""
+        row = super().get_object(request, object_id, from_field)
+        if row is not None and self.beginnings:
+            row.__dict__.update(texts.beginnings(row, self.beginnings))
+        return row
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -15,9 +15,9 @@ from ..lifecycle import State
 from ..look_only import LookOnly, log
 from ..models import Job
 from ..permissions import may
+from ..store import texts
 from . import groups, sweeps, verbs
 from .groups import Kind
-from .job_page import kind_of
 from .overview import capped
 
 SHOWN = 20
@@ -68,20 +68,18 @@ class ErrorViews(LookOnly):
         )
 
     def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Retry this job; the page of its group shows the outcome. That page is for users who may view jobs."""
+        """Retry this one; the page of its group shows how it ends."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
+        self._may_look(request)  # the redirect names the job's error
         if not verbs.ACTS["retry"].is_allowed(request):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
-        kind, sees = kind_of(job), self.has_view_permission(request)
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        kind = groups.kind_of(job, texts.beginnings(job, {"failure": groups.READ})["failure"])
         if acts.try_one(job):
             log(request, [job], "Retried, to see how it fares")
         else:
-            state = job.state if sees else "not dead"
-            self.message_user(request, f"It is {state} by now: nothing was done.", messages.WARNING)
-        if not sees:
-            return HttpResponseRedirect(reverse("admin:index"))
+            self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
     def _tried(self, request: HttpRequest) -> HttpResponse:
@@ -94,7 +92,7 @@ class ErrorViews(LookOnly):
         pk = request.GET.get("tried", "")
         if not pk.isdecimal() or len(pk) > 18:
             return None
-        columns = ("jid", "jobtype", "state", "errtype", "failure", "finished_at")
+        columns = ("jid", "jobtype", "state", "errtype", "finished_at")
         job = Job.objects.using(conf.get("DATABASE")).filter(pk=int(pk)).only(*columns).first()
         state = job.state if job else None
         return {
@@ -104,7 +102,7 @@ class ErrorViews(LookOnly):
             "is_good": state == State.SUCCEEDED,
             "is_bad": state in (State.DEAD, State.RETRIES),
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
-            "message": groups.message_of(job.failure[: groups.READ]) if job else "",
+            "message": groups.message_of(texts.beginnings(job, {"failure": groups.READ})["failure"]) if job else "",
         }
 
     def _may_look(self, request: HttpRequest) -> None:

@@ -25,7 +25,6 @@ _VIEWS = (
     State.DISCARDED, State.EXPIRED,
 )  # fmt: skip
 _MARKS = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEEDED: "faktory-good"}
-_LONG = ("payload", "failure", "history", "result")
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -89,11 +88,6 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     has_kill_permission = asks("job.kill")
     has_discard_permission = asks("job.discard")
     has_prune_permission = asks("job.prune")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        """Rows without their long texts: a list of fifty must not load fifty payloads."""
-        found = super().get_queryset(request)
-        return found.defer(*_LONG) if request.resolver_match and not request.resolver_match.kwargs else found
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str

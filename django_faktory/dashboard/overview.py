@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -78,10 +78,11 @@ class Overview:
     charts: list[Chart]
     queues: list[QueueLine]
     hidden_queues: int
-    running: list[tuple[Job, str]]
-    workers: list[WorkerLine]
+    running: list[tuple[Job, str]] | None
+    workers: list[WorkerLine] | None
     alarms: list[Alarm]
-    groups: list[Group]
+    groups: list[Group] | None
+    """These three are None if the user may see numbers only."""
 
 
 def capped(count: int, most: int | None = None) -> str:
@@ -108,14 +109,13 @@ def jobs_link(**wanted: str) -> str:
     return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
-def read(*, using: str) -> Overview:
-    """Look at everything once."""
+def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
+    """Read what the page shows: numbers, and the parts that `sees` admits, `running`, `workers` and `errors`."""
     now = timezone.now()
     rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
     lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)
     fullest = sorted(lines, key=lambda line: (-line.size, line.name))[:QUEUES_SHOWN]
     states, alarms = _counted(lines, using)
-    processes = _workers(using)
     return Overview(
         at=now,
         tiles=[
@@ -125,10 +125,10 @@ def read(*, using: str) -> Overview:
         charts=[minutes(now, using=using), _days(now, using)],
         queues=sorted(fullest, key=lambda line: line.name),
         hidden_queues=len(rows) - len(fullest),
-        running=[(job, ago(job.started_at or now)) for job in running(using=using)],
-        workers=processes,
+        running=[(job, ago(job.started_at or now)) for job in running(using=using)] if sees("running") else None,
+        workers=_workers(using) if sees("workers") else None,
         alarms=alarms,
-        groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5],
+        groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5] if sees("errors") else None,
     )
 
 

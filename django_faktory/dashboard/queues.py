@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -37,6 +37,7 @@ class QueueAdmin(LookOnly):
 
     change_form_template = "admin/django_faktory/queue.html"
     list_class = QueueList
+    seen_with: ClassVar = {"limit": "limit"}
     list_display = ("name", "depth", "latency", "limit", "state")
     search_fields = ("name",)
     ordering = ("name",)

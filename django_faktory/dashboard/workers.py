@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
+from .. import permissions
 from ..look_only import LookOnly, SafeChangeList, asks, log
 from ..models import Job, WorkerProcess
 from ..store import workers
@@ -72,10 +73,13 @@ class WorkerProcessAdmin(LookOnly):
         if worker is not None:
             using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
             running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
+            sees_runs = permissions.may_see(request.user, "workerprocess", "running")
+            rows = running.only(*_SHOWN)[:RUNS_SHOWN] if sees_runs else ()
             context |= {
+                "sees_runs": sees_runs,
                 "is_stale": is_stale(worker),
                 "memory": memory(worker),
-                "runs": [(job, ago(job.started_at)) for job in running.only(*_SHOWN)[:RUNS_SHOWN] if job.started_at],
+                "runs": [(job, ago(job.started_at)) for job in rows if job.started_at],
                 "worker_acts": self._fitting(request, worker),
             }
         return super().render_change_form(request, context, *args, **kwargs)

@@ -32,6 +32,16 @@ MODELS = {
 """With the row that addresses name."""
 
 
+DOWNLOADS = [
+    *(("job", column, ("view_job",)) for column in ("payload", "result", "history", "failure")),
+    *(("cronentry", column, ("view_cronentry", "view_job")) for column in ("args", "kwargs", "job")),
+    *(("batch", column, ("view_batch", "view_job")) for column in ("complete", "success")),
+    ("batch", "description", ("view_batch",)),
+    *(("outboxentry", column, ("view_outboxentry", "view_job")) for column in ("job", "error")),
+]
+"""Columns that can be downloaded; `test_every_…` compares them with what is registered."""
+
+
 class Act(NamedTuple):
     """What somebody can ask for."""
 
@@ -53,6 +63,8 @@ def _pages():
         yield f"{model} history", Act(page(model, "history", pk), (view,))
         yield f"{model} add", Act(page(model, "add"), (NOBODY,))
         yield f"{model} delete", Act(page(model, "delete", pk), (NOBODY,))
+    for model, column, needed in DOWNLOADS:
+        yield f"{model} download {column}", Act(page(model, "download", MODELS[model], column), needed)
 
 
 CRON = {
@@ -70,7 +82,7 @@ def _acts():
     yield "job errors", Act(page("job", "errors"), ("view_job",))
     yield "job error", Act(f"{page('job', 'error')}?{KIND}", ("view_job",))
     yield "job tried", Act(f"{page('job', 'tried')}?{KIND}&tried={ROW}", ("view_job",))
-    yield "job try", Act(page("job", "try", ROW), ("retry_job",), {})
+    yield "job try", Act(page("job", "try", ROW), ("view_job", "retry_job"), {})
     yield "job edit", Act(page("job", "edit", ROW), ("view_job", "change_job"), {"args": "[1]", "kwargs": "{}"})
     for verb, pk, codename in (
         ("retry", ROW, "retry_job"), ("requeue", ROW + 1, "requeue_job"), ("cancel", ROW + 2, "cancel_job"),
@@ -79,7 +91,7 @@ def _acts():
     ):  # fmt: skip
         told = {"confirmed": "yes", "why": "because"}
         if verb != "clear":
-            yield f"job act {verb}", Act(page("job", "act", pk, verb), (codename,), told)
+            yield f"job act {verb}", Act(page("job", "act", pk, verb), ("view_job", codename), told)
             chosen = {"action": verb, "_selected_action": [pk], **told}
             yield f"job: {verb}", Act(page("job", "changelist"), ("view_job", codename), chosen)
         asked = f"{page('job', 'all')}?verb={verb}&state={Job.objects.get(pk=pk).state}"
@@ -113,6 +125,7 @@ def _acts():
 
 NAMES = [
     *(f"{model} {view}" for model in MODELS for view in ("changelist", "change", "history", "add", "delete")),
+    *(f"{model} download {column}" for model, column, _ in DOWNLOADS),
     "overview part", "job errors", "job error", "job tried", "job try", "job edit",
     *(f"job {how} {verb}" for how in ("act", "all") for verb in verbs.ACTS if (how, verb) != ("act", "clear")),
     *(f"cronentry act {verb}" for verb in cron_admin.CronEntryAdmin.acts), "cronentry save",
@@ -225,11 +238,21 @@ def test_every_address_and_action_that_is_registered_is_in_the_matrix(rows, rf, 
         addresses |= {one.name.removeprefix(f"{APP}_").replace("_", " ", 1) for one in site.urls if one.name}
         actions |= {f"{name}: {action}" for action in site.get_actions(asks)}
     known = (
-        set(NAMES) | {"job all_step"} | {"job act", "job all", "cronentry act", "limit act"}
+        set(NAMES)
+        | {"job all_step"}
+        | {"job act", "job all", "cronentry act", "limit act"}
+        | {f"{model} download" for model, *_ in DOWNLOADS}
     )  # the first has tests of its own
     assert {one for one in addresses if one not in known} == set()
     assert {one for one in actions if one not in known} == set()
     assert set(rows) == set(NAMES)
+    downloads = {
+        (model._meta.model_name, column)
+        for model, site in admin.site._registry.items()
+        if model._meta.app_label == APP
+        for column in site.long_texts
+    }
+    assert downloads == {(model, column) for model, column, _ in DOWNLOADS}
     assert {name for name, act in rows.items() if act.post is not None} == set(ACTS)
 
 
