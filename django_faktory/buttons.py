@@ -81,7 +81,9 @@ class WithButtons(Styled):
         return redirect(f"{self.admin_site.name}:{self._place('changelist')}")
 
     def _may(self, request: HttpRequest, verb: str) -> bool:
-        return verb in self.acts and permissions.may(request.user, self.acts[verb].needs)
+        if verb not in self.acts or not self.has_view_permission(request):  # its answer names the row
+            return False
+        return permissions.may(request.user, self.acts[verb].needs)
 
     def _place(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

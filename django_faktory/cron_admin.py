@@ -152,11 +152,16 @@ class CronEntryAdmin(WithButtons):
     has_resume_permission = asks("cronentry.resume")
     has_run_permission = asks("cronentry.run")
     long_texts: ClassVar = {field: LongText(field, _seen_of(field)) for field in _TEXTS}
-    seen_with: ClassVar = {name: field for field in _TEXTS for name in (field, f"shown_{field}")}
-    readonly_fields = ("origin", "state", "in_words", "next_times", "history", "created_at", *_SHOWN.values())
+    seen_with: ClassVar = {
+        **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
+        "noted_history": "note",
+    }
+    readonly_fields = (
+        "origin", "state", "in_words", "next_times", "history", "noted_history", "created_at", *_SHOWN.values(),
+    )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
-        ("History", {"fields": ("history",)}),
+        ("History", {"fields": ("history", "noted_history")}),
         ("Job", {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
         ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created_at")}),
     )
@@ -182,6 +187,8 @@ class CronEntryAdmin(WithButtons):
         if obj is None:
             return [(None, {"fields": DEFINITION})]
         found = super().get_fieldsets(request, obj)
+        if self.sees(request, "noted_history"):
+            found = _without("history", found)
         return (
             found if self.has_change_permission(request, obj) and not self._hides(request, obj) else _shown_only(found)
         )
@@ -274,30 +281,13 @@ class CronEntryAdmin(WithButtons):
 
     @admin.display(description="runs")
     def history(self, entry: CronEntry) -> SafeString | str:
-        """The latest runs, the newest first, with their jobs."""
-        using = _alias(entry)
-        runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
-        known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
-        jobs = reverse("admin:django_faktory_job_changelist")
-        lines = [
-            (
-                _shown(entry, run.tick) if run.tick else "by hand",
-                f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
-                known.get(run.jid, run.outcome),
-                format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
-                run.note,
-            )
-            for run in runs
-        ]
-        if not lines:
-            return "none yet"
-        head = "".join(f'<th scope="col">{name}</th>' for name in ("tick", "taken", "outcome", "job", "note"))
-        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>"
-        return format_html(
-            '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
-            SafeString(head),  # our own words only
-            format_html_join("", row, lines),
-        )
+        """Return the latest runs, newest first, with their jobs."""
+        return _history(entry)
+
+    @admin.display(description="runs")
+    def noted_history(self, entry: CronEntry) -> SafeString | str:
+        """Return the same with notes: that of a refused run may quote arguments."""
+        return _history(entry, has_notes=True)
 
     @admin.action(description="Pause", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
@@ -332,6 +322,40 @@ def _shown(entry: CronEntry, moment: Any) -> str:
 
 def _alias(entry: CronEntry) -> str:
     return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
+
+
+def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
+    using = _alias(entry)
+    runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+    jobs = reverse("admin:django_faktory_job_changelist")
+    lines = [
+        (
+            _shown(entry, run.tick) if run.tick else "by hand",
+            f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
+            known.get(run.jid, run.outcome),
+            format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
+            *([run.note] if has_notes else []),
+        )
+        for run in runs
+    ]
+    if not lines:
+        return "none yet"
+    names = ("tick", "taken", "outcome", "job", *(["note"] if has_notes else []))
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
+    return format_html(
+        '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        SafeString(head),  # our own words only
+        format_html_join("", row, lines),
+    )
+
+
+def _without(name: str, fieldsets: Any) -> list[Any]:
+    return [
+        (title, {**options, "fields": [one for one in options["fields"] if one != name]})
+        for title, options in fieldsets
+    ]
 
 
 def _shown_only(fieldsets: Any) -> list[Any]:

@@ -49,7 +49,7 @@ class WrongPasswords(BaseThrottle):
     address is the connection's unless REST_FRAMEWORK["NUM_PROXIES"] is set: clients can forge X-Forwarded-For.
     """
 
-    timer = time.time
+    timer = staticmethod(time.time)
 
     def allow_request(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
         """Return whether the credentials of this request may be checked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import crontab, jsontext, tasks
+from .. import crontab, jsontext, redaction, tasks
 from ..cron import Schedule, check_policies
 from ..cron_models import CronEntry, CronRun
 from ..errors import InvalidCron, InvalidPayload
@@ -123,6 +123,7 @@ class CronEntries(Resource):
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not told:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
+        _refuse_to_uncover(entry, told)
         for field, value in _definition({**_said_by(entry), **told})._asdict().items():
             setattr(entry, field, value)
         rows.save(entry, using=alias())
@@ -217,6 +218,13 @@ def _definition(told: dict[str, Any]) -> rows.Definition:
     check_policies(*policies.values())
     fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
     return crontab.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
+
+
+def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
+    """Refuse another jobtype for arguments that stay: `REDACT` may hide those of one and show those of the other."""
+    stay = {"args", "kwargs"} - set(told)
+    if redaction.is_on() and stay and told.get("jobtype", entry.jobtype) != entry.jobtype:
+        raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
 
 
 def _said_by(entry: CronEntry) -> dict[str, Any]:

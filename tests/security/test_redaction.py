@@ -309,3 +309,14 @@ def test_without_the_setting_all_is_shown_and_messages_quote():
 def test_a_setting_that_is_no_function_is_an_error(value):
     with override_settings(FAKTORY={"REDACT": value}):
         assert "django_faktory.E002" in [message.id for message in run_checks()]
+
+
+def test_a_cron_entry_takes_no_other_jobtype_for_arguments_that_are_hidden(marked, admin_client):
+    """`REDACT` may show to everybody what the other jobtype is called with."""
+    with hidden:
+        ask = {"path": "/api/cron/marked/", "content_type": "application/json"}
+        refused = admin_client.patch(data=json.dumps({"jobtype": "elsewhere", "kwargs": {}}), **ask)
+        taken = admin_client.patch(data=json.dumps({"jobtype": "elsewhere", "args": [1], "kwargs": {}}), **ask)
+    assert (refused.status_code, taken.status_code) == (409, 200)
+    assert "args" in refused.json()["detail"]
+    assert MARKER not in refused.content.decode()

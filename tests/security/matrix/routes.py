@@ -288,7 +288,7 @@ def _of_django(model, page, path, view):
 def _buttons(model, site):
     acts = [name for name in verbs.ACTS if name != "clear"] if model == "job" else list(site.acts)
     for name in acts:
-        needs = frozenset({_ADMIN_ACTIONS[model][name]})
+        needs = frozenset({f"view_{model}", _ADMIN_ACTIONS[model][name]})
         path = _at(model, "act", _pk(model, name), name)
         yield Request(f"{model} act {name} GET", "GET", path, NOBODY)
         yield Request(f"{model} act {name}", "POST", path, needs, _form({"confirmed": "yes", "why": "because"}), True)
@@ -312,7 +312,7 @@ def _actions(model, site):
 def _try():
     path = _at("job", "try", ROW)
     yield Request("job try GET", "GET", path, NOBODY)
-    yield Request("job try", "POST", path, frozenset({"retry_job"}), _form({}), is_act=True)
+    yield Request("job try", "POST", path, frozenset({"view_job", "retry_job"}), _form({}), is_act=True)
 
 
 def _edit():

@@ -105,7 +105,7 @@ def _jobs():
     JobFactory(pk=ROW + 1, jid="job-scheduled", scheduled=True, **known)
     JobFactory(pk=ROW + 2, jid="job-ready", **known)
     JobFactory(pk=ROW + 3, jid="job-working", working=True, **known)
-    Tracking.objects.create(jid="job-working", percent=1, desc="seen-job-progress", updated_at=T0 + timedelta(days=1))
+    Tracking.objects.create(jid="job-dead", percent=1, desc="seen-job-progress", updated_at=T0 + timedelta(days=1))
     Job.objects.filter(pk=ROW).update(created_at=T0)
 
 
