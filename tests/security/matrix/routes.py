@@ -243,6 +243,8 @@ def registered():
 def admin_requests():
     """Yield each page, each form and each act of each page, and the two pages that list our models."""
     yield Request("admin index", "GET", reverse("admin:index"), frozenset())
+    another = _at("cronentry", "change", ROW + 1)
+    yield Request("cronentry change of another", "GET", another, frozenset({"view_cronentry"}))
     yield Request("admin app_list", "GET", reverse("admin:app_list", args=[APP]), NOBODY, is_a_list_of_pages=True)
     for model, site in registered().items():
         for pattern in site.get_urls():

@@ -6,6 +6,7 @@ from datetime import timedelta
 from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Tracking
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.project.tasks import echo
 
 ROW = 900_001
 """Ids of these rows begin here: no sequence of a database reaches it."""
@@ -30,7 +31,7 @@ MARKERS = {
     "seen-cron-kwargs": _CRON,
     "seen-cron-custom": _CRON,
     "seen-cron-note": _CRON,
-    "seen-cron-schedule": [{"view_cronentry"}],
+    "seen-cron-jobtype": [{"view_cronentry"}],
     "seen-outbox-job": _OUTBOX,
     "seen-outbox-error": _OUTBOX,
     "seen-outbox-queue": [{"view_outboxentry"}],
@@ -118,11 +119,11 @@ def _batches():
 
 def _cron():
     CronEntry.objects.create(
-        pk=ROW, name="nightly", schedule="0 2 * * *", zone="UTC", jobtype="elsewhere", next_at=T0, origin="admin",
-        args='["seen-cron-args"]', job='{"custom":{"word":"seen-cron-custom"}}',
+        pk=ROW, name="nightly", schedule="0 2 * * *", zone="UTC", jobtype=echo.jobtype, next_at=T0, origin="admin",
+        args='["seen-cron-args"]', kwargs='{"seen-cron-kwargs":1}',
     )  # fmt: skip
     CronEntry.objects.create(
-        pk=ROW + 1, name="paused", schedule="1 2 3 4 *", zone="UTC", jobtype="seen-cron-schedule", paused_at=T0,
-        origin="admin", args="[]", kwargs='{"seen-cron-kwargs":1}',
+        pk=ROW + 1, name="paused", schedule="1 2 3 4 *", zone="UTC", jobtype="seen-cron-jobtype", paused_at=T0,
+        origin="admin", args="[]", job='{"custom":{"word":"seen-cron-custom"}}',
     )  # fmt: skip
     CronRun.objects.create(entry_id=ROW, tick=T0, outcome="refused", note="TypeError: seen-cron-note")
