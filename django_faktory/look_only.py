@@ -140,7 +140,7 @@ class ShownText(NamedTuple):
     url: str
 
 
-def shown_text(stored: texts.Stored, url: str, text: str | None = None) -> ShownText:
+def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
     """Return the beginning of a stored text, or of `text` which was made of it."""
     made = texts.laid_out(stored.text) if text is None else text
     beginning = texts.cut(made)
@@ -157,7 +157,8 @@ class SafeChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
-        lengths: Mapping[str, int] = self.model_admin.beginnings
+        page: Any = self.model_admin
+        lengths: Mapping[str, int] = page.beginnings
         parts = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
         self.queryset = self.queryset.annotate(**parts)
         super().get_results(request)
@@ -176,11 +177,10 @@ class SafeChangeList(ChangeList):
 
     def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
         """Ignore columns that are not in `sortable_by`: Django only leaves their links out, and still sorts by them."""
-        asked = self.params.pop(ORDER_VAR, "").split(".")
-        by_column = {self._column(one): one for one in reversed(asked)}
-        offered = [
-            one for one in asked if by_column[self._column(one)] is one and self._column(one) in self.sortable_by
-        ]
+        asked: dict[str, str] = {}
+        for part in self.params.pop(ORDER_VAR, "").split("."):
+            asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
+        offered = [part for column, part in asked.items() if column in (self.sortable_by or ())]
         if offered:
             self.params[ORDER_VAR] = ".".join(offered)
         return super().get_ordering(request, queryset)
@@ -276,15 +276,15 @@ class Styled(AnyAdmin):
             for column, stored in texts.read(row, *columns).items()
         }
 
-    def seen_of(self, row: Model, column: str, stored: texts.Stored) -> texts.Stored:
+    def seen_of(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
         """Return what `REDACT` leaves of a text; nothing of one that was not read whole."""
         redact = self.long_texts[column].redact
         if redact is None or not stored.size:
             return stored
         if stored.is_whole:
             text = redact(row, stored.text)
-            return texts.Stored(text, len(text))
-        return texts.Stored(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
+            return texts.StoredText(text, len(text))
+        return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
 
     def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
         """Send all of a text as a file: what the page would show of it."""
