@@ -13,10 +13,14 @@ from django.test import override_settings
 from tests.security.matrix import rows
 from tests.security.matrix.asking import BACKEND, NONE, OTHER, Asker, Permissions
 from tests.security.matrix.routes import (
+    MODELS,
     NOBODY,
+    RESOURCES,
     Request,
     admin_requests,
+    admin_requests_of,
     api_requests,
+    api_requests_of,
     codenames,
     filters_of,
     list_of,
@@ -44,6 +48,9 @@ def sets_for(asker, request, everything):
     Of the single ones those suffice that the request asks for when it has none: no other can change its answer.
     """
     yield NONE
+    if request.is_variant:
+        yield from (request.needs, everything)
+        return
     asker.ask(request)
     asked = set(Permissions.asked)
     if asked & OTHER:
@@ -97,21 +104,19 @@ def wrong_with(request, granted, answer):
 
 
 def check(asker, requests, everything):
-    """Ask all of it. Returns the markers that a user with all permissions was shown, by the request."""
-    wrong, seen = [], {}
+    """Ask all of it."""
+    wrong = []
     for request in requests:
         wrong += strangers(asker, request, everything)
         for granted, answer in asked_by_all(asker, request, everything):
             who = called(granted, everything)
             wrong += [f"{request.name}: {who} {words}" for words in wrong_with(request, granted, answer)]
-            if granted == everything:
-                seen[request] = answer.markers
     assert not wrong, "\n".join(wrong)
-    return seen
 
 
-def not_seen(asker, seen, everything):
+def not_seen(asker, requests, everything):
     """Return the markers that no answer shows to a user with the permissions that show them and those of the route."""
+    seen = {one: asker.ask(one, everything).markers for one in requests if not one.is_variant}
     missing = []
     for marker, sets in rows.MARKERS.items():
         pages = [request for request, markers in seen.items() if marker in markers]
@@ -123,25 +128,37 @@ def not_seen(asker, seen, everything):
     return missing
 
 
-def test_the_api_shows_and_changes_what_permissions_say(asker, everything):
-    seen = check(asker, api_requests(), everything)
-    only_in_the_admin = {"seen-job-progress", "seen-callback-args", "seen-callback-task"}
-    only_in_the_admin |= {marker for marker in rows.MARKERS if "outbox" in marker or marker == "seen-job-lock"}
-    missing = {marker for marker, _ in not_seen(asker, seen, everything)}
-    assert missing == only_in_the_admin, "so that the check for markers can fail"
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_the_api_shows_and_changes_what_permissions_say(asker, everything, resource):
+    check(asker, api_requests_of(resource), everything)
 
 
-def test_the_admin_shows_and_changes_what_permissions_say(asker, everything):
-    seen = check(asker, admin_requests(), everything)
-    assert not_seen(asker, seen, everything) == [], "so that the check for markers can fail"
+@pytest.mark.parametrize("model", MODELS)
+def test_the_admin_shows_and_changes_what_permissions_say(asker, everything, model):
+    check(asker, admin_requests_of(model), everything)
+
+
+def test_pages_that_list_others_show_what_permissions_say(asker, everything):
+    assert {"api root", "api schema", "admin index"} <= {one.name for one in others()}
+    check(asker, others(), everything)
+
+
+def others():
+    parts = [*map(api_requests_of, RESOURCES), *map(admin_requests_of, MODELS)]
+    names = {one.name for part in parts for one in part}
+    return [one for one in [*api_requests(), *admin_requests()] if one.name not in names]
+
+
+def test_each_marker_is_seen_with_its_permissions(asker, everything):
+    """So that the checks for markers can fail."""
+    assert not_seen(asker, admin_requests(), everything) == []
+    only_in_the_admin = {"seen-job-progress", "seen-job-lock", "seen-callback-args", "seen-callback-task"}
+    only_in_the_admin |= {marker for marker in rows.MARKERS if "outbox" in marker}
+    assert {marker for marker, _ in not_seen(asker, api_requests(), everything)} == only_in_the_admin
 
 
 def test_filters_of_the_admin_show_what_permissions_say(asker, everything):
-    requests = [
-        one
-        for model, site in lists().items()
-        for one in filters_of(asker.ask(list_of(model), everything).context, model)
-    ]
+    requests = [one for model in lists() for one in filters_of(asker.ask(list_of(model), everything).context, model)]
     assert len(requests) > 5
     check(asker, requests, everything)
 

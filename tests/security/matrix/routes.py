@@ -35,6 +35,8 @@ class Request:
     sent: dict[str, Any] = field(default_factory=dict)
     is_act: bool = False
     prepare: Callable[[], object] | None = None
+    is_variant: bool = False
+    """A route that is asked in another way too: few sets of permissions suffice."""
     is_a_list_of_pages: bool = False
     """Any permission of this app opens it."""
 
@@ -137,18 +139,35 @@ _FILTERS = {
 }
 
 
+RESOURCES = sorted(basename for _, _, basename in api_urls.router.registry)
+
+
 def api_requests():
-    """Yield each method of each route, each filter of each list, and queries that ask for hidden texts."""
+    """Yield every request to the API."""
     yield Request("api root", "GET", reverse("faktory-api:api-root"), frozenset())
     yield Request("api schema", "GET", reverse("faktory-api:schema") + "?format=json", frozenset())
+    for resource in RESOURCES:
+        yield from api_requests_of(resource)
+
+
+def api_requests_of(resource):
+    """Yield each method of each route of a resource, and each filter of its list."""
     for pattern in api_urls.router.urls:
         actions = getattr(pattern.callback, "actions", None)
         if actions is None:
             assert pattern.name == "api-root"
             continue
+        if pattern.callback.initkwargs["basename"] != resource:
+            continue
         for method, action in list(actions.items()):
             if method != "head":  # the framework adds it with the first request
                 yield from _of_action(pattern, method.upper(), action)
+    if resource == "jobs":
+        yield from _bulk_requests()
+
+
+def _bulk_requests():
+    """Yield bulk acts whose answer would show something of the jobs."""
     for verb in ("retry", "requeue", "kill", "discard", "prune"):
         path = reverse(f"faktory-api:jobs-bulk-{verb}")
         for body in ({"query": "dead", "dry_run": True}, *({"query": query} for query in _HIDDEN_QUERIES)):
@@ -173,14 +192,14 @@ def _of_action(pattern, method, action):
     prepare = (lambda: Queue.objects.update(paused_at=T0)) if name == "queues resume" else None
     yield Request(f"api {name}", method, path, needs, sent, is_act, prepare)
     html = {**sent, "headers": {"accept": "text/html"}}
-    yield Request(f"api {name} html", method, path, needs, html, is_act, prepare)
+    yield Request(f"api {name} html", method, path, needs, html, is_act, prepare, is_variant=True)
     if action in ("list", "retrieve"):
-        yield Request(f"api {name} options", "OPTIONS", path, needs)
+        yield Request(f"api {name} options", "OPTIONS", path, needs, is_variant=True)
     if action == "list":
         for parameter in getattr(getattr(cls, "filterset_class", None), "base_filters", ()):
             value = "running" if name == "workers list" and parameter == "state" else _FILTERS[parameter]
             asked = f"{path}?{urlencode({parameter: value})}"
-            yield Request(f"api {name} {parameter}", "GET", asked, needs)
+            yield Request(f"api {name} {parameter}", "GET", asked, needs, is_variant=True)
 
 
 def _json(body):
@@ -193,6 +212,7 @@ _ROWS = {
     "overview": "default", "job": ROW, "queue": "default", "workerprocess": "w1", "batch": ROW, "cronentry": ROW,
     "joblock": ROW, "limit": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
 }  # fmt: skip
+MODELS = sorted(_ROWS)
 _CRON_FORM = {
     "name": "another", "schedule": "0 2 * * *", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
     "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
@@ -241,16 +261,27 @@ def registered():
 
 
 def admin_requests():
-    """Yield each page, each form and each act of each page, and the two pages that list our models."""
+    """Yield every request to the admin."""
+    for model in MODELS:
+        yield from admin_requests_of(model)
+    yield from pages_of_the_site()
+
+
+def pages_of_the_site():
+    """Yield the two pages that list our models, and a second row of which another text is planted."""
     yield Request("admin index", "GET", reverse("admin:index"), frozenset())
     another = _at("cronentry", "change", ROW + 1)
     yield Request("cronentry change of another", "GET", another, frozenset({"view_cronentry"}))
     yield Request("admin app_list", "GET", reverse("admin:app_list", args=[APP]), NOBODY, is_a_list_of_pages=True)
-    for model, site in registered().items():
-        for pattern in site.get_urls():
-            if pattern.name:
-                yield from _of_page(model, site, pattern.name.removeprefix(f"{APP}_"))
-        yield from _actions(model, site)
+
+
+def admin_requests_of(model):
+    """Yield each page, each form and each act of each page."""
+    site = registered()[model]
+    for pattern in site.get_urls():
+        if pattern.name:
+            yield from _of_page(model, site, pattern.name.removeprefix(f"{APP}_"))
+    yield from _actions(model, site)
 
 
 def _of_page(model, site, name):
