@@ -1,4 +1,4 @@
-"""Base classes of the admin pages: which parameters an address may have, what a POST may write, how acts are recorded.
+"""Base classes of the admin pages: parameters of addresses, effects of a POST, long texts, records of acts.
 
 Lists are filtered by their own filters only, and pages that only show accept no POST. Each act requires its own
 permission and asks for a reason; acts that destroy ask for confirmation.
@@ -122,12 +122,12 @@ def looks() -> forms.Media:
 
 
 class LongText(NamedTuple):
-    """A column with long texts: who may see it, what `REDACT` leaves of it, and the kind of file it is."""
+    """A column with long texts: the permission it takes, its redaction, and its type as a file."""
 
     field: str = ""
     """Its name in `permissions.FIELDS`."""
     redact: Callable[[Any, str], str] | None = None
-    """Return what may be seen of a row's text; None if nothing is ever hidden."""
+    """Return the visible part of a row's text; None if `REDACT` does not apply to the column."""
     is_json: bool = True
 
 
@@ -239,11 +239,11 @@ class Styled(AnyAdmin):
         return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Leave out what the user may not see."""
+        """Leave out the fields that the policy hides from the user."""
         return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out what the user may not see."""
+        """Leave out the fields that the policy hides from the user."""
         found = [
             (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
             for title, options in super().get_fieldsets(request, obj)
@@ -277,7 +277,7 @@ class Styled(AnyAdmin):
         }
 
     def seen_of(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
-        """Return what `REDACT` leaves of a text; nothing of one that was not read whole."""
+        """Apply `REDACT` to a text. A text that was not read whole is hidden."""
         redact = self.long_texts[column].redact
         if redact is None or not stored.size:
             return stored
@@ -287,7 +287,7 @@ class Styled(AnyAdmin):
         return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
 
     def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
-        """Send all of a text as a file: what the page would show of it."""
+        """Send a text as a file: all of it, redacted as on the page."""
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
         one = self.long_texts.get(column)

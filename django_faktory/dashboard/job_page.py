@@ -100,7 +100,7 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
 
 
 def timeline(job: Job, history: StoredText) -> list[Moment]:
-    """Return what happened to a job, oldest first. The latest attempts get most of the room for backtraces."""
+    """Return the job's events, oldest first. Room for backtraces goes to the latest attempts first."""
     runs = runs_of(history.text) if history.is_whole else []
     left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
     # A history has an end, and an imported job comes with its latest failure only.

@@ -53,7 +53,7 @@ def read(row: Model, *fields: str) -> dict[str, StoredText]:
 
 
 def beginnings(row: Model, lengths: Mapping[str, int]) -> dict[str, str]:
-    """Read so many characters of each of these texts of a row, in one query."""
+    """Read the beginning of each of these texts of a row, in one query; `lengths` are in characters."""
     parts = {f"{field}_beginning": Substr(field, 1, length) for field, length in lengths.items()}
     found: dict[str, Any] = _rows(row).annotate(**parts).values(*parts).first() or {}
     return {field: found.get(f"{field}_beginning") or "" for field in lengths}
