@@ -171,7 +171,7 @@ class CronEntryAdmin(WithButtons):
         return {"zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
 
     def get_readonly_fields(self, request: HttpRequest, obj: CronEntry | None = None) -> tuple[str, ...]:
-        """Return what is not edited here: entries of code, and arguments that the user sees a part of.
+        """Return the fields that are not edited: all of an entry of code, and arguments that are hidden in part.
 
         With them the jobtype stays: `REDACT` may show to everybody what another jobtype is called with.
         """
@@ -206,21 +206,21 @@ class CronEntryAdmin(WithButtons):
 
     @admin.display(description="args")
     def shown_args(self, entry: CronEntry) -> SafeString:
-        """Return what may be seen of them."""
+        """Return the beginning of the visible part."""
         return as_html(self.shown(entry, "args")["args"])
 
     @admin.display(description="kwargs")
     def shown_kwargs(self, entry: CronEntry) -> SafeString:
-        """Return what may be seen of them."""
+        """Return the beginning of the visible part."""
         return as_html(self.shown(entry, "kwargs")["kwargs"])
 
     @admin.display(description="job")
     def shown_job(self, entry: CronEntry) -> SafeString:
-        """Return what may be seen of it."""
+        """Return the beginning of the visible part."""
         return as_html(self.shown(entry, "job")["job"])
 
     def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
-        """Return whether the entry is edited here; code defines the others."""
+        """Return whether the user may edit the entry; an entry of code is edited in code."""
         is_here = obj is None or obj.origin != CronEntry.Origin.CODE
         return is_here and super().has_change_permission(request, obj)
 
@@ -359,7 +359,7 @@ def _without(name: str, fieldsets: Any) -> list[Any]:
 
 
 def _shown_only(fieldsets: Any) -> list[Any]:
-    """Replace the arguments by what may be seen of them."""
+    """Replace the arguments by their visible parts."""
     return [
         (title, {**options, "fields": [_SHOWN.get(name, name) for name in options["fields"]]})
         for title, options in fieldsets

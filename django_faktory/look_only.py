@@ -1,4 +1,4 @@
-"""Base classes of the admin pages: which parameters an address may have, what a POST may write, how acts are recorded.
+"""Base classes of the admin pages: parameters of addresses, effects of a POST, long texts, records of acts.
 
 Lists are filtered by their own filters only, and pages that only show accept no POST. Each act requires its own
 permission and asks for a reason; acts that destroy ask for confirmation.
@@ -122,12 +122,12 @@ def looks() -> forms.Media:
 
 
 class LongText(NamedTuple):
-    """A column with long texts: who may see it, what `REDACT` leaves of it, and the kind of file it is."""
+    """A column with long texts: the permission it takes, its redaction, and its type as a file."""
 
     field: str = ""
     """Its name in `permissions.FIELDS`."""
     redact: Callable[[Any, str], str] | None = None
-    """Return what may be seen of a row's text; None if nothing is ever hidden."""
+    """Return the visible part of a row's text; None if `REDACT` does not apply to the column."""
     is_json: bool = True
 
 
@@ -140,7 +140,7 @@ class ShownText(NamedTuple):
     url: str
 
 
-def shown_text(stored: texts.Stored, url: str, text: str | None = None) -> ShownText:
+def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
     """Return the beginning of a stored text, or of `text` which was made of it."""
     made = texts.laid_out(stored.text) if text is None else text
     beginning = texts.cut(made)
@@ -157,7 +157,8 @@ class SafeChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
-        lengths: Mapping[str, int] = self.model_admin.beginnings
+        page: Any = self.model_admin
+        lengths: Mapping[str, int] = page.beginnings
         parts = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
         self.queryset = self.queryset.annotate(**parts)
         super().get_results(request)
@@ -176,11 +177,10 @@ class SafeChangeList(ChangeList):
 
     def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
         """Ignore columns that are not in `sortable_by`: Django only leaves their links out, and still sorts by them."""
-        asked = self.params.pop(ORDER_VAR, "").split(".")
-        by_column = {self._column(one): one for one in reversed(asked)}
-        offered = [
-            one for one in asked if by_column[self._column(one)] is one and self._column(one) in self.sortable_by
-        ]
+        asked: dict[str, str] = {}
+        for part in self.params.pop(ORDER_VAR, "").split("."):
+            asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
+        offered = [part for column, part in asked.items() if column in (self.sortable_by or ())]
         if offered:
             self.params[ORDER_VAR] = ".".join(offered)
         return super().get_ordering(request, queryset)
@@ -239,11 +239,11 @@ class Styled(AnyAdmin):
         return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Leave out what the user may not see."""
+        """Leave out the fields that the policy hides from the user."""
         return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out what the user may not see."""
+        """Leave out the fields that the policy hides from the user."""
         found = [
             (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
             for title, options in super().get_fieldsets(request, obj)
@@ -276,18 +276,18 @@ class Styled(AnyAdmin):
             for column, stored in texts.read(row, *columns).items()
         }
 
-    def seen_of(self, row: Model, column: str, stored: texts.Stored) -> texts.Stored:
-        """Return what `REDACT` leaves of a text; nothing of one that was not read whole."""
+    def seen_of(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
+        """Apply `REDACT` to a text. A text that was not read whole is hidden."""
         redact = self.long_texts[column].redact
         if redact is None or not stored.size:
             return stored
         if stored.is_whole:
             text = redact(row, stored.text)
-            return texts.Stored(text, len(text))
-        return texts.Stored(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
+            return texts.StoredText(text, len(text))
+        return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
 
     def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
-        """Send all of a text as a file: what the page would show of it."""
+        """Send a text as a file: all of it, redacted as on the page."""
         if request.method not in SAFE_METHODS:
             return HttpResponseNotAllowed(SAFE_METHODS)
         one = self.long_texts.get(column)

@@ -260,6 +260,31 @@ gone AS (""",
         ("tests/admin/test_access.py", "-k", "may_only_look or all_but_that"),
     ),
     Plant(
+        "a list of the admin is filtered by any look-up in its address",
+        "django_faktory/look_only.py",
+        "        return lookup in self._parameters(request)",
+        "        return True",
+        ("tests/admin/test_lookups.py", "-k", "bad_request"),
+    ),
+    Plant(
+        "a page of the admin that only shows takes a POST",
+        "django_faktory/look_only.py",
+        """reject a POST.\"\"\"
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        buttons""",
+        """reject a POST.\"\"\"
+        buttons""",
+        ("tests/admin/test_read_only.py", "-k", "only_shows"),
+    ),
+    Plant(
+        "a download of the admin hides nothing",
+        "django_faktory/look_only.py",
+        "            text = one.redact(row, text)",
+        "            pass",
+        ("tests/security/test_redaction.py", "-k", "page_of_the_admin_shows"),
+    ),
+    Plant(
         "the API asks for no permission",
         "django_faktory/api/access.py",
         "        return asked is not None and may(request.user, asked)",

@@ -29,7 +29,7 @@ from ..permissions import may
 from ..queries import split_about
 from ..results import Attempt, runs_of
 from ..store.ahead import is_unconfirmed
-from ..store.texts import SHOWN_BYTES, WHOLE, Stored, cut, laid_out
+from ..store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
 from . import groups, verbs
 from .overview import duration
 
@@ -60,7 +60,7 @@ class Moment(NamedTuple):
     backtrace: str = ""
 
 
-def told(job: Job, stored: Mapping[str, Stored], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
+def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
     """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
     payload = stored["payload"]
     members = _members(payload.text) if payload.is_whole else {}
@@ -83,7 +83,7 @@ def told(job: Job, stored: Mapping[str, Stored], urls: Mapping[str, str], reques
     }
 
 
-def editable_call(job: Job, payload: Stored) -> tuple[str, str, str]:
+def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
     """Return a job's arguments as they are edited, those by keyword, and why they cannot be edited, "" if they can."""
     if not payload.is_whole:
         return "", "", TOO_LONG
@@ -99,8 +99,8 @@ def editable_call(job: Job, payload: Stored) -> tuple[str, str, str]:
     return *found, ""
 
 
-def timeline(job: Job, history: Stored) -> list[Moment]:
-    """Return what happened to a job, oldest first. The latest attempts get most of the room for backtraces."""
+def timeline(job: Job, history: StoredText) -> list[Moment]:
+    """Return the job's events, oldest first. Room for backtraces goes to the latest attempts first."""
     runs = runs_of(history.text) if history.is_whole else []
     left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
     # A history has an end, and an imported job comes with its latest failure only.

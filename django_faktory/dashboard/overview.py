@@ -110,7 +110,7 @@ def jobs_link(**wanted: str) -> str:
 
 
 def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
-    """Read what the page shows: numbers, and the parts that `sees` admits, `running`, `workers` and `errors`."""
+    """Read the numbers of the page, and those of its parts `running`, `workers` and `errors` that `sees` admits."""
     now = timezone.now()
     rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
     lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)

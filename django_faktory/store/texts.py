@@ -25,7 +25,7 @@ SHOWN_BYTES = 16 * 1024
 _HTML_BYTES = {"&": 5, "<": 4, ">": 4, '"': 6, "'": 6}
 
 
-class Stored(NamedTuple):
+class StoredText(NamedTuple):
     """A text as far as it was read, and its length in characters."""
 
     text: str
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
         return len(self.text) >= self.size
 
 
-def read(row: Model, *fields: str) -> dict[str, Stored]:
+def read(row: Model, *fields: str) -> dict[str, StoredText]:
     """Read these texts of a row in one query. A row that is gone, and a NULL, read as empty texts."""
     sizes = {f"{field}_size": Length(field) for field in fields}
     texts: dict[str, Any] = {
@@ -49,11 +49,11 @@ def read(row: Model, *fields: str) -> dict[str, Stored]:
         for field in fields
     }
     found: dict[str, Any] = _rows(row).annotate(**sizes).annotate(**texts).values(*sizes, *texts).first() or {}
-    return {field: Stored(found.get(f"{field}_text") or "", found.get(f"{field}_size") or 0) for field in fields}
+    return {field: StoredText(found.get(f"{field}_text") or "", found.get(f"{field}_size") or 0) for field in fields}
 
 
 def beginnings(row: Model, lengths: Mapping[str, int]) -> dict[str, str]:
-    """Read so many characters of each of these texts of a row, in one query."""
+    """Read the beginning of each of these texts of a row, in one query; `lengths` are in characters."""
     parts = {f"{field}_beginning": Substr(field, 1, length) for field, length in lengths.items()}
     found: dict[str, Any] = _rows(row).annotate(**parts).values(*parts).first() or {}
     return {field: found.get(f"{field}_beginning") or "" for field in lengths}

@@ -29,8 +29,8 @@ def page(model, *args, view="change"):
 
 
 def job_text(size, jid="job-large-1", jobtype="noop"):
-    """A job of so many characters, with quotes and brackets that take more room in HTML and when indented."""
-    filler = "\"<&>'" * (size // 6)
+    """A job of so many characters, with brackets that take more room in HTML."""
+    filler = "<&>.." * (size // 5)  # no quotes: MariaDB's driver doubles them, and a statement has 16 MiB there
     return json.dumps(
         {"jid": jid, "jobtype": jobtype, "args": [filler, [[[[END]]]]], "custom": {"kwargs": {"k": "<" * 99}}}
     )
@@ -39,10 +39,11 @@ def job_text(size, jid="job-large-1", jobtype="noop"):
 def large_job(size=15 * MIB, **fields):
     attempt = {"wid": "w", "errtype": "E", "message": "<m>" * 9000, "backtrace": ["'line'" * 300] * 20}
     errors = [attempt | {"failed_at": "2026-05-01T12:00:00Z"}] * 50
-    return JobFactory(
-        dead=True, jid="job-large-1", payload=job_text(size), result=json.dumps(["<r>" * (size // 4)]),
-        failure=json.dumps({"message": "<f>" * (size // 4)}), history=json.dumps(errors), **fields,
-    )  # fmt: skip
+    job = JobFactory(dead=True, jid="job-large-1", payload=job_text(size), **fields)
+    texts_of = {"result": ["<r>" * (size // 4)], "failure": {"message": "<f>" * (size // 4)}, "history": errors}
+    for column, value in texts_of.items():
+        Job.objects.filter(pk=job.pk).update(**{column: json.dumps(value)})
+    return Job.objects.get(pk=job.pk)
 
 
 def whole(answer):

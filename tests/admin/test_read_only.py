@@ -110,6 +110,12 @@ def test_a_form_is_not_shown_to_a_user_who_may_change_and_not_view(client, rows,
     assert client.get(page(needed, "changelist")).status_code == 403
 
 
+@pytest.mark.parametrize("name", ["cronentry", "limit"])
+@pytest.mark.parametrize("pk", ["0", "none", "99999999999999999999", "a/b"])
+def test_an_act_on_a_row_that_is_not_there_is_not_found(admin_client, name, pk):
+    assert admin_client.post(page(name, "act", pk, "pause")).status_code == 404
+
+
 def test_acts_go_through_addresses_of_their_own_and_are_recorded(user_client, rows):
     assert user_client.post(page("job", "act", MODELS["job"], "retry"), {"why": "because"}).status_code == 302
     assert Job.objects.get(pk=MODELS["job"]).state == "enqueued"
