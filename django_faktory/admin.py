@@ -1,27 +1,31 @@
-"""What Django's admin has of us: pages to look at, and acts that call the same steps as the command line.
+"""The admin: pages that show, and acts that call the same functions as the command line.
 
-Lists never count a whole table: what lies beyond `CappedPaginator.cap` is not numbered.
+Lists count up to `CappedPaginator.cap` rows and no whole table.
 """
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
 from . import batch_admin as batch_admin  # noqa: PLC0414  (it registers its own)
 from . import cron_admin as cron_admin  # noqa: PLC0414  (the same)
 from . import gearmonkey_admin as gearmonkey_admin  # noqa: PLC0414
+from . import jsontext, redaction
 from . import limit_admin as limit_admin  # noqa: PLC0414
 from . import lock_admin as lock_admin  # noqa: PLC0414
-from . import permissions
 from .dashboard.jobs import JobAdmin
 from .dashboard.overview_admin import OverviewAdmin
 from .dashboard.queues import QueueAdmin
 from .dashboard.workers import WorkerProcessAdmin
+from .errors import FaktoryError
 from .look_only import CappedPaginator as CappedPaginator  # noqa: PLC0414  (people import it from here)
-from .look_only import LookOnly, asks, log
+from .look_only import LongText, LookOnly, Styled, as_html, asks, log
 from .models import Job, OutboxEntry, Queue, WorkerProcess
 from .object_admin import JobsOfObjectMixin as JobsOfObjectMixin  # noqa: PLC0414
 from .pages import Overview
@@ -30,6 +34,16 @@ admin.site.register(Overview, OverviewAdmin)
 admin.site.register(Job, JobAdmin)
 admin.site.register(Queue, QueueAdmin)
 admin.site.register(WorkerProcess, WorkerProcessAdmin)
+
+
+def _job_of(_: OutboxEntry, text: str) -> str:
+    """Return the job of an entry's text, as far as it may be seen."""
+    try:
+        found = jsontext.last_members(text)
+        jobtype, job = (jsontext.decode(found[name]) for name in ("jobtype", "text"))
+    except (FaktoryError, KeyError):
+        return jsontext.encode(redaction.HIDDEN) if redaction.is_on() else text
+    return redaction.shown_job(str(jobtype), str(job))
 
 
 @admin.register(OutboxEntry)
@@ -42,22 +56,41 @@ class OutboxEntryAdmin(LookOnly):
     ordering = ("id",)
     paginator = CappedPaginator
     actions = ("try_again",)
+    long_texts: ClassVar = {"job": LongText("job", _job_of), "error": LongText("error", is_json=False)}
+    beginnings: ClassVar = {"error": 400}
+    seen_with: ClassVar = {"trouble": "error", "shown_error": "error", "shown_job": "job"}
+    extra_fields = ("shown_job", "shown_error")
+    fieldsets = ((None, {"fields": ("jid", "queue", "created_at", "leased_until", "shown_error", "shown_job")}),)
 
     @admin.display(description="error", ordering="error")
     def trouble(self, entry: OutboxEntry) -> str:
-        """The beginning of what the server elsewhere said; all of it is on the entry's page."""
+        """Return the beginning of the error; the entry's page shows more."""
         return Truncator(entry.error).chars(300)
 
-    has_try_permission = asks(permissions.RETRY_OUTBOX)
+    @admin.display(description="error")
+    def shown_error(self, entry: OutboxEntry) -> SafeString:
+        """Return why the server elsewhere refused the job."""
+        return as_html(self.shown(entry, "error")["error"])
+
+    @admin.display(description="job")
+    def shown_job(self, entry: OutboxEntry) -> SafeString:
+        """Return the job as its client sent it."""
+        return as_html(self.shown(entry, "job")["job"])
+
+    has_try_permission = asks("outboxentry.retry")
+
+    def get_search_fields(self, request: HttpRequest) -> Any:
+        """Search in errors only if the user may see them."""
+        return self.search_fields if self.sees(request, "trouble") else ("jid",)
 
     def has_delete_permission(self, request: HttpRequest, obj: OutboxEntry | None = None) -> bool:
-        """As the user's permissions say: a row that will never be taken must go some time."""
-        return admin.ModelAdmin.has_delete_permission(self, request, obj)
+        """Return whether the user may delete: nothing else removes a row that no server accepts."""
+        return Styled.has_delete_permission(self, request, obj)
 
     @admin.action(description="Try again", permissions=["try"])
     def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
         """Forget the error: the relay takes it with the next ones."""
-        rows = list(queryset.exclude(error=""))
+        rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
         log(request, rows, "Tried again")
         self.message_user(request, f"{count} jobs will be handed on again.", messages.SUCCESS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -15,11 +15,12 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
-from . import permissions, wakeups
+from . import redaction, wakeups
 from .batching import Kind, Progress, is_open
+from .errors import FaktoryError
 from .jsontext import decode
 from .lifecycle import State
-from .look_only import CappedPaginator, LookOnly, asks, log
+from .look_only import CappedPaginator, LongText, LookOnly, as_html, asks, log
 from .models import Batch, Job
 from .store import operations, scalars, trees
 from .wakeups.postgresql import ANY_QUEUE
@@ -29,6 +30,9 @@ LONGEST_NAME = 200
 
 MOST_COUNTED = 10_000
 """Members of each state."""
+
+CALLBACK = 4096
+"""Characters of a callback's job that the list reads: its jobtype is in them, unless the job is a long one."""
 
 MOST_SHOWN = 200
 """Batches of a tree that a page shows."""
@@ -76,6 +80,11 @@ class RootFilter(admin.SimpleListFilter):
         )
 
 
+def _callback_of(_: Batch, text: str) -> str:
+    """Return the job of a callback, as far as it may be seen."""
+    return redaction.shown_job(_jobtype(text), text)
+
+
 @admin.register(Batch)
 class BatchAdmin(LookOnly):
     """Batches: found by id or description; what failed of them is retried together."""
@@ -88,14 +97,24 @@ class BatchAdmin(LookOnly):
     paginator = CappedPaginator
     list_per_page = 50
     actions = ("retry_failed",)
-    has_retry_permission = asks(permissions.RETRY_BATCH)
-    extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_")
+    has_retry_permission = asks("batch.retry")
+    extra_fields = ("name", "stage", "bar", "tree", "members", "complete_", "success_", "complete_job", "success_job")
+    long_texts: ClassVar = {
+        "complete": LongText("callbacks", _callback_of),
+        "success": LongText("callbacks", _callback_of),
+        "description": LongText(is_json=False),
+    }
+    beginnings: ClassVar = {"complete": CALLBACK, "success": CALLBACK, "description": LONGEST_NAME + 1}
+    seen_with: ClassVar = dict.fromkeys(
+        ("callbacks", "complete_", "success_", "complete_job", "success_job"), "callbacks"
+    ) | {"members": "members"}
     fieldsets = (
         (None, {"fields": ("name", "bid", "stage", "bar", "members", "complete_", "success_", "tree")}),
         (
             "Times",
             {"fields": ("created_at", "committed_at", "expires_at", "expired_at", "reopened_until", "finished_at")},
         ),
+        ("Callbacks", {"classes": ["collapse"], "fields": ("complete_job", "success_job")}),
         (
             "Counters",
             {
@@ -143,6 +162,16 @@ class BatchAdmin(LookOnly):
     def success_(self, batch: Batch) -> SafeString | str:
         """What runs when all have succeeded, and how far that is."""
         return _callback(batch, Kind.SUCCESS)
+
+    @admin.display(description="job of complete")
+    def complete_job(self, batch: Batch) -> SafeString:
+        """Return the job that runs when all members were executed."""
+        return as_html(self.shown(batch, "complete")["complete"])
+
+    @admin.display(description="job of success")
+    def success_job(self, batch: Batch) -> SafeString:
+        """Return the job that runs when all members succeeded."""
+        return as_html(self.shown(batch, "success")["success"])
 
     @admin.display(description="jobs by state")
     def members(self, batch: Batch) -> SafeString | str:
@@ -197,7 +226,7 @@ class BatchAdmin(LookOnly):
         ids = list(jobs.in_state(State.DEAD, State.RETRIES).values_list("pk", flat=True))
         count = operations.requeue(ids, using=alias)
         transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
-        log(request, queryset, "Retried what failed")
+        log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
         self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)
 
@@ -264,9 +293,17 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
     if not text:
         return "–"
     progress = Progress(getattr(batch, f"{kind}_st"))
-    jobtype = decode(text)["jobtype"].rpartition(".")[2]
+    jobtype = _jobtype(text).rpartition(".")[2] or "a long job"
     if progress is Progress.NOT_YET:
         return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
     has_failed = getattr(batch, f"{kind}_failed")
     said = _marked("failed") if has_failed else _SAID[progress]
     return format_html('{}: <a href="{}">{}</a>', jobtype, _jobs(q=getattr(batch, f"{kind}_jid")), said)
+
+
+def _jobtype(text: str) -> str:
+    """Return the jobtype in a job's text; "" if that is cut or is no job."""
+    try:
+        return str(decode(text)["jobtype"])
+    except (FaktoryError, KeyError, TypeError):
+        return ""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
-from django.shortcuts import get_object_or_404, redirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 
 from . import permissions
@@ -23,7 +23,8 @@ class Act(NamedTuple):
 
     does: Callable[[Any], str]
     done: str
-    codename: str
+    needs: str
+    """The act as `permissions` has it, `resource.verb`."""
 
 
 class WithButtons(Styled):
@@ -68,19 +69,23 @@ class WithButtons(Styled):
             self.message_user(request, f"{row.name}: {said}", messages.SUCCESS)
 
     def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """A button was pressed."""
+        """Do the act of a button, and go back to the row's page."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        row = get_object_or_404(self.get_queryset(request), pk=object_id)
         if not self._may(request, verb):
             raise PermissionDenied
+        row = self.get_object(request, object_id)
+        if row is None:
+            raise Http404
         self.carry_out(request, [row], verb)
         if self.get_queryset(request).filter(pk=row.pk).exists():
             return redirect(f"{self.admin_site.name}:{self._place('change')}", row.pk)
         return redirect(f"{self.admin_site.name}:{self._place('changelist')}")
 
     def _may(self, request: HttpRequest, verb: str) -> bool:
-        return verb in self.acts and bool(request.user.has_perm(permissions.needs(self.acts[verb].codename)))
+        if verb not in self.acts or not self.has_view_permission(request):  # its answer names the row
+            return False
+        return permissions.may(request.user, self.acts[verb].needs)
 
     def _place(self, page: str) -> str:
         return f"{self.opts.app_label}_{self.opts.model_name}_{page}"

@@ -85,7 +85,8 @@ DOCS: dict[str, str] = {
     "OUTBOX": "Aliases whose transactions enqueue tasks while jobs live elsewhere; `None`: `default`, where they do.",
     "BIND": "HOST:PORT the server listens on.",
     "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
-    "PASSWORD_TRIES": "Wrong passwords an address may send in a minute; then it is turned away. 0: any number.",
+    "PASSWORD_TRIES": "Wrong passwords an address may send in a minute, to the server or to the REST API; then it is "
+    "turned away there. 0: any number.",
     "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
     "TLS_KEY": "PEM file with the certificate's private key; where it is empty, the key is in the file of `TLS_CERT`.",
     "MAX_COMMAND_BYTES": "Longest command line, in bytes.",

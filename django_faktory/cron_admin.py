@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -17,15 +17,15 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from . import crontab, jsontext, permissions, redaction, tasks
+from . import crontab, jsontext, redaction, tasks
 from .buttons import Act, WithButtons
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
 from .errors import InvalidCron, InvalidPayload
-from .look_only import asks
+from .look_only import LongText, SafeChangeList, as_html, asks
 from .shapes import cron_call_of
 from .store import crontab as rows
-from .store import ticks
+from .store import texts, ticks
 
 if TYPE_CHECKING:
     EntryForm = forms.ModelForm[CronEntry]
@@ -36,6 +36,7 @@ NEXT_TIMES = 5
 RUNS_SHOWN = 50
 DEFINITION = rows.Definition._fields
 _TEXTS = ("args", "kwargs", "job")
+_SHOWN = {field: f"shown_{field}" for field in _TEXTS}
 _FIELD_OF = {"window": "window_s", "task": "jobtype"}
 
 
@@ -65,8 +66,9 @@ class CronEntryForm(EntryForm):
         Schedule.of(found["schedule"], found["zone"])
         policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
         check_policies(*policies.values())
+        plain = ("name", "schedule", "zone", "jobtype", "queue")
         one = crontab.defined(
-            **{field: found[field] for field in ("name", "schedule", "zone", "jobtype", "queue")},
+            **{field: found.get(field, getattr(self.instance, field)) for field in plain},
             **{field: _read(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
             policies=policies,
             is_json=True,
@@ -74,7 +76,14 @@ class CronEntryForm(EntryForm):
         found.update(args=one.args, kwargs=one.kwargs, job=one.job)
 
 
-class CronList(ChangeList):
+def _seen_of(field: str) -> Callable[[CronEntry, str], str]:
+    def seen_of(entry: CronEntry, text: str) -> str:
+        return jsontext.encode(cron_call_of(CronEntry(jobtype=entry.jobtype, **{field: text}))[field])
+
+    return seen_of
+
+
+class CronList(SafeChangeList):
     """With the latest runs of the page's entries, asked for once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -128,32 +137,31 @@ class CronEntryAdmin(WithButtons):
     """Entries of code are looked at, paused and run; those of the admin are also written here."""
 
     form = CronEntryForm
+    list_class = CronList
     list_display = ("name", "state", "next_time", "latest_run", "schedule", "jobtype")
     list_filter = (StateFilter, "origin")
     search_fields = ("name", "jobtype")
     ordering = ("name",)
     actions = ("pause", "resume", "run_now")
     acts: ClassVar = {
-        "pause": Act(_pause, "Paused", permissions.PAUSE_CRON),
-        "resume": Act(_resume, "Resumed", permissions.RESUME_CRON),
-        "run_now": Act(_run_now, "Run by hand", permissions.RUN_CRON),
+        "pause": Act(_pause, "Paused", "cronentry.pause"),
+        "resume": Act(_resume, "Resumed", "cronentry.resume"),
+        "run_now": Act(_run_now, "Run by hand", "cronentry.run"),
     }
-    has_pause_permission = asks(permissions.PAUSE_CRON)
-    has_resume_permission = asks(permissions.RESUME_CRON)
-    has_run_permission = asks(permissions.RUN_CRON)
+    has_pause_permission = asks("cronentry.pause")
+    has_resume_permission = asks("cronentry.resume")
+    has_run_permission = asks("cronentry.run")
+    long_texts: ClassVar = {field: LongText(field, _seen_of(field)) for field in _TEXTS}
+    seen_with: ClassVar = {
+        **{name: field for field in _TEXTS for name in (field, f"shown_{field}")},
+        "noted_history": "note",
+    }
     readonly_fields = (
-        "origin",
-        "state",
-        "in_words",
-        "next_times",
-        "history",
-        "created_at",
-        "shown_args",
-        "shown_kwargs",
-    )
+        "origin", "state", "in_words", "next_times", "history", "noted_history", "created_at", *_SHOWN.values(),
+    )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "schedule", "zone", "in_words", "state", "next_times")}),
-        ("History", {"fields": ("history",)}),
+        ("History", {"fields": ("history", "noted_history")}),
         ("Job", {"fields": ("jobtype", "queue", "args", "kwargs", "job")}),
         ("Policies", {"fields": ("missed", "window_s", "overlap", "origin", "created_at")}),
     )
@@ -162,31 +170,59 @@ class CronEntryAdmin(WithButtons):
         """The project's own zone."""
         return {"zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
 
-    def get_readonly_fields(
-        self,
-        request: HttpRequest,  # noqa: ARG002
-        obj: CronEntry | None = None,
-    ) -> tuple[str, ...]:
-        """What code says is changed in code."""
+    def get_readonly_fields(self, request: HttpRequest, obj: CronEntry | None = None) -> tuple[str, ...]:
+        """Return the fields that are not edited: all of an entry of code, and arguments that are hidden in part.
+
+        With them the jobtype stays: `REDACT` may show to everybody what another jobtype is called with.
+        """
         mine = tuple(map(str, self.readonly_fields))
-        return (*mine, *DEFINITION) if obj is not None and obj.origin == CronEntry.Origin.CODE else mine
+        if obj is None:
+            return mine
+        if obj.origin == CronEntry.Origin.CODE:
+            return (*mine, *DEFINITION)
+        return (*mine, "jobtype", *_TEXTS) if self._hides(request, obj) else mine
 
     def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
         """A new entry has no past and no next times."""
         if obj is None:
             return [(None, {"fields": DEFINITION})]
         found = super().get_fieldsets(request, obj)
-        return _without_arguments(found) if _hides(obj) else found
+        if self.sees(request, "noted_history"):
+            found = _without("history", found)
+        return (
+            found if self.has_change_permission(request, obj) and not self._hides(request, obj) else _shown_only(found)
+        )
+
+    def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
+        """Return whether the user sees less of the arguments than there is: then they are not edited either."""
+        if not all(self.sees(request, field) for field in _TEXTS):
+            return True
+        stored = texts.read(entry, *_TEXTS)
+        return any(
+            not text.is_whole
+            or (redaction.is_on() and self.seen_of(entry, field, text).text != jsontext.compact(text.text))
+            for field, text in stored.items()
+        )
 
     @admin.display(description="args")
-    def shown_args(self, entry: CronEntry) -> str:
-        """What may be seen of them."""
-        return jsontext.encode(cron_call_of(entry)["args"])
+    def shown_args(self, entry: CronEntry) -> SafeString:
+        """Return the beginning of the visible part."""
+        return as_html(self.shown(entry, "args")["args"])
 
     @admin.display(description="kwargs")
-    def shown_kwargs(self, entry: CronEntry) -> str:
-        """What may be seen of them."""
-        return jsontext.encode(cron_call_of(entry)["kwargs"])
+    def shown_kwargs(self, entry: CronEntry) -> SafeString:
+        """Return the beginning of the visible part."""
+        return as_html(self.shown(entry, "kwargs")["kwargs"])
+
+    @admin.display(description="job")
+    def shown_job(self, entry: CronEntry) -> SafeString:
+        """Return the beginning of the visible part."""
+        return as_html(self.shown(entry, "job")["job"])
+
+    def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
+        """Return whether the user may edit the entry; an entry of code is edited in code."""
+        is_here = obj is None or obj.origin != CronEntry.Origin.CODE
+        return is_here and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
         """What code still defines would come back; an entry's own page knows that, the list's action does not."""
@@ -196,8 +232,6 @@ class CronEntryAdmin(WithButtons):
 
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
         """Write the definition only: what nodes have taken meanwhile stays taken."""
-        if change and obj.origin == CronEntry.Origin.CODE:
-            return
         rows.save(obj, using=_alias(obj))
         if crontab.task_of(obj.jobtype) is None:
             said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
@@ -208,18 +242,6 @@ class CronEntryAdmin(WithButtons):
         if row.removed_at:
             return []
         return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
-
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Of an entry of code there is nothing to save."""
-        entry = kwargs.get("obj")
-        hidden: dict[str, Any] = {}
-        if entry is not None and entry.origin == CronEntry.Origin.CODE:
-            hidden = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
-        return super().render_change_form(request, context | hidden, *args, **kwargs)
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Ours."""
-        return CronList
 
     @admin.display(description="state")
     def state(self, entry: CronEntry) -> str:
@@ -259,30 +281,13 @@ class CronEntryAdmin(WithButtons):
 
     @admin.display(description="runs")
     def history(self, entry: CronEntry) -> SafeString | str:
-        """The latest runs, the newest first, with their jobs."""
-        using = _alias(entry)
-        runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
-        known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
-        jobs = reverse("admin:django_faktory_job_changelist")
-        lines = [
-            (
-                _shown(entry, run.tick) if run.tick else "by hand",
-                f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
-                known.get(run.jid, run.outcome),
-                format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
-                run.note,
-            )
-            for run in runs
-        ]
-        if not lines:
-            return "none yet"
-        head = "".join(f'<th scope="col">{name}</th>' for name in ("tick", "taken", "outcome", "job", "note"))
-        row = "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>"
-        return format_html(
-            '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
-            SafeString(head),  # our own words only
-            format_html_join("", row, lines),
-        )
+        """Return the latest runs, newest first, with their jobs."""
+        return _history(entry)
+
+    @admin.display(description="runs")
+    def noted_history(self, entry: CronEntry) -> SafeString | str:
+        """Return the same with notes: that of a refused run may quote arguments."""
+        return _history(entry, has_notes=True)
 
     @admin.action(description="Pause", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
@@ -319,18 +324,43 @@ def _alias(entry: CronEntry) -> str:
     return entry._state.db or CronEntry.objects.db  # noqa: SLF001  (documented)
 
 
-def _hides(entry: CronEntry) -> bool:
-    """Whether its page shows less of the arguments than there is: then they are not for editing either."""
-    if not redaction.is_on():
-        return False
-    told = cron_call_of(entry)
-    return any(jsontext.encode(told[field]) != jsontext.compact(getattr(entry, field)) for field in ("args", "kwargs"))
+def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
+    using = _alias(entry)
+    runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+    jobs = reverse("admin:django_faktory_job_changelist")
+    lines = [
+        (
+            _shown(entry, run.tick) if run.tick else "by hand",
+            f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
+            known.get(run.jid, run.outcome),
+            format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
+            *([run.note] if has_notes else []),
+        )
+        for run in runs
+    ]
+    if not lines:
+        return "none yet"
+    names = ("tick", "taken", "outcome", "job", *(["note"] if has_notes else []))
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
+    return format_html(
+        '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
+        SafeString(head),  # our own words only
+        format_html_join("", row, lines),
+    )
 
 
-def _without_arguments(fieldsets: Any) -> list[Any]:
-    """With what may be seen of them in the place of the arguments."""
-    instead = {"args": "shown_args", "kwargs": "shown_kwargs"}
+def _without(name: str, fieldsets: Any) -> list[Any]:
     return [
-        (title, {**options, "fields": [instead.get(name, name) for name in options["fields"]]})
+        (title, {**options, "fields": [one for one in options["fields"] if one != name]})
+        for title, options in fieldsets
+    ]
+
+
+def _shown_only(fieldsets: Any) -> list[Any]:
+    """Replace the arguments by their visible parts."""
+    return [
+        (title, {**options, "fields": [_SHOWN.get(name, name) for name in options["fields"]]})
         for title, options in fieldsets
     ]

@@ -22,6 +22,7 @@ from .cron_models import CronEntry
 from .errors import FaktoryError, InvalidCron, UnknownJobType
 from .jsonvalues import encoded, normalized
 from .payloads import MAX_NAME, JobPayload, queue_name
+from .redaction import told
 from .store import crontab, ticks
 from .store.crontab import Definition
 from .store.ticks import Enqueued
@@ -84,7 +85,7 @@ def of_settings(name: object, entry: object) -> Definition:
     """The entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
     if not isinstance(entry, Mapping):
         raise InvalidCron(
-            "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {entry!r:.80}'
+            "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {told(entry)}'
         )
     for key in entry:
         if key not in _KEYS:
@@ -144,9 +145,9 @@ def defined(
     )
     if task is not None:
         if job:
-            raise InvalidCron("job", f"a task has its options where it is defined, in @task(…), got {job!r:.80}")
+            raise InvalidCron("job", f"a task has its options where it is defined, in @task(…), got {told(job)}")
         if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
-            raise InvalidCron("args", f"expected a list, and kwargs a dict, got {args!r:.80} and {kwargs!r:.80}")
+            raise InvalidCron("args", f"expected a list, and kwargs a dict, got {told(args)} and {told(kwargs)}")
         positional, named = _call_of(task, list(args), kwargs, is_json=is_json)
         return rest._replace(args=positional, kwargs=named)
     if kwargs:
@@ -216,9 +217,9 @@ def _call_of(
 
 def _of_another_language(rest: Definition, jobtype: Any, args: Any, job: Any) -> Definition:
     if not isinstance(args, list | tuple):
-        raise InvalidCron("args", f"expected a list, got {args!r:.80}")
+        raise InvalidCron("args", f"expected a list, got {told(args)}")
     if not isinstance(job, Mapping):
-        raise InvalidCron("job", f"expected a dict, got {job!r:.80}")
+        raise InvalidCron("job", f"expected a dict, got {told(job)}")
     for member in job:
         if member not in JOB_MEMBERS:
             raise InvalidCron(f"job.{member}", f"expected one of {', '.join(JOB_MEMBERS)}")

@@ -9,7 +9,6 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
-from . import permissions
 from .errors import FaktoryError
 from .gearmonkey.settings import url_of, without_password
 from .look_only import LookOnly, asks
@@ -20,7 +19,7 @@ from .pages import GearMonkeyFunction
 class GearMonkeyAdmin(LookOnly):
     """One page. It is there where a server is set."""
 
-    has_audit_permission = asks(permissions.AUDIT_GEARMONKEY)
+    has_audit_permission = asks("gearmonkeyfunction.audit")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Hidden where GearMonkey is not used."""

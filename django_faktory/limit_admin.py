@@ -11,7 +11,7 @@ from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
 from django.utils.timezone import localtime
 
-from . import limiting, permissions
+from . import limiting
 from .buttons import Act, WithButtons
 from .errors import FaktoryError
 from .gating import Allowance, InvalidLimit, Scope, rate_text
@@ -97,12 +97,12 @@ class LimitAdmin(WithButtons):
     paginator = CappedPaginator
     actions = ("pause", "resume", "as_in_code")
     acts: ClassVar = {
-        "pause": Act(_pause, "Paused", permissions.PAUSE_TASK),
-        "resume": Act(_resume, "Resumed", permissions.RESUME_TASK),
-        "as_in_code": Act(_as_in_code, "Edit taken back", "change_limit"),
+        "pause": Act(_pause, "Paused", "limit.pause"),
+        "resume": Act(_resume, "Resumed", "limit.resume"),
+        "as_in_code": Act(_as_in_code, "Edit taken back", "limit.change"),
     }
-    has_pause_permission = asks(permissions.PAUSE_TASK)
-    has_resume_permission = asks(permissions.RESUME_TASK)
+    has_pause_permission = asks("limit.pause")
+    has_resume_permission = asks("limit.resume")
     readonly_fields = ("allows", "in_use", "waiting", "opens_at", "origin", "paused_at")
     fieldsets = (
         (None, {"fields": ("scope", "name", "concurrency", "rate", "burst")}),

@@ -14,7 +14,6 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from . import permissions
 from .lifecycle import State
 from .look_only import CappedPaginator, LookOnly, asks, log
 from .models import Job, JobLock
@@ -38,7 +37,7 @@ class JobLockAdmin(LookOnly):
     paginator = CappedPaginator
     list_per_page = 50
     actions = ("release",)
-    has_release_permission = asks(permissions.RELEASE_LOCK)
+    has_release_permission = asks("joblock.release")
     extra_fields = ("token", "holder", "since", "until", "waiting")
     fieldsets = (
         (None, {"fields": ("key", "token", "holder", "attempt", "wid", "waiting")}),

@@ -1,34 +1,52 @@
-"""What pages of the admin share: they only show, each act asks for a permission of its own and for a reason, and what
-destroys is asked for once more. Nothing is added, edited or deleted by forms of Django's.
+"""Base classes of the admin pages: parameters of addresses, effects of a POST, long texts, records of acts.
+
+Lists are filtered by their own filters only, and pages that only show accept no POST. Each act requires its own
+permission and asks for a reason; acts that destroy ask for confirmation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django import forms
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin.filters import FieldListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import get_fields_from_path, quote, unquote
+from django.contrib.admin.views.main import ORDER_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import Model
-from django.http import HttpRequest, HttpResponse
+from django.db.models import Model, QuerySet
+from django.db.models.functions import Substr
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http.response import HttpResponseBase
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
+from django.urls import URLPattern, path, reverse
 from django.utils.functional import cached_property
+from django.utils.safestring import SafeString
 
-from . import permissions
+from . import permissions, redaction
 from .readable import with_readable_text
+from .store import texts
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]
     CappedBase = Paginator[Any]
+    AnyQuerySet = QuerySet[Any]
 else:  # Django's own classes take no type parameters at run time
     AnyAdmin = admin.ModelAdmin
     CappedBase = Paginator
+    AnyQuerySet = QuerySet
+
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class AtLeast(int):
@@ -52,11 +70,12 @@ class CappedPaginator(CappedBase):
         return AtLeast(self.cap) if count > self.cap else count
 
 
-def asks(codename: str) -> Callable[..., bool]:
-    """A method `has_…_permission` of an admin, for an action's `permissions`."""
+def asks(act: str) -> Callable[..., bool]:
+    """Return a method `has_…_permission` of an admin for this act, `resource.verb`."""
+    permissions.needs(act)  # an act without an entry fails at import
 
     def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
-        return bool(request.user.has_perm(permissions.needs(codename)))
+        return permissions.may(request.user, act)
 
     return has_permission
 
@@ -102,6 +121,78 @@ def looks() -> forms.Media:
     return forms.Media(css={"all": files})
 
 
+class LongText(NamedTuple):
+    """A column with long texts: the permission it takes, its redaction, and its type as a file."""
+
+    field: str = ""
+    """Its name in `permissions.FIELDS`."""
+    redact: Callable[[Any, str], str] | None = None
+    """Return the visible part of a row's text; None if `REDACT` does not apply to the column."""
+    is_json: bool = True
+
+
+class ShownText(NamedTuple):
+    """The beginning of a text as a page shows it, and where all of it is."""
+
+    text: str
+    size: int
+    is_cut: bool
+    url: str
+
+
+def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
+    """Return the beginning of a stored text, or of `text` which was made of it."""
+    made = texts.laid_out(stored.text) if text is None else text
+    beginning = texts.cut(made)
+    return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
+
+
+def as_html(shown: ShownText) -> SafeString:
+    """Return the text and the link to its download."""
+    return render_to_string("admin/django_faktory/long_text.html", {"text": shown})
+
+
+class SafeChangeList(ChangeList):
+    """A change list that is sorted by the columns its page offers, and reads the beginnings of long texts only."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Read the columns of `beginnings` up to their length. These rows are for display: nothing saves them."""
+        page: Any = self.model_admin
+        lengths: Mapping[str, int] = page.beginnings
+        parts = {f"{column}_beginning": Substr(column, 1, length) for column, length in lengths.items()}
+        self.queryset = self.queryset.annotate(**parts)
+        super().get_results(request)
+        if lengths:
+            rows = list(self.result_list)
+            for row in rows:
+                row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
+            self.result_list = rows
+
+    def get_filters(self, request: HttpRequest) -> Any:
+        """Reject values with NUL, which PostgreSQL refuses to compare."""
+        found = super().get_filters(request)
+        if any("\x00" in value for values in self.get_filters_params().values() for value in values):
+            raise IncorrectLookupParameters
+        return found
+
+    def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
+        """Ignore columns that are not in `sortable_by`: Django only leaves their links out, and still sorts by them."""
+        asked: dict[str, str] = {}
+        for part in self.params.pop(ORDER_VAR, "").split("."):
+            asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
+        offered = [part for column, part in asked.items() if column in (self.sortable_by or ())]
+        if offered:
+            self.params[ORDER_VAR] = ".".join(offered)
+        return super().get_ordering(request, queryset)
+
+    def _column(self, part: str) -> str:
+        """Return the column that a part of the parameter `o` names, "" for none."""
+        try:
+            return str(self.list_display[int(part.rpartition("-")[2])])
+        except (IndexError, ValueError):
+            return ""
+
+
 class ReasonForm(ActionForm):
     """Beside the choice of an action: why."""
 
@@ -116,7 +207,148 @@ class ReasonForm(ActionForm):
 
 
 class Styled(AnyAdmin):
-    """With our own looks, from our own files: nothing inline."""
+    """A page with our own style sheet and script. Its list takes the parameters of its own filters only."""
+
+    link_parameters: tuple[str, ...] = ()
+    """Fields that links of our pages filter this list by, without a filter on the list itself."""
+
+    long_texts: ClassVar[Mapping[str, LongText]] = {}
+    """Columns that no list and no page reads whole, and that can be downloaded."""
+
+    beginnings: ClassVar[Mapping[str, int]] = {}
+    """Columns of `long_texts` that the list shows, and how many characters it reads of each."""
+
+    seen_with: ClassVar[Mapping[str, str]] = {}
+    """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return whether the policy shows this resource to the user."""
+        return permissions.may_see(request.user, str(self.opts.model_name))
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may edit: a form also shows, so that takes both permissions."""
+        return self.has_view_permission(request, obj) and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may delete: the page that confirms also shows."""
+        return self.has_view_permission(request, obj) and super().has_delete_permission(request, obj)
+
+    def sees(self, request: HttpRequest, name: str) -> bool:
+        """Return whether the policy shows this column or field of the page to the user."""
+        field = self.seen_with.get(name)
+        return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Leave out the fields that the policy hides from the user."""
+        return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Leave out the fields that the policy hides from the user."""
+        found = [
+            (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+        return [(title, options) for title, options in found if options["fields"]]
+
+    def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
+        """Leave long texts in the database."""
+        return super().get_queryset(request).defer(*self.long_texts)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the downloads of long texts."""
+        if not self.long_texts:
+            return super().get_urls()
+        view, name = (
+            self.admin_site.admin_view(self._download),
+            f"{self.opts.app_label}_{self.opts.model_name}_download",
+        )
+        return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
+
+    def url_of_download(self, row: Model, column: str) -> str:
+        """Return the address that all of this text is downloaded from."""
+        name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
+        return reverse(name, args=[quote(row.pk), column])
+
+    def shown(self, row: Model, *columns: str) -> dict[str, ShownText]:
+        """Read these long texts of a row, in one query, as far as a page shows them."""
+        return {
+            column: shown_text(self.seen_of(row, column, stored), self.url_of_download(row, column))
+            for column, stored in texts.read(row, *columns).items()
+        }
+
+    def seen_of(self, row: Model, column: str, stored: texts.StoredText) -> texts.StoredText:
+        """Apply `REDACT` to a text. A text that was not read whole is hidden."""
+        redact = self.long_texts[column].redact
+        if redact is None or not stored.size:
+            return stored
+        if stored.is_whole:
+            text = redact(row, stored.text)
+            return texts.StoredText(text, len(text))
+        return texts.StoredText(redaction.HIDDEN, stored.size) if redaction.is_on() else stored
+
+    def _download(self, request: HttpRequest, object_id: str, column: str) -> HttpResponseBase:
+        """Send a text as a file: all of it, redacted as on the page."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        one = self.long_texts.get(column)
+        model = str(self.opts.model_name)
+        if not permissions.may_see(request.user, model, one.field if one else None):
+            raise PermissionDenied
+        row = self.get_object(request, unquote(object_id))
+        if row is None or one is None:
+            raise Http404
+        text = texts.whole(row, column)
+        if one.redact is not None and text:
+            text = one.redact(row, text)
+        kind, end = ("application/json", "json") if one.is_json else ("text/plain; charset=utf-8", "txt")
+        return FileResponse(
+            BytesIO(text.encode("utf-8", "replace")),
+            as_attachment=True,
+            filename=f"{model}-{row.pk}-{column}.{end}",
+            content_type=kind,
+        )
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:  # noqa: ARG002
+        """Return whether the list may be filtered by this parameter.
+
+        Django admits every look-up of the model's own fields: `?payload__startswith=` would find out what `REDACT`
+        hides letter by letter, and `?payload__regex=` may keep the process busy for hours.
+        """
+        return lookup in self._parameters(request)
+
+    def _parameters(self, request: HttpRequest | None) -> set[str]:
+        found = set(self.link_parameters)
+        if self.date_hierarchy:
+            found |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
+        chosen: Any = self.list_filter if request is None else self.get_list_filter(request)
+        for one in chosen:
+            if callable(one):
+                found.add(one.parameter_name)
+                continue
+            path, create = one if isinstance(one, tuple | list) else (one, FieldListFilter.create)
+            field = get_fields_from_path(self.model, path)[-1]
+            found.update(create(field, request, {}, self.model, self, field_path=path).expected_parameters())
+        return found
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
+        """Return the class of the list."""
+        return self.list_class
+
+    list_class: type[ChangeList] = SafeChangeList
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> Any:
+        """Reject `_saveasnew` unless the page offers it: Django obeys it either way."""
+        if "_saveasnew" in request.POST and not self.save_as:
+            raise PermissionDenied
+        return super().changeform_view(request, object_id, form_url, extra_context)
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+        """Reject a POST: there is nothing to write."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        return super().history_view(request, object_id, extra_context)
 
     @property
     def media(self) -> forms.Media:
@@ -129,7 +361,7 @@ class Styled(AnyAdmin):
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Those of `get_urls`; what they show of clients' texts is readable."""
+        """Return the addresses of `get_urls`; their pages show control characters as signs."""
         found = self.get_urls()
         for one in found:
             one.callback = with_readable_text(one.callback)
@@ -176,20 +408,33 @@ class Styled(AnyAdmin):
 
 
 class LookOnly(Styled):
-    """No adding, editing or deleting: rows change by verbs only."""
+    """No adding, editing or deleting by Django's forms: rows change by acts, which have addresses of their own."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
-        """Nobody adds."""
+        """Return False for every user."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Return False for every user: Django would write all columns back as they were when the page was read."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody deletes."""
+        """Return False for every user."""
         return False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Read a row with the beginnings of its long texts: it is shown, and never saved."""
+        row = super().get_object(request, object_id, from_field)
+        if row is not None and self.beginnings:
+            row.__dict__.update(texts.beginnings(row, self.beginnings))
+        return row
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """A page to read: nothing on it can be saved."""
+        """Show the row; reject a POST."""
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
         buttons = dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
         title = {"title": f"{self.model._meta.verbose_name}".capitalize()}  # noqa: SLF001
         return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})

@@ -21,6 +21,7 @@ from . import conf
 from .lifecycle import State
 from .look_only import looks
 from .models import Job
+from .permissions import may_see
 from .readable import readable
 from .subjects import about_of
 
@@ -80,10 +81,7 @@ class JobsOfObjectMixin(AnyAdmin):
 
 
 def _sees_jobs(request: HttpRequest, obj: Any) -> bool:
-    user: Any = request.user
-    return obj is not None and bool(
-        user.has_perm("django_faktory.view_job") or user.has_perm("django_faktory.change_job")
-    )
+    return obj is not None and may_see(request.user, "job")
 
 
 def _row(job: Job) -> tuple[Any, ...]:

@@ -1,88 +1,148 @@
-"""What each act asks for: one permission each, defined here and nowhere else; admin and API ask for the same.
+"""The policy: which permission shows which resource and field, and which permission each act needs.
 
-Looking, writing and editing have Django's own: view_…, add_…, change_…, delete_…. `needs` gives the full name, as
-`user.has_perm` takes it. Pure: the models' Meta reads it.
+Admin and API ask `may` and `may_see`, and name no permission themselves. The command line asks for none: its user is
+the machine's administrator, who can read the database anyway. `REDACT` applies to all three, see `redaction`.
+
+Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
+shown by `view_job` only, wherever they are stored; an act shows nothing, so a user who may act and not view learns
+whether the act succeeded and no more. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
 APP = "django_faktory"
 
-# jobs; to enqueue asks for add_job, to edit for change_job
-RETRY_JOB = "retry_job"
-REQUEUE_JOB = "requeue_job"
-KILL_JOB = "kill_job"
-DISCARD_JOB = "discard_job"
-PRUNE_JOB = "prune_job"
-CANCEL_JOB = "cancel_job"
+ACTS: Mapping[str, str] = {
+    "job.view": "view_job",
+    "job.add": "add_job",
+    "job.change": "change_job",
+    "job.retry": "retry_job",
+    "job.requeue": "requeue_job",
+    "job.kill": "kill_job",
+    "job.discard": "discard_job",
+    "job.prune": "prune_job",
+    "job.cancel": "cancel_job",
+    "batch.view": "view_batch",
+    "batch.retry": "retry_batch",
+    "queue.view": "view_queue",
+    "queue.pause": "pause_queue",
+    "queue.resume": "resume_queue",
+    "queue.clear": "clear_queue",
+    "workerprocess.view": "view_workerprocess",
+    "workerprocess.quiet": "quiet_workerprocess",
+    "workerprocess.terminate": "terminate_workerprocess",
+    "cronentry.view": "view_cronentry",
+    "cronentry.add": "add_cronentry",
+    "cronentry.change": "change_cronentry",
+    "cronentry.delete": "delete_cronentry",
+    "cronentry.pause": "pause_cronentry",
+    "cronentry.resume": "resume_cronentry",
+    "cronentry.run": "run_cronentry",
+    "joblock.view": "view_joblock",
+    "joblock.release": "release_joblock",
+    "limit.view": "view_limit",
+    "limit.add": "add_limit",
+    "limit.change": "change_limit",
+    "limit.delete": "delete_limit",
+    "limit.pause": "pause_limit",
+    "limit.resume": "resume_limit",
+    "outboxentry.view": "view_outboxentry",
+    "outboxentry.delete": "delete_outboxentry",
+    "outboxentry.retry": "retry_outboxentry",
+    "overview.view": "view_statistics",
+    "gearmonkeyfunction.view": "view_gearmonkeyfunction",
+    "gearmonkeyfunction.audit": "audit_gearmonkeyfunction",
+}
+"""Each act, as `resource.verb`, and the permission it needs. A resource is named as its model in the admin."""
 
-# batches
-RETRY_BATCH = "retry_batch"
+FIELDS: Mapping[str, str] = {
+    "batch.callbacks": "job.view",  # they are jobs: jobtype, arguments, whether they failed
+    "batch.members": "job.view",
+    "cronentry.args": "job.view",
+    "cronentry.kwargs": "job.view",
+    "cronentry.job": "job.view",
+    "cronentry.note": "job.view",  # of a run: the error of an enqueue may quote arguments
+    "outboxentry.job": "job.view",
+    "outboxentry.error": "job.view",  # a server's message may quote the job
+    "overview.errors": "job.view",
+    "overview.running": "job.view",
+    "overview.workers": "workerprocess.view",  # host names and process ids
+    "queue.limit": "limit.view",
+    "workerprocess.running": "job.view",
+}
+"""Fields that need a second act besides `view` of their resource. All other fields are shown with their resource."""
 
-# queues
-PAUSE_QUEUE = "pause_queue"
-RESUME_QUEUE = "resume_queue"
-CLEAR_QUEUE = "clear_queue"
-VIEW_STATISTICS = "view_statistics"
+OPEN_WORDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
+"""Fields of a Query that a user may select jobs by for an act without `job.view`.
 
-# worker processes
-QUIET_WORKER = "quiet_workerprocess"
-TERMINATE_WORKER = "terminate_workerprocess"
+Each answer to another one (`args`, `texts`, `errors`, `about`) would reveal a part of a job that the user may not see.
+"""
 
-# cron entries; to write, edit and delete those of the admin asks for Django's own
-PAUSE_CRON = "pause_cronentry"
-RESUME_CRON = "resume_cronentry"
-RUN_CRON = "run_cronentry"
 
-# locks
-RELEASE_LOCK = "release_joblock"
+class HasPermissions(Protocol):
+    """A user of Django's, or of a project's own."""
 
-# limits; to write, edit and delete them asks for Django's own
-PAUSE_TASK = "pause_limit"
-RESUME_TASK = "resume_limit"
+    def has_perm(self, perm: str, obj: Any = None) -> bool:
+        """Return whether the user has this permission."""
 
-# the outbox
-RETRY_OUTBOX = "retry_outboxentry"
 
-# GearMonkey
-AUDIT_GEARMONKEY = "audit_gearmonkeyfunction"
+def needs(act: str) -> str:
+    """Return the full name of the permission that an act needs. Raises KeyError for an act that is not in the table."""
+    return f"{APP}.{ACTS[act]}"
 
-Told = tuple[tuple[str, str], ...]
-"""Names with their words, as Meta.permissions has them."""
 
-JOB: Told = (
-    (RETRY_JOB, "Can run failed jobs again now"),
-    (REQUEUE_JOB, "Can run dead and waiting jobs now"),
-    (KILL_JOB, "Can send jobs to dead"),
-    (DISCARD_JOB, "Can drop jobs that do not run"),
-    (PRUNE_JOB, "Can delete jobs that ended"),
-    (CANCEL_JOB, "Can cancel jobs, those that run too"),
+def may(user: HasPermissions, act: str) -> bool:
+    """Return whether the user may do this act, `resource.verb`. Raises KeyError for one that is not in the table."""
+    return bool(user.has_perm(needs(act)))
+
+
+def may_see(user: HasPermissions, resource: str, field: str | None = None) -> bool:
+    """Return whether the user may see this resource, or this field of it."""
+    second = FIELDS.get(f"{resource}.{field}")
+    return may(user, f"{resource}.view") and (second is None or may(user, second))
+
+
+def hidden_words(user: HasPermissions, words: Iterable[str]) -> list[str]:
+    """Return those of a query's fields that this user may not select jobs by, sorted."""
+    return [] if may_see(user, "job") else sorted(set(words) - OPEN_WORDS)
+
+
+# --- what Django stores of them
+
+Labels = tuple[tuple[str, str], ...]
+"""Permissions besides Django's own with their labels, as Meta.permissions has them."""
+
+JOB: Labels = (
+    ("retry_job", "Can run failed jobs again now"),
+    ("requeue_job", "Can run dead and waiting jobs now"),
+    ("kill_job", "Can send jobs to dead"),
+    ("discard_job", "Can drop jobs that do not run"),
+    ("prune_job", "Can delete jobs that ended"),
+    ("cancel_job", "Can cancel jobs, those that run too"),
 )
-BATCH: Told = ((RETRY_BATCH, "Can retry what failed of a batch"),)
-QUEUE: Told = (
-    (PAUSE_QUEUE, "Can pause queues"),
-    (RESUME_QUEUE, "Can resume queues"),
-    (CLEAR_QUEUE, "Can drop all that is enqueued in a queue"),
-    (VIEW_STATISTICS, "Can view the numbers of all jobs, queues and workers"),
+BATCH: Labels = (("retry_batch", "Can retry what failed of a batch"),)
+QUEUE: Labels = (
+    ("pause_queue", "Can pause queues"),
+    ("resume_queue", "Can resume queues"),
+    ("clear_queue", "Can drop all that is enqueued in a queue"),
+    ("view_statistics", "Can view the numbers of all jobs, queues and workers"),
 )
-WORKER: Told = (
-    (QUIET_WORKER, "Can have workers fetch no more jobs"),
-    (TERMINATE_WORKER, "Can have workers finish and exit"),
+WORKER: Labels = (
+    ("quiet_workerprocess", "Can have workers fetch no more jobs"),
+    ("terminate_workerprocess", "Can have workers finish and exit"),
 )
-CRON: Told = (
-    (PAUSE_CRON, "Can pause cron entries"),
-    (RESUME_CRON, "Can resume cron entries"),
-    (RUN_CRON, "Can run cron entries now"),
+CRON: Labels = (
+    ("pause_cronentry", "Can pause cron entries"),
+    ("resume_cronentry", "Can resume cron entries"),
+    ("run_cronentry", "Can run cron entries now"),
 )
-LOCK: Told = ((RELEASE_LOCK, "Can release locks by hand"),)
-LIMIT: Told = (
-    (PAUSE_TASK, "Can pause tasks"),
-    (RESUME_TASK, "Can resume tasks"),
+LOCK: Labels = (("release_joblock", "Can release locks by hand"),)
+LIMIT: Labels = (
+    ("pause_limit", "Can pause tasks"),
+    ("resume_limit", "Can resume tasks"),
 )
-OUTBOX: Told = ((RETRY_OUTBOX, "Can let refused jobs be handed on again"),)
-GEARMONKEY: Told = ((AUDIT_GEARMONKEY, "Can look for lost GearMonkey jobs"),)
-
-
-def needs(codename: str) -> str:
-    """The permission's full name."""
-    return f"{APP}.{codename}"
+OUTBOX: Labels = (("retry_outboxentry", "Can let refused jobs be handed on again"),)
+GEARMONKEY: Labels = (("audit_gearmonkeyfunction", "Can look for lost GearMonkey jobs"),)

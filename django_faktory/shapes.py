@@ -137,9 +137,13 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
 
 
 def cron_call_of(entry: CronEntry) -> dict[str, Any]:
-    """What its jobs are called with, and what else they ask for, as far as it may be seen."""
+    """Return what its jobs are called with, and their options, as far as they may be seen."""
     found = {field: _read(getattr(entry, field)) for field in ("args", "kwargs", "job")}
-    return found | {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
+    found |= {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
+    job = found["job"]
+    if isinstance(job, dict) and isinstance(custom := job.get("custom"), dict) and "kwargs" in custom:
+        found["job"] = {**job, "custom": {**custom, "kwargs": redaction.shown(entry.jobtype, custom["kwargs"])}}
+    return found
 
 
 def cron_run_of(run: CronRun) -> dict[str, Any]:

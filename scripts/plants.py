@@ -271,16 +271,62 @@ gone AS (""",
     Plant(
         "the admin asks for no permission",
         "django_faktory/look_only.py",
-        "        return bool(request.user.has_perm(permissions.needs(codename)))",
+        "        return permissions.may(request.user, act)",
         "        return bool(request.user.is_staff)",
         ("tests/admin/test_access.py", "-k", "may_only_look or all_but_that"),
     ),
     Plant(
+        "a list of the admin is filtered by any look-up in its address",
+        "django_faktory/look_only.py",
+        "        return lookup in self._parameters(request)",
+        "        return True",
+        ("tests/admin/test_lookups.py", "-k", "bad_request"),
+    ),
+    Plant(
+        "a page of the admin that only shows takes a POST",
+        "django_faktory/look_only.py",
+        """reject a POST.\"\"\"
+        if request.method not in SAFE_METHODS:
+            return HttpResponseNotAllowed(SAFE_METHODS)
+        buttons""",
+        """reject a POST.\"\"\"
+        buttons""",
+        ("tests/admin/test_read_only.py", "-k", "only_shows"),
+    ),
+    Plant(
+        "a download of the admin hides nothing",
+        "django_faktory/look_only.py",
+        "            text = one.redact(row, text)",
+        "            pass",
+        ("tests/security/test_redaction.py", "-k", "page_of_the_admin_shows"),
+    ),
+    Plant(
         "the API asks for no permission",
         "django_faktory/api/access.py",
-        "        return asked is not None and request.user.has_perm(needs(asked))",
-        "        return asked is not None and bool(needs(asked))",
+        "        return asked is not None and may(request.user, asked)",
+        "        return asked is not None",
         ("tests/api/test_access.py", "-k", "may_only_look or every_other"),
+    ),
+    Plant(
+        "an act of the API shows the row to a user who may not view it",
+        "django_faktory/api/base.py",
+        "        return Response(row(), status=code) if self.may_see else",
+        "        return Response(row(), status=code) if self.request.user else",
+        ("tests/security/test_permission_matrix.py", "-k", "the_api and jobs"),
+    ),
+    Plant(
+        "a hidden field is shown with its resource",
+        "django_faktory/permissions.py",
+        "(second is None or may(user, second))",
+        '(second is None or may(user, f"{resource}.view"))',
+        ("tests/security/test_permission_matrix.py", "-k", "cron"),
+    ),
+    Plant(
+        "wrong passwords of the API are not counted",
+        "django_faktory/api/base.py",
+        "            wrong_passwords.count(request)\n            raise",
+        "            raise",
+        ("tests/api/test_log_in.py",),
     ),
     Plant(
         "who gives no password is let in",

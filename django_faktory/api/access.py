@@ -1,16 +1,23 @@
-"""Who may do what, and how often. One permission an action; what names none is closed to everybody."""
+"""Who may do what, and how often. An action without an entry in its view's `needs` is closed to all users.
+
+Wrong passwords of HTTP Basic are counted by address, as the server counts those of HELLO; `PASSWORD_TRIES` caps both.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from django.core.cache import cache
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
-from rest_framework.throttling import UserRateThrottle
+from rest_framework.settings import api_settings
+from rest_framework.throttling import BaseThrottle, UserRateThrottle
 from rest_framework.views import APIView
 
 from .. import conf
-from ..permissions import needs
+from ..permissions import may
+from ..server.guard import network_of
 
 
 class LoggedIn(BasePermission):
@@ -32,7 +39,48 @@ class May(LoggedIn):
         if action is None:
             return True
         asked: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
-        return asked is not None and request.user.has_perm(needs(asked))
+        return asked is not None and may(request.user, asked)
+
+
+class WrongPasswords(BaseThrottle):
+    """Reject log-ins from an address that has sent `PASSWORD_TRIES` wrong passwords in this minute.
+
+    Counted in Django's default cache, as by the other throttles. Requests without an Authorization header pass. The
+    address is the connection's unless REST_FRAMEWORK["NUM_PROXIES"] is set: clients can forge X-Forwarded-For.
+    """
+
+    timer = staticmethod(time.time)
+
+    def allow_request(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
+        """Return whether the credentials of this request may be checked."""
+        most = conf.get("PASSWORD_TRIES")
+        return not most or "Authorization" not in request.headers or cache.get(self._key(request), 0) < most
+
+    def count(self, request: Request) -> None:
+        """Count a wrong password."""
+        key = self._key(request)
+        cache.add(key, 0, timeout=2 * _MINUTE_S)
+        try:
+            cache.incr(key)
+        except ValueError:  # evicted meanwhile
+            cache.set(key, 1, timeout=2 * _MINUTE_S)
+
+    def wait(self) -> float:
+        """Return the seconds until the next minute begins."""
+        return _MINUTE_S - self.timer() % _MINUTE_S
+
+    def get_ident(self, request: Request) -> str:
+        """Return the address, or the /64 network of an IPv6 address."""
+        is_behind_proxies = api_settings.NUM_PROXIES is not None
+        address = super().get_ident(request) if is_behind_proxies else request.META.get("REMOTE_ADDR")
+        return network_of(address or "")
+
+    def _key(self, request: Request) -> str:
+        name = self.get_ident(request).encode("utf-8", "replace").hex()[:200]  # a proxy's header may hold anything
+        return f"faktory_wrong_passwords_{name}_{int(self.timer() // _MINUTE_S)}"
+
+
+_MINUTE_S = 60
 
 
 class _ByUser(UserRateThrottle):

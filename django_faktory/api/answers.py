@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
 from .. import shapes
@@ -35,8 +36,9 @@ def _flag(help_text: str) -> serializers.BooleanField:
     return serializers.BooleanField(help_text=help_text, read_only=True)
 
 
-def _json(help_text: str, *, null: bool = False) -> serializers.JSONField:
-    return serializers.JSONField(help_text=help_text, allow_null=null, read_only=True)
+def _json(help_text: str) -> serializers.JSONField:
+    """Any JSON, null too: a field that allows null besides would match two schemas."""
+    return serializers.JSONField(help_text=help_text, read_only=True)
 
 
 class Shaped(Base):
@@ -102,7 +104,7 @@ class WholeJob(JobInList):
     job = _json("The job as its client sent it: args, custom and all.")
     attempts = FailedAttempt(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
     interrupted = InterruptedRun(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
-    result = _json("What the task returned, where that is kept.", null=True)
+    result = _json("What the task returned, if that is kept, else null.")
 
 
 class Enqueued(Base):
@@ -208,7 +210,7 @@ class CronRunShape(Shaped):
     at = _time("When it was taken.", null=False)
     outcome = serializers.ChoiceField([str(one) for one in Outcome], read_only=True, help_text="What became of it.")
     jid = _text("Its job.", null=True)
-    note = _text("Why there is none.", null=True)
+    note = _text("Why it has no job; null for users who may not view jobs.", null=True)
 
 
 class CronInList(Base):
@@ -231,9 +233,9 @@ class CronInList(Base):
 class WholeCron(CronInList):
     """A cron entry with what it calls, its policies, and its past."""
 
-    args = _json("The arguments, a list.")
-    kwargs = _json("The keyword arguments, an object.")
-    job = _json("What a job of another language's worker asks for: retry, reserve_for, …")
+    args = _json("The arguments, a list; null for users who may not view jobs.")
+    kwargs = _json("The keyword arguments, an object; null for users who may not view jobs.")
+    job = _json("Members of a job for another language's worker: retry, …; null for users who may not view jobs.")
     missed = _text("What becomes of ticks that no node took within a minute: skip, once or all.")
     window = _number('Seconds back that "once" and "all" look.')
     overlap = _text("While an earlier job of it waits or runs: allow another, or skip it.")
@@ -294,6 +296,7 @@ class Released(Base):
     changed = _number("1, or 0 where the lock was gone.")
 
 
+@extend_schema_serializer(many=False)  # the action is called `list`
 class Statistics(Base):
     """The numbers of all."""
 

@@ -6,10 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from django.contrib.auth.models import AnonymousUser
 from django.http import Http404
 from django_filters.rest_framework import DjangoFilterBackend
+from rest_framework import exceptions, status
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
@@ -17,7 +21,8 @@ from rest_framework.viewsets import GenericViewSet
 
 from ..brokers import get_broker
 from ..brokers.base import Broker
-from .access import Acts, May, Reads
+from ..permissions import may_see
+from .access import Acts, May, Reads, WrongPasswords
 from .described import AutoSchema
 from .problems import JobsElsewhere, handle
 from .rendering import BoundedJson, Json
@@ -39,17 +44,33 @@ class Door(APIView):
         """Problem details."""
         return handle
 
+    def perform_authentication(self, request: Request) -> None:
+        """Check who asks, unless too many wrong passwords came from there. Raises Throttled, AuthenticationFailed."""
+        wrong_passwords = WrongPasswords()
+        if not wrong_passwords.allow_request(request, self):
+            request.user = AnonymousUser()  # no renderer of the error may check the password either
+            raise exceptions.Throttled(wrong_passwords.wait(), "too many wrong passwords from this address")
+        try:
+            super().perform_authentication(request)
+        except exceptions.AuthenticationFailed:
+            wrong_passwords.count(request)
+            raise
+
     def get_throttles(self) -> list[BaseThrottle]:
         """Looking and acting are counted apart."""
         return [Reads() if self.request.method in SAFE_METHODS else Acts()]
 
 
 class Resource(Door, Generic):
-    """Rows, and what can be done to them. `needs` has the permission of each action."""
+    """Rows and the acts on them."""
+
+    resource: ClassVar[str]
+    """As `permissions` names it."""
 
     permission_classes = (May,)
     filter_backends: Any = (DjangoFilterBackend,)
     needs: ClassVar[Mapping[str, str]]
+    """The act of `permissions` that each action is."""
     lookup_value_regex = "[^/]+"
     keys = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
     """What names a row: the rest is not asked for, and never found."""
@@ -64,6 +85,15 @@ class Resource(Door, Generic):
     def filter_queryset(self, queryset: Any) -> Any:
         """Lists are filtered; what an address names is there, whatever else is asked for."""
         return super().filter_queryset(queryset) if self.action == "list" else queryset
+
+    @property
+    def may_see(self) -> bool:
+        """Whether the user may see rows of this resource."""
+        return may_see(self.request.user, self.resource)
+
+    def answer(self, row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
+        """Answer an act with the row as it is now; with 204 and no body if the user may act and not see."""
+        return Response(row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
     def said(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
         """What the request's body says, or its parameters, checked."""

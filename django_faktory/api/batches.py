@@ -11,7 +11,7 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import acts, permissions
+from .. import acts
 from ..acts import Verb
 from ..lifecycle import State
 from ..models import Batch, Job
@@ -37,13 +37,14 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     pagination_class = NewestFirst
     filterset_class = BatchFilter
     lookup_field = "bid"
+    resource = "batch"
     needs: ClassVar = {
-        "list": "view_batch",
-        "retrieve": "view_batch",
-        "members": "view_job",
-        "children": "view_batch",
-        "tree": "view_batch",
-        "retry": permissions.RETRY_BATCH,
+        "list": "batch.view",
+        "retrieve": "batch.view",
+        "members": "job.view",
+        "children": "batch.view",
+        "tree": "batch.view",
+        "retry": "batch.retry",
     }
 
     def get_queryset(self) -> Any:

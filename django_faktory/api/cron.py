@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -17,17 +17,18 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import crontab, jsontext, permissions, tasks
+from .. import crontab, jsontext, redaction, tasks
 from ..cron import Schedule, check_policies
 from ..cron_models import CronEntry, CronRun
 from ..errors import InvalidCron, InvalidPayload
 from ..payloads import rfc3339
+from ..permissions import may_see
 from ..shapes import cron_call_of, cron_entry_of, cron_run_of
 from ..store import crontab as rows
 from ..store import ticks
 from . import answers, inputs
 from .base import Resource, alias
-from .described import F, described
+from .described import UNSEEN, F, described
 from .filters import CronFilter
 from .journal import ADDED, DELETED, note
 from .paging import ByName
@@ -40,8 +41,9 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _acts(summary: str, description: str, answer: Any = answers.WholeCron) -> Callable[[F], F]:
-    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answer})
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    responses = {200: answers.WholeCron, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
 
 
 @extend_schema_view(
@@ -57,15 +59,16 @@ class CronEntries(Resource):
     filterset_class = CronFilter
     lookup_field = "name"
     lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may have slashes
+    resource = "cronentry"
     needs: ClassVar = {
-        "list": "view_cronentry",
-        "retrieve": "view_cronentry",
-        "create": "add_cronentry",
-        "partial_update": "change_cronentry",
-        "destroy": "delete_cronentry",
-        "pause": permissions.PAUSE_CRON,
-        "resume": permissions.RESUME_CRON,
-        "run": permissions.RUN_CRON,
+        "list": "cronentry.view",
+        "retrieve": "cronentry.view",
+        "create": "cronentry.add",
+        "partial_update": "cronentry.change",
+        "destroy": "cronentry.delete",
+        "pause": "cronentry.pause",
+        "resume": "cronentry.resume",
+        "run": "cronentry.run",
     }
 
     def get_queryset(self) -> Any:
@@ -76,17 +79,17 @@ class CronEntries(Resource):
         """Each with its latest run."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
         latest = ticks.latest([entry.pk for entry in page], using=alias())
-        return self.get_paginated_response([cron_entry_of(entry, latest.get(entry.pk)) for entry in page])
+        return self.get_paginated_response([self._short(entry, latest.get(entry.pk)) for entry in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """With its next times and its past."""
-        return Response(_whole(self.get_object()))
+        return Response(self._whole(self.get_object()))
 
     @described(
         summary="Write a cron entry",
         description="Judged as those of code are, so that no node meets one it cannot take.",
         request=inputs.NewCron,
-        responses={201: answers.WholeCron},
+        responses={201: answers.WholeCron, 204: UNSEEN},
     )
     def create(self, request: Request) -> Response:
         """One of the admin's own."""
@@ -102,13 +105,13 @@ class CronEntries(Resource):
         except IntegrityError as error:
             raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already") from error
         note(request, entry, "Written", flag=ADDED, reason=reason)
-        return Response(_whole(self._again(entry)), status=status.HTTP_201_CREATED)
+        return self.answer(lambda: self._whole(self._again(entry)), code=status.HTTP_201_CREATED)
 
     @described(
         summary="Edit a cron entry of the admin",
         description="What is left out stays. What code defines is changed in code.",
         request=inputs.CronChanges,
-        responses={200: answers.WholeCron},
+        responses={200: answers.WholeCron, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """A new schedule or zone counts from now on."""
@@ -120,11 +123,12 @@ class CronEntries(Resource):
             raise WrongState(f"{entry.name}: is defined in code; change it there")
         if not told:
             raise ValidationError(f"expected one of {', '.join(('schedule', 'zone', 'jobtype', *_DEFAULTS))}")
+        _refuse_to_uncover(entry, told)
         for field, value in _definition({**_said_by(entry), **told})._asdict().items():
             setattr(entry, field, value)
         rows.save(entry, using=alias())
         note(request, entry, f"Edited {', '.join(sorted(told))}", reason=reason)
-        return Response(_whole(self._again(entry)))
+        return self.answer(lambda: self._whole(self._again(entry)))
 
     @described(
         summary="Delete a cron entry",
@@ -154,7 +158,12 @@ class CronEntries(Resource):
         """A second time changes nothing."""
         return self._act(request, rows.resume, "Resumed")
 
-    @_acts("Run a cron entry now", "A job at once, whatever pause and overlap say.", answers.Enqueued)
+    @described(
+        summary="Run a cron entry now",
+        description="A job at once, whatever pause and overlap say.",
+        request=inputs.Reason,
+        responses={200: answers.Enqueued},
+    )
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
         """Its schedule goes on as before."""
@@ -169,7 +178,32 @@ class CronEntries(Resource):
         told, entry = self.said(inputs.Reason), self.get_object()
         act([entry.pk], using=alias())
         note(request, entry, done, reason=told["reason"])
-        return Response(_whole(self._again(entry)))
+        return self.answer(lambda: self._whole(self._again(entry)))
+
+    def _short(self, entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
+        found = cron_entry_of(entry, run)
+        return found | {"latest": found["latest"] and self._seen(found["latest"])}
+
+    def _whole(self, entry: CronEntry) -> dict[str, Any]:
+        using = alias()
+        runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+        said = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+        for run in runs:
+            run.outcome = said.get(run.jid, run.outcome)
+        policies = {"missed": entry.missed, "window": entry.window_s, "overlap": entry.overlap}
+        return {
+            **self._short(entry, runs[0] if runs else None),
+            **self._seen(cron_call_of(entry)),
+            **policies,
+            "next_times": _next_times(entry),
+            "runs": [self._seen(cron_run_of(run)) for run in runs],
+        }
+
+    def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
+        """With null for the members that this user may not see."""
+        return {
+            name: value if may_see(self.request.user, self.resource, name) else None for name, value in told.items()
+        }
 
     def _again(self, entry: CronEntry) -> CronEntry:
         found: CronEntry = self.get_queryset().get(pk=entry.pk)
@@ -186,27 +220,18 @@ def _definition(told: dict[str, Any]) -> rows.Definition:
     return crontab.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
 
 
+def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
+    """Refuse another jobtype for arguments that stay: `REDACT` may hide those of one and show those of the other."""
+    stay = {"args", "kwargs"} - set(told)
+    if redaction.is_on() and stay and told.get("jobtype", entry.jobtype) != entry.jobtype:
+        raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
+
+
 def _said_by(entry: CronEntry) -> dict[str, Any]:
     """What an entry says, in the API's words."""
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
     texts = {field: _read(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
-
-
-def _whole(entry: CronEntry) -> dict[str, Any]:
-    using = alias()
-    runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
-    said = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
-    for run in runs:
-        run.outcome = said.get(run.jid, run.outcome)
-    told = _said_by(entry)
-    return {
-        **cron_entry_of(entry, runs[0] if runs else None),
-        **cron_call_of(entry),
-        **{field: told[field] for field in ("missed", "window", "overlap")},
-        "next_times": _next_times(entry),
-        "runs": [cron_run_of(run) for run in runs],
-    }
 
 
 def _next_times(entry: CronEntry) -> list[str]:

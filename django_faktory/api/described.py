@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from drf_spectacular.openapi import AutoSchema as Framework
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiResponse, extend_schema
 
 PROBLEM = {
     "type": "object",
@@ -29,6 +29,9 @@ PROBLEM = {
         },
     },
 }
+
+UNSEEN = OpenApiResponse(None, "Done. The user may do this and not view the row.")
+"""Of 204: see `base.Resource.answer`."""
 
 
 class AutoSchema(Framework):

@@ -138,9 +138,7 @@ class CronChanges(Reason):
     jobtype = serializers.CharField(
         max_length=255, help_text="A task of this project, or what a worker in another language calls it."
     )
-    queue = serializers.RegexField(
-        r"^[A-Za-z0-9._-]{0,255}\Z", required=False, allow_blank=True, help_text="Empty: the task's own."
-    )
+    queue = serializers.CharField(max_length=255, required=False, allow_blank=True, help_text="Empty: the task's own.")
     args = _Array(required=False, help_text="Arguments, as a job carries them.")
     kwargs = _Object(required=False, help_text="Keyword arguments; for tasks of this project.")
     job = _Object(

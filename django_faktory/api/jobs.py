@@ -9,26 +9,29 @@ from django.db.models import Max
 from drf_spectacular.utils import extend_schema_view
 from rest_framework import status
 from rest_framework.decorators import action
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import acts, permissions, tasks
+from .. import acts, tasks
 from ..acts import Verb
 from ..editing import Changes, check_call, edit
 from ..models import Job, JobQuerySet
+from ..permissions import hidden_words
+from ..queries import Query
 from ..redaction import query_of
 from ..shapes import SHORT, whole_job_of
 from . import answers, inputs
 from .base import Resource, alias, broker
-from .described import F, described
+from .described import UNSEEN, F, described
 from .filters import JobFilter
 from .journal import ADDED, DELETED, note
 from .paging import NewestFirst
 from .problems import WrongState
 
 COUNTED = 10_000
+_WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about:"}
 DONE = {
     Verb.RETRY: "Retried",
     Verb.REQUEUE: "Requeued",
@@ -39,13 +42,15 @@ DONE = {
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
-    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answers.Done})
+    responses = {200: answers.Done, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
 
 
 def _bulk(summary: str) -> Callable[[F], F]:
     return described(
         summary=summary,
-        description="A bounded part of the jobs that a query means; send `next` as `after` until it is null.",
+        description="A bounded part of the jobs that a query selects; send `next` as `after` until it is null. Without "
+        "`view_job`, `dry_run` is refused, and queries by anything but state, queue, task, batch, jid and age.",
         request=inputs.Bulk,
         responses={200: answers.BulkDone},
     )
@@ -68,22 +73,23 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     pagination_class = NewestFirst
     filterset_class = JobFilter
     lookup_field = "jid"
+    resource = "job"
     needs: ClassVar = {
-        "list": "view_job",
-        "retrieve": "view_job",
-        "create": "add_job",
-        "partial_update": "change_job",
-        "retry": permissions.RETRY_JOB,
-        "requeue": permissions.REQUEUE_JOB,
-        "kill": permissions.KILL_JOB,
-        "discard": permissions.DISCARD_JOB,
-        "prune": permissions.PRUNE_JOB,
-        "cancel": permissions.CANCEL_JOB,
-        "bulk_retry": permissions.RETRY_JOB,
-        "bulk_requeue": permissions.REQUEUE_JOB,
-        "bulk_kill": permissions.KILL_JOB,
-        "bulk_discard": permissions.DISCARD_JOB,
-        "bulk_prune": permissions.PRUNE_JOB,
+        "list": "job.view",
+        "retrieve": "job.view",
+        "create": "job.add",
+        "partial_update": "job.change",
+        "retry": "job.retry",
+        "requeue": "job.requeue",
+        "kill": "job.kill",
+        "discard": "job.discard",
+        "prune": "job.prune",
+        "cancel": "job.cancel",
+        "bulk_retry": "job.retry",
+        "bulk_requeue": "job.requeue",
+        "bulk_kill": "job.kill",
+        "bulk_discard": "job.discard",
+        "bulk_prune": "job.prune",
     }
 
     def get_queryset(self) -> JobQuerySet:
@@ -127,7 +133,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         summary="Edit a job that does not run",
         description="Its arguments, queue, priority or time. The rest of it stays as its client sent it.",
         request=inputs.JobChanges,
-        responses={200: answers.WholeJob},
+        responses={200: answers.WholeJob, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """What is left out stays."""
@@ -145,7 +151,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             using=alias(),
         )
         note(request, job, f"Edited {', '.join(changed)}", reason=told["reason"])
-        return Response(whole_job_of(job))
+        return self.answer(lambda: whole_job_of(job))
 
     @_acts("Run a failed job again now", "One that is dead, or waits for its retry.")
     @action(detail=True, methods=["post"])
@@ -229,11 +235,21 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         if not changed:
             raise WrongState(f"{self.action}: not possible for a job that is {job.state}")
         note(request, job, done, flag=DELETED if state is None else 2, reason=reason)
-        return Response({"changed": changed, "state": state})
+        return self.answer(lambda: {"changed": changed, "state": state})
+
+    def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
+        """Refuse what would show a part of jobs that the user may not see. Raises PermissionDenied."""
+        asked = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
+        hidden = [_WORDS[name] for name in hidden_words(self.request.user, asked)]
+        if hidden:
+            raise PermissionDenied(f"query: {', '.join(hidden)} look at what only users who may view jobs see")
+        if is_dry and not self.may_see:
+            raise PermissionDenied("dry_run: counts jobs, for users who may view them")
 
     def _act_on_many(self, request: Request, verb: Verb) -> Response:
         told = self.said(inputs.Bulk)
         query = query_of(told["query"])
+        self._refuse_to_reveal(query, is_dry=told["dry_run"])
         if query.is_empty:
             legal = " or ".join(sorted(acts.STATES[verb]))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})

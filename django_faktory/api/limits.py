@@ -14,14 +14,14 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import limiting, permissions
+from .. import limiting
 from ..gating import Allowance
 from ..models import Limit
 from ..shapes import limit_of
 from ..store import limits
 from . import answers, inputs
 from .base import Resource, alias
-from .described import F, described
+from .described import UNSEEN, F, described
 from .filters import LimitFilter
 from .journal import ADDED, DELETED, note
 from .paging import NewestFirst
@@ -50,14 +50,15 @@ class Limits(Resource):
     lookup_url_kwarg = "id"
     lookup_value_regex = "[0-9]{1,18}"
     keys = re.compile("[0-9]{1,18}")
+    resource = "limit"
     needs: ClassVar = {
-        "list": "view_limit",
-        "retrieve": "view_limit",
-        "create": "add_limit",
-        "update": "change_limit",
-        "destroy": "delete_limit",
-        "pause": permissions.PAUSE_TASK,
-        "resume": permissions.RESUME_TASK,
+        "list": "limit.view",
+        "retrieve": "limit.view",
+        "create": "limit.add",
+        "update": "limit.change",
+        "destroy": "limit.delete",
+        "pause": "limit.pause",
+        "resume": "limit.resume",
     }
 
     def get_queryset(self) -> Any:
@@ -78,7 +79,7 @@ class Limits(Resource):
         summary="Set a limit",
         description="It holds at once, for jobs that wait and run already.",
         request=inputs.NewLimit,
-        responses={201: answers.WholeLimit},
+        responses={201: answers.WholeLimit, 204: UNSEEN},
         parameters=[OpenApiParameter("id", exclude=True)],
     )
     def create(self, request: Request) -> Response:
@@ -89,20 +90,20 @@ class Limits(Resource):
             raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
         limit = limits.put(told["scope"], name, allowance, using=alias())
         note(request, limit, "Written", flag=ADDED, reason=told.get("reason", ""))
-        return Response(_whole(limit), status=status.HTTP_201_CREATED)
+        return self.answer(lambda: _whole(limit), code=status.HTTP_201_CREATED)
 
     @described(
         summary="Change a limit",
         description="It holds at once, and overrules code. What is left out is none.",
         request=inputs.LimitChanges,
-        responses={200: answers.WholeLimit},
+        responses={200: answers.WholeLimit, 204: UNSEEN},
     )
     def update(self, request: Request, **_: Any) -> Response:
         """A pause of it stays."""
         told, limit = self.said(inputs.LimitChanges), self.get_object()
         changed = limits.put(limit.scope, limit.name, _allowance(told), using=alias())
         note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
-        return Response(_whole(changed))
+        return self.answer(lambda: _whole(changed))
 
     @described(
         summary="Take a limit away",

@@ -13,7 +13,6 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import permissions
 from ..models import JobLock
 from ..store import operations
 from . import answers, inputs
@@ -39,10 +38,11 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     lookup_field = "pk"
     lookup_url_kwarg = "token"
     keys = re.compile("[0-9]{1,18}")
+    resource = "joblock"
     needs: ClassVar = {
-        "list": "view_joblock",
-        "retrieve": "view_joblock",
-        "release": permissions.RELEASE_LOCK,
+        "list": "joblock.view",
+        "retrieve": "joblock.view",
+        "release": "joblock.release",
     }
 
     def get_queryset(self) -> Any:

@@ -36,6 +36,7 @@ _OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]]
     ((errors.JobNotFound, errors.UnknownBatch, errors.UnknownWorker), 404, "not-found", "Not found"),
     ((errors.BrokerUnavailable, OperationalError, InterfaceError), 503, "unavailable", "Not available just now"),
 ]
+_UNSEEN = "it does not fit the row as it is; the reason is shown to users who may view it"
 _HIDDEN = "the database cannot be used just now; try again"
 """In place of a driver's words, which name hosts and users."""
 
@@ -60,6 +61,10 @@ class WrongState(exceptions.APIException):
     status_code = status.HTTP_409_CONFLICT
 
 
+_ABOUT_ROWS = (errors.InvalidCron, errors.InvalidPayload, errors.InvalidTransition, errors.NotUnique, WrongState)
+"""Errors of acts on one row, whose text may quote the row."""
+
+
 class JobsElsewhere(exceptions.APIException):
     """The jobs are on a Faktory server: its protocol has no command for this."""
 
@@ -77,7 +82,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     if told is None:
         return None
     problem, headers = told
-    request = context["request"]
+    request, view = context["request"], context["view"]
+    if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:
+        _hide(problem)
     problem["instance"] = request.path
     set_rollback()
     response = Response(problem, status=problem["status"], headers=headers)
@@ -85,6 +92,12 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
         request.accepted_renderer, request.accepted_media_type = Json(), MEDIA_TYPE
         response.content_type = MEDIA_TYPE
     return response
+
+
+def _hide(problem: dict[str, Any]) -> None:
+    problem["detail"] = _UNSEEN
+    for one in problem.get("errors", []):
+        one["detail"] = _UNSEEN
 
 
 def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:

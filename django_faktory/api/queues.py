@@ -11,14 +11,13 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import permissions
 from ..errors import FaktoryError
 from ..models import Queue
 from ..shapes import time_of
 from ..store import queues as rows
 from . import answers, inputs
 from .base import Resource, alias, broker
-from .described import F, described
+from .described import UNSEEN, F, described
 from .filters import QueueFilter
 from .journal import note
 from .paging import FewByName
@@ -29,8 +28,9 @@ CLEARS_FOR_S = 5.0
 """After so long a request to clear ends between two steps, and says that there is more."""
 
 
-def _acts(summary: str, description: str, answer: Any = answers.QueueShape) -> Callable[[F], F]:
-    return described(summary=summary, description=description, request=inputs.Reason, responses={200: answer})
+def _acts(summary: str, description: str) -> Callable[[F], F]:
+    responses = {200: answers.QueueShape, 204: UNSEEN}
+    return described(summary=summary, description=description, request=inputs.Reason, responses=responses)
 
 
 @extend_schema_view(
@@ -45,12 +45,13 @@ class Queues(Resource):
     pagination_class = FewByName
     filterset_class = QueueFilter
     lookup_field = "name"
+    resource = "queue"
     needs: ClassVar = {
-        "list": "view_queue",
-        "retrieve": "view_queue",
-        "pause": permissions.PAUSE_QUEUE,
-        "resume": permissions.RESUME_QUEUE,
-        "clear": permissions.CLEAR_QUEUE,
+        "list": "queue.view",
+        "retrieve": "queue.view",
+        "pause": "queue.pause",
+        "resume": "queue.resume",
+        "clear": "queue.clear",
     }
 
     def get_queryset(self) -> Any:
@@ -82,10 +83,11 @@ class Queues(Resource):
         broker().resume([queue.name])
         return self._done(request, queue, "Resumed", told["reason"])
 
-    @_acts(
-        "Clear a queue",
-        "Drop all that is enqueued in it, and forget the queue and its pause. In steps, for some seconds at most.",
-        answers.Cleared,
+    @described(
+        summary="Clear a queue",
+        description="Drop all jobs enqueued in it, and forget the queue and its pause. It ends after 5 seconds.",
+        request=inputs.Reason,
+        responses={200: answers.Cleared},
     )
     @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:
@@ -109,7 +111,7 @@ class Queues(Resource):
     def _done(self, request: Request, queue: Queue, done: str, reason: str) -> Response:
         note(request, queue, done, reason=reason)
         queue.refresh_from_db()
-        return Response(_shown([queue])[0])
+        return self.answer(lambda: _shown([queue])[0])
 
 
 def _shown(page: Any) -> Any:

@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
-from .. import conf, permissions
+from .. import conf
 from ..lifecycle import State
 from ..store import stats
 from . import answers
@@ -24,7 +24,7 @@ class Numbers(Door, ViewSet):
     """One look at everything."""
 
     permission_classes = (May,)
-    needs: ClassVar = {"list": permissions.VIEW_STATISTICS}
+    needs: ClassVar = {"list": "overview.view"}
 
     @described(
         operation_id="statistics_retrieve",

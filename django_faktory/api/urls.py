@@ -62,6 +62,13 @@ class OpenApi(Door, SpectacularAPIView):
         "OAS_VERSION": "3.1.0",
     }
 
+    def _get_schema_response(self, request: Any) -> Any:
+        """With the address that the paths are below: relative to the document's own, so it fits behind any proxy."""
+        answer = super()._get_schema_response(request)  # type: ignore[no-untyped-call]
+        mount = request.path.removesuffix("schema/").rstrip("/")
+        answer.data = {**answer.data, "servers": [{"url": mount or "/"}]}
+        return answer
+
 
 router = _Router()
 for name, resource in RESOURCES.items():

@@ -10,7 +10,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import conf, permissions
+from .. import conf
 from ..models import WorkerProcess
 from ..shapes import worker_of
 from ..store import workers as rows
@@ -38,11 +38,12 @@ class Workers(Resource):
     pagination_class = ByWid
     filterset_class = WorkerFilter
     lookup_field = "wid"
+    resource = "workerprocess"
     needs: ClassVar = {
-        "list": "view_workerprocess",
-        "retrieve": "view_workerprocess",
-        "quiet": permissions.QUIET_WORKER,
-        "terminate": permissions.TERMINATE_WORKER,
+        "list": "workerprocess.view",
+        "retrieve": "workerprocess.view",
+        "quiet": "workerprocess.quiet",
+        "terminate": "workerprocess.terminate",
     }
 
     def get_queryset(self) -> Any:

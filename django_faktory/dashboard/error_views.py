@@ -14,9 +14,10 @@ from .. import acts, conf
 from ..lifecycle import State
 from ..look_only import LookOnly, log
 from ..models import Job
+from ..permissions import may
+from ..store import texts
 from . import groups, sweeps, verbs
 from .groups import Kind
-from .job_page import kind_of
 from .overview import capped
 
 SHOWN = 20
@@ -60,20 +61,21 @@ class ErrorViews(LookOnly):
             count=len(ids),
             latest=latest,
             may_retry=retry.is_allowed(request),
-            may_edit=request.user.has_perm("django_faktory.change_job"),
+            may_edit=may(request.user, "job.change"),
             may_discard=verbs.ACTS["discard"].is_allowed(request),
             tried=self._fate(request),
             every_s=TRIED_EVERY_S,
         )
 
     def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Retry this one; what comes of it is told on the page of its group."""
+        """Retry this one; the page of its group shows how it ends."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
+        self._may_look(request)  # the redirect names the job's error
         if not verbs.ACTS["retry"].is_allowed(request):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
-        kind = kind_of(job)
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        kind = groups.kind_of(job, texts.beginnings(job, {"failure": groups.READ})["failure"])
         if acts.try_one(job):
             log(request, [job], "Retried, to see how it fares")
         else:
@@ -90,7 +92,7 @@ class ErrorViews(LookOnly):
         pk = request.GET.get("tried", "")
         if not pk.isdecimal() or len(pk) > 18:
             return None
-        columns = ("jid", "jobtype", "state", "errtype", "failure", "finished_at")
+        columns = ("jid", "jobtype", "state", "errtype", "finished_at")
         job = Job.objects.using(conf.get("DATABASE")).filter(pk=int(pk)).only(*columns).first()
         state = job.state if job else None
         return {
@@ -100,7 +102,7 @@ class ErrorViews(LookOnly):
             "is_good": state == State.SUCCEEDED,
             "is_bad": state in (State.DEAD, State.RETRIES),
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
-            "message": groups.message_of(job.failure[: groups.READ]) if job else "",
+            "message": groups.message_of(texts.beginnings(job, {"failure": groups.READ})["failure"]) if job else "",
         }
 
     def _may_look(self, request: HttpRequest) -> None:

@@ -85,6 +85,11 @@ def head_of(message: str) -> str:
     return _changing.sub("N", line[: LONGEST * 2])[:LONGEST]
 
 
+def kind_of(job: Job, failure: str) -> Kind:
+    """Return the group of a dead job; `failure` is the beginning of its failure's text."""
+    return Kind(job.errtype, job.jobtype, head_of(message_of(failure)))
+
+
 def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> Found:
     """The groups of these jobs, in one query."""
     fields = ("pk", "errtype", "jobtype", "told", "finished_at", "queue")

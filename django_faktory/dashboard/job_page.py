@@ -1,8 +1,8 @@
-"""What a job's page tells: its facts, its attempts as a timeline, its texts laid out to be read."""
+"""The context of a job's page: facts, the attempts as a timeline, and the beginnings of its long texts."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from django.apps import apps
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
 from .. import redaction
@@ -20,19 +20,30 @@ from ..cron_models import CronRun
 from ..editing import EDITABLE
 from ..errors import FaktoryError
 from ..jsonfields import parse_instant
-from ..jsontext import decode, last_members
+from ..jsontext import last_members
 from ..lifecycle import State
 from ..lock_admin import holder_of
+from ..look_only import shown_text
 from ..models import Batch, Gate, Job, Tracking, WorkerProcess
+from ..permissions import may
 from ..queries import split_about
-from ..results import runs_of
+from ..results import Attempt, runs_of
 from ..store.ahead import is_unconfirmed
+from ..store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
 from . import groups, verbs
-from .groups import Kind
 from .overview import duration
 
 SHOWN = 50
 """Attempts on the page, the latest ones."""
+
+MESSAGE_BYTES = 2048
+TIMELINE_BYTES = 48 * 1024
+"""Bytes of HTML for an attempt's message, and for all messages and backtraces together."""
+
+EDITED = WHOLE
+"""Characters of the longest arguments that the page of an edit shows."""
+
+TOO_LONG = "Its arguments are too long to be edited on a page: the API takes others."
 
 
 class Moment(NamedTuple):
@@ -49,65 +60,57 @@ class Moment(NamedTuple):
     backtrace: str = ""
 
 
-def told(job: Job, request: HttpRequest) -> dict[str, Any]:
-    """All that the template shows."""
-    payload = redaction.shown_job(job.jobtype, job.payload)
-    members = _members(payload)
+def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
+    """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
+    payload = stored["payload"]
+    members = _members(payload.text) if payload.is_whole else {}
     custom = _members(members.get("custom", ""))
+    shown = {column: shown_text(text, urls[column]) for column, text in stored.items() if text.size}
+    for name, text in (("args", members.get("args", "")), ("kwargs", custom.get("kwargs", ""))):
+        if text:
+            shown[name] = shown_text(payload, urls["payload"], laid_out(text))
     return {
         "job": job,
         "facts": [(name, value) for name, value in _facts(job) if value not in (None, "", "–")],
         "times": [(name, at) for name, at in _times(job) if at is not None],
-        "args": laid_out(members.get("args", "")),
-        "kwargs": laid_out(custom.get("kwargs", "")),
-        "result": laid_out(job.result or ""),
-        "whole": laid_out(payload),
-        "timeline": timeline(job),
+        "texts": shown,
+        "is_too_long": not payload.is_whole,
+        "timeline": timeline(job, stored["history"]),
         "acts": verbs.fitting(job, request),
-        "may_edit": job.state in EDITABLE and request.user.has_perm("django_faktory.change_job"),
-        "kind": kind_of(job) if job.state == State.DEAD else None,
+        "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
+        "kind": groups.kind_of(job, stored["failure"].text[: groups.READ]) if job.state == State.DEAD else None,
         "may_try": job.state == State.DEAD and verbs.ACTS["retry"].is_allowed(request),
     }
 
 
-def kind_of(job: Job) -> Kind:
-    """Which group of dead jobs it is in."""
-    return Kind(job.errtype, job.jobtype, groups.head_of(groups.message_of(job.failure[: groups.READ])))
-
-
-def laid_out(text: str) -> str:
-    """JSON to be read; what is none, as it is."""
-    if not text:
-        return ""
-    try:
-        return _spelled(json.dumps(decode(text), indent=2, ensure_ascii=False))
-    except (FaktoryError, ValueError):
-        return text
-
-
-def _spelled(text: str) -> str:
-    """JSON that means the same, with escapes for what nobody would see: who edits it sends back what was there."""
-    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
-
-
-def call_of(job: Job) -> tuple[str, str]:
-    """Its arguments as somebody edits them; where some are hidden, as they are shown."""
-    members = _members(redaction.shown_job(job.jobtype, job.payload))
+def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
+    """Return a job's arguments as they are edited, those by keyword, and why they cannot be edited, "" if they can."""
+    if not payload.is_whole:
+        return "", "", TOO_LONG
+    members = _members(redaction.shown_job(job.jobtype, payload.text))
     kwargs = _members(members.get("custom", "")).get("kwargs", "")
-    return laid_out(members.get("args", "[]")), laid_out(kwargs) or "{}"
+    found = laid_out(members.get("args", "[]"), EDITED), laid_out(kwargs, EDITED) or "{}"
+    if any(len(text) > EDITED for text in found):
+        return "", "", TOO_LONG
+    if job.state not in EDITABLE:
+        return *found, f"It is {job.state}: only a job that may run, and does not, can be edited."
+    if redaction.hides(job.jobtype, payload.text):
+        return *found, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
+    return *found, ""
 
 
-def timeline(job: Job) -> list[Moment]:
-    """From the beginning to now."""
-    runs = runs_of(job.history)
+def timeline(job: Job, history: StoredText) -> list[Moment]:
+    """Return the job's events, oldest first. Room for backtraces goes to the latest attempts first."""
+    runs = runs_of(history.text) if history.is_whole else []
     left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
     # A history has an end, and an imported job comes with its latest failure only.
     forgotten = max(0, job.failures + job.losses - sum(not one.is_interruption for one in runs))
     number = forgotten + sum(not one.is_interruption for one in left_out)
+    messages, backtraces = _cut_runs(shown)
     found = [Moment("Pushed", job.created_at)]
     if earlier := forgotten + len(left_out):
         found.append(Moment(f"{earlier} earlier attempt{'s' * (earlier > 1)}", None))
-    for one in shown:
+    for one, message, backtrace in zip(shown, messages, backtraces, strict=True):
         begun, failed = _instant(one.started_at), _instant(one.failed_at)
         number += not one.is_interruption
         if one.is_interruption:
@@ -121,11 +124,21 @@ def timeline(job: Job) -> list[Moment]:
                 took=_between(begun, failed),
                 worker=one.wid,
                 error=one.errtype,
-                message=one.message,
-                backtrace="\n".join(one.backtrace),
+                message=message,
+                backtrace=backtrace,
             )
         )
     return [*found, _now(job)]
+
+
+def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
+    """Return the messages and backtraces of these attempts: the page has room for so much of them all together."""
+    left, messages, backtraces = TIMELINE_BYTES, [], []
+    for one in reversed(runs):
+        messages.append(cut(one.message, min(left, MESSAGE_BYTES)))
+        backtraces.append(cut("\n".join(one.backtrace), min(left, SHOWN_BYTES)))
+        left = max(0, left - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
+    return messages[::-1], backtraces[::-1]
 
 
 _WAITS = {
@@ -204,7 +217,8 @@ def _progress(job: Job, using: str) -> str:
     said = Tracking.objects.using(using).filter(jid=job.jid).first()
     if said is None or said.updated_at < job.created_at:
         return ""
-    return " ".join(word for word in (f"{said.percent} %" if said.percent is not None else "", said.desc) if word)
+    words = (f"{said.percent} %" if said.percent is not None else "", cut(said.desc or "", MESSAGE_BYTES))
+    return " ".join(word for word in words if word)
 
 
 def _worker(job: Job, using: str) -> SafeString | str | None:

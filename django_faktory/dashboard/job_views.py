@@ -1,8 +1,8 @@
-"""One job: its page, the buttons on it, and other arguments for it."""
+"""One job: its page, the acts on it, an edit of its arguments, and the downloads of its long texts."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -13,19 +13,24 @@ from django.urls import URLPattern, path, reverse
 from .. import conf, editing, redaction
 from ..errors import FaktoryError, InvalidPayload
 from ..jsontext import decode
-from ..look_only import LookOnly, asks, log
+from ..look_only import LongText, LookOnly, asks, log
 from ..models import Job
-from ..permissions import APP
+from ..permissions import may_see
+from ..store import texts
 from . import job_page, verbs
-
-_CHANGE = f"{APP}.change_job"
 
 
 class JobViews(LookOnly):
     """The page, and what its buttons do."""
 
     change_form_template = "admin/django_faktory/job.html"
-    has_edit_permission = asks("change_job")
+    long_texts: ClassVar = {
+        "payload": LongText(redact=lambda job, text: redaction.shown_job(job.jobtype, text)),
+        "result": LongText(),
+        "history": LongText(),
+        "failure": LongText(),
+    }
+    has_edit_permission = asks("job.change")
 
     def get_urls(self) -> list[URLPattern]:
         """With those of buttons."""
@@ -37,18 +42,23 @@ class JobViews(LookOnly):
         ]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The page; nothing of it is a form of Django's."""
+        """Show the page; it has no form of Django's."""
         job = kwargs.get("obj")
-        more = job_page.told(job, request) if job is not None else {}
+        more = {}
+        if job is not None:
+            stored = texts.read(job, *self.long_texts)
+            stored["payload"] = self.seen_of(job, "payload", stored["payload"])
+            urls = {column: self.url_of_download(job, column) for column in self.long_texts}
+            more = job_page.told(job, stored, urls, request)
         return super().render_change_form(request, {**context, **more}, *args, **kwargs)
 
     def _act_on_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         act = verbs.ACTS.get(verb)
-        if act is None or verb == "clear" or not act.is_allowed(request):
+        if act is None or verb == "clear" or not act.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         if act.warning:
             asked = self.confirmed(
                 request, f"{act.label} this job?", what=[job], note=act.warning, button=f"Yes, {act.label.lower()}"
@@ -67,15 +77,11 @@ class JobViews(LookOnly):
         return HttpResponseRedirect(_page(pk) if is_there else reverse("admin:django_faktory_job_changelist"))
 
     def _edit(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """GET shows its arguments, POST takes others."""
-        if not self.has_edit_permission(request):
+        """Show the arguments; a POST replaces them."""
+        if not self.has_edit_permission(request) or not may_see(request.user, "job"):
             raise PermissionDenied
-        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")), pk=pk)
-        args, kwargs = job_page.call_of(job)
-        can_be = job.state in editing.EDITABLE
-        trouble = "" if can_be else f"It is {job.state}: only a job that may run, and does not, can be edited."
-        if redaction.hides(job.jobtype, job.payload):
-            trouble = trouble or "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
+        job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        args, kwargs, trouble = job_page.editable_call(job, texts.read(job, "payload")["payload"])
         if request.method == "POST" and not trouble:
             args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
             try:

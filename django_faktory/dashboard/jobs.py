@@ -11,7 +11,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
-from .. import permissions
 from ..errors import InvalidQuery
 from ..lifecycle import State
 from ..look_only import CappedPaginator, asks, log
@@ -26,7 +25,6 @@ _VIEWS = (
     State.DISCARDED, State.EXPIRED,
 )  # fmt: skip
 _MARKS = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEEDED: "faktory-good"}
-_LONG = ("payload", "failure", "history", "result")
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -67,6 +65,7 @@ class QueueFilter(admin.SimpleListFilter):
 class JobAdmin(JobViews, ErrorViews, SweepViews):
     """Jobs: found by the query language; retried, run, cancelled, killed, discarded, deleted."""
 
+    link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
     list_display = ("jobtype", "marked_state", "queue", "when", "attempts", "error", "jid")
     list_filter = (StateFilter, QueueFilter)
@@ -83,17 +82,12 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     actions = ("retry", "requeue", "cancel", "kill", "discard", "prune")
     fieldsets = ((None, {"fields": ("jid",)}),)
 
-    has_retry_permission = asks(permissions.RETRY_JOB)
-    has_requeue_permission = asks(permissions.REQUEUE_JOB)
-    has_cancel_permission = asks(permissions.CANCEL_JOB)
-    has_kill_permission = asks(permissions.KILL_JOB)
-    has_discard_permission = asks(permissions.DISCARD_JOB)
-    has_prune_permission = asks(permissions.PRUNE_JOB)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        """Rows without their long texts: a list of fifty must not load fifty payloads."""
-        found = super().get_queryset(request)
-        return found.defer(*_LONG) if request.resolver_match and not request.resolver_match.kwargs else found
+    has_retry_permission = asks("job.retry")
+    has_requeue_permission = asks("job.requeue")
+    has_cancel_permission = asks("job.cancel")
+    has_kill_permission = asks("job.kill")
+    has_discard_permission = asks("job.discard")
+    has_prune_permission = asks("job.prune")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str

@@ -5,7 +5,7 @@ Sizes come from the counts that all pages, INFO and metrics of this process shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import nsmallest
@@ -91,10 +91,11 @@ class Overview:
     charts: list[Chart]
     queues: list[QueueLine]
     hidden_queues: int
-    running: list[tuple[Job, str]]
-    workers: list[WorkerLine]
+    running: list[tuple[Job, str]] | None
+    workers: list[WorkerLine] | None
     alarms: list[Alarm]
-    groups: list[Group]
+    groups: list[Group] | None
+    """These three are None if the user may see numbers only."""
 
 
 def capped(count: int, most: int | None = None) -> str:
@@ -121,22 +122,21 @@ def jobs_link(**wanted: str) -> str:
     return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
-def read(*, using: str) -> Overview:
-    """Look at everything once."""
+def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
+    """Read the numbers of the page, and those of its parts `running`, `workers` and `errors` that `sees` admits."""
     now = timezone.now()
     counts = stats.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
-    processes = _workers(using)
     return Overview(
         at=now,
         tiles=[_tile(counts, state) for state in _TILES],
         charts=[minutes(now, using=using), _days(now, using)],
         queues=sorted(queues_.shown, key=lambda line: line.name),
         hidden_queues=queues_.total - len(queues_.shown),
-        running=[(job, ago(job.started_at or now)) for job in running(using=using)],
-        workers=processes,
+        running=[(job, ago(job.started_at or now)) for job in running(using=using)] if sees("running") else None,
+        workers=_workers(using) if sees("workers") else None,
         alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
-        groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5],
+        groups=found(Job.objects.using(using).dead(), most=GROUPS_LOOKED_AT).groups[:5] if sees("errors") else None,
     )
 
 

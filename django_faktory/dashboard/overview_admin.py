@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 
-from .. import conf, permissions
-from ..look_only import LookOnly, asks
+from .. import conf
+from ..look_only import LookOnly
+from ..permissions import may_see
 from . import overview
 
 REFRESHED_EVERY_S = 5
@@ -17,12 +19,6 @@ REFRESHED_EVERY_S = 5
 
 class OverviewAdmin(LookOnly):
     """One page, and the part of it that is fetched again and again."""
-
-    has_view_permission = asks(permissions.VIEW_STATISTICS)
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
-        """Nobody has."""
-        return False
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Shown to those who may see it."""
@@ -43,7 +39,7 @@ class OverviewAdmin(LookOnly):
     def _shown(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        seen = overview.read(using=conf.get("DATABASE"))
+        seen = overview.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
         return self.page(
             request,
             template,

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
-from .. import acts, permissions
+from .. import acts
 from ..gating import Scope
-from ..look_only import LookOnly, asks, log
+from ..look_only import LookOnly, SafeChangeList, asks, log
 from ..models import Limit, Queue
+from ..permissions import may, may_see
 from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
 
 
-class QueueList(ChangeList):
+class QueueList(SafeChangeList):
     """With the numbers of the page's queues, asked for once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -36,6 +36,8 @@ class QueueAdmin(LookOnly):
     """Queues: the names that somebody used."""
 
     change_form_template = "admin/django_faktory/queue.html"
+    list_class = QueueList
+    seen_with: ClassVar = {"limit": "limit"}
     list_display = ("name", "depth", "latency", "limit", "state")
     search_fields = ("name",)
     ordering = ("name",)
@@ -43,13 +45,9 @@ class QueueAdmin(LookOnly):
     sortable_by = ("name",)
     actions = ("pause", "resume", "clear")
 
-    has_pause_permission = asks(permissions.PAUSE_QUEUE)
-    has_resume_permission = asks(permissions.RESUME_QUEUE)
-    has_clear_permission = asks(permissions.CLEAR_QUEUE)
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Ours."""
-        return QueueList
+    has_pause_permission = asks("queue.pause")
+    has_resume_permission = asks("queue.resume")
+    has_clear_permission = asks("queue.clear")
 
     @admin.display(description="waiting")
     def depth(self, queue: Any) -> str:
@@ -81,8 +79,8 @@ class QueueAdmin(LookOnly):
             context |= {
                 "line": line,
                 "limit": _limits([queue]).get(queue.name),
-                "may_see_limits": request.user.has_perm("django_faktory.view_limit"),
-                "may_set_limits": request.user.has_perm("django_faktory.add_limit"),
+                "may_see_limits": may_see(request.user, "queue", "limit"),
+                "may_set_limits": may(request.user, "limit.add"),
                 "chart": minutes(timezone.now(), using=_alias(queue), queue=queue.name),
                 "jobs": jobs_link(queue=queue.name),
                 "queue_acts": self._fitting(request, queue),

@@ -1,4 +1,4 @@
-"""What people do to jobs in the admin: words, permission, states, and whether it destroys. `acts` does it."""
+"""Acts on jobs in the admin: label, permission, legal states, and a warning if the act destroys. `acts` does them."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ class Act(NamedTuple):
 
     label: str
     done: str
-    codename: str
+    needs: str
+    """The act as `permissions` has it."""
     states: frozenset[State]
     warning: str = ""
     """What is lost; empty where nothing is, and nobody is asked once more."""
 
     def is_allowed(self, request: HttpRequest) -> bool:
-        """Whether this user may."""
-        return bool(request.user.has_perm(permissions.needs(self.codename)))
+        """Return whether the user may do this act."""
+        return permissions.may(request.user, self.needs)
 
 
 _CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WORKING, State.RETRIES})
 _CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
 
 ACTS = {
-    "retry": Act("Retry now", "Retried", permissions.RETRY_JOB, acts.STATES[Verb.RETRY]),
-    "requeue": Act("Run now", "Run by hand", permissions.REQUEUE_JOB, acts.STATES[Verb.REQUEUE]),
+    "retry": Act("Retry now", "Retried", "job.retry", acts.STATES[Verb.RETRY]),
+    "requeue": Act("Run now", "Run by hand", "job.requeue", acts.STATES[Verb.REQUEUE]),
     "cancel": Act(
-        "Cancel", "Cancelled", permissions.CANCEL_JOB, _CANCELLED,
+        "Cancel", "Cancelled", "job.cancel", _CANCELLED,
         "Jobs that wait are dropped. Those that run are stopped within seconds, where the worker is ours.",
     ),
     "kill": Act(
-        "Kill", "Killed", permissions.KILL_JOB, acts.STATES[Verb.KILL],
+        "Kill", "Killed", "job.kill", acts.STATES[Verb.KILL],
         "They will not run any more, unless somebody retries them among the dead.",
     ),
     "discard": Act(
-        "Discard", "Discarded", permissions.DISCARD_JOB, acts.STATES[Verb.DISCARD],
+        "Discard", "Discarded", "job.discard", acts.STATES[Verb.DISCARD],
         "They are dropped. There is no way back.",
     ),
     "prune": Act(
-        "Delete", "Deleted", permissions.PRUNE_JOB, acts.STATES[Verb.PRUNE],
+        "Delete", "Deleted", "job.prune", acts.STATES[Verb.PRUNE],
         "What is known of their end, their results too, is deleted. There is no way back.",
     ),
     "clear": Act(
-        "Clear", "Cleared", permissions.CLEAR_QUEUE, _CLEARED,
+        "Clear", "Cleared", "queue.clear", _CLEARED,
         "All that waits in the queue is dropped. There is no way back.",
     ),
 }  # fmt: skip

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
 from .. import permissions
-from ..look_only import LookOnly, asks, log
+from ..look_only import LookOnly, SafeChangeList, asks, log
 from ..models import Job, WorkerProcess
 from ..store import workers
 from .overview import ago, is_stale, memory
@@ -20,7 +19,7 @@ RUNS_SHOWN = 100
 _SHOWN = ("jid", "jobtype", "queue", "started_at")
 
 
-class WorkerList(ChangeList):
+class WorkerList(SafeChangeList):
     """With the number of jobs that each of the page has, asked for once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -37,18 +36,15 @@ class WorkerProcessAdmin(LookOnly):
     """Worker processes."""
 
     change_form_template = "admin/django_faktory/worker.html"
+    list_class = WorkerList
     list_display = ("wid", "hostname", "pid", "marked_state", "jobs", "memory", "started_at", "seen")
     search_fields = ("wid", "hostname")
     ordering = ("-started_at",)
     list_per_page = 50
     actions = ("quiet", "terminate")
 
-    has_quiet_permission = asks(permissions.QUIET_WORKER)
-    has_terminate_permission = asks(permissions.TERMINATE_WORKER)
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002
-        """Ours."""
-        return WorkerList
+    has_quiet_permission = asks("workerprocess.quiet")
+    has_terminate_permission = asks("workerprocess.terminate")
 
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
@@ -77,10 +73,13 @@ class WorkerProcessAdmin(LookOnly):
         if worker is not None:
             using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
             running = Job.objects.using(using).working().filter(wid=worker.wid).order_by("started_at")
+            sees_runs = permissions.may_see(request.user, "workerprocess", "running")
+            rows = running.only(*_SHOWN)[:RUNS_SHOWN] if sees_runs else ()
             context |= {
+                "sees_runs": sees_runs,
                 "is_stale": is_stale(worker),
                 "memory": memory(worker),
-                "runs": [(job, ago(job.started_at)) for job in running.only(*_SHOWN)[:RUNS_SHOWN] if job.started_at],
+                "runs": [(job, ago(job.started_at)) for job in rows if job.started_at],
                 "worker_acts": self._fitting(request, worker),
             }
         return super().render_change_form(request, context, *args, **kwargs)

@@ -13,7 +13,7 @@ def tree_of(batch: Batch, *, most: int = MOST) -> list[Batch]:
 
     Of a larger one about `most` batches: whole levels from the root on, and always the way to this one.
     """
-    batches = Batch.objects.using(batch._state.db).order_by("pk")  # noqa: SLF001  (documented)
+    batches = Batch.objects.using(batch._state.db).order_by("pk").defer("complete", "success")  # noqa: SLF001  (documented)
     path = [batch]
     while path[0].parent_bid and (parent := batches.filter(bid=path[0].parent_bid).first()):
         path.insert(0, parent)

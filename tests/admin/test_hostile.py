@@ -8,7 +8,7 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 
 from django_faktory.cron_models import CronEntry
-from django_faktory.dashboard.job_page import kind_of
+from django_faktory.dashboard import groups
 from django_faktory.jsontext import decode
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
 from tests.hostile import HARMLESS, REFUSED, TEXTS, asked, elements, fill, hurry, unwelcome
@@ -46,8 +46,10 @@ def addresses(text):
     for verb in ("retry", "discard"):
         found[f"all {verb}"] = f"{reverse('admin:django_faktory_job_all')}?{asked(verb=verb, error=text, task=text)}"
     dead = Job.objects.get(state="dead")
-    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{kind_of(dead).query}"
-    found["tried"] = f"{reverse('admin:django_faktory_job_tried')}?{kind_of(dead).query}&tried={dead.pk}"
+    found["error"] = f"{reverse('admin:django_faktory_job_error')}?{groups.kind_of(dead, dead.failure).query}"
+    found["tried"] = (
+        f"{reverse('admin:django_faktory_job_tried')}?{groups.kind_of(dead, dead.failure).query}&tried={dead.pk}"
+    )
     found["error by head"] = f"{reverse('admin:django_faktory_job_error')}?{asked(error=text, task=text, head=text)}"
     found["batches by q"] = f"{page('batch', view='changelist')}?{asked(q=text, stage=text)}"
     found["entries by q"] = f"{page('cronentry', view='changelist')}?{asked(q=text, state=text)}"

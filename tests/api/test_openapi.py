@@ -1,6 +1,8 @@
 """The OpenAPI document is whole, and what it allows, and what it does not, is never answered with a 5xx."""
 
+import re
 from contextlib import contextmanager
+from copy import deepcopy
 
 import hypothesis
 import pytest
@@ -8,14 +10,20 @@ import schemathesis
 from django.core import signals
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections
+from django.test import override_settings
+from django.urls import include, re_path, resolve
 from drf_spectacular.drainage import GENERATOR_STATS
 from drf_spectacular.validation import validate_schema
 from hypothesis import HealthCheck, Phase
+from jsonschema import Draft202012Validator
 from rest_framework.views import APIView
 
+from django_faktory.cron_models import CronEntry, CronRun
+from django_faktory.models import Batch
 from tests.api.sessions import WithoutToken
 from tests.api.test_access import ENDPOINTS, rows  # noqa: F401  (a fixture)
 from tests.examples import examples
+from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -33,6 +41,116 @@ def test_the_document_is_openapi_and_nothing_in_it_was_guessed(document):
     GENERATOR_STATS.reset()
     validate_schema(document)
     assert not GENERATOR_STATS
+
+
+def schemas_in(value):
+    """Yield each schema of a document, nested ones too."""
+    if isinstance(value, dict):
+        if isinstance(value.get("schema"), dict):
+            yield value["schema"]
+        for one in value.values():
+            yield from schemas_in(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from schemas_in(one)
+
+
+def test_schemas_are_those_of_openapi_3_1_which_has_no_nullable(document):
+    assert document["openapi"].startswith("3.1")
+    found = [*document["components"]["schemas"].values(), *schemas_in(document["paths"])]
+    for schema in found:
+        Draft202012Validator.check_schema(schema)
+    assert len(found) > 100
+    assert [schema for schema in found if '"nullable"' in repr(schema).replace("'", '"')] == []
+
+
+def url_of(document, template):
+    """Return the address that a generated client makes of a path."""
+    [server] = document["servers"]
+    return server["url"].rstrip("/") + template
+
+
+def test_each_path_below_the_server_of_the_document_leads_to_a_view(document):
+    for template, operations in document["paths"].items():
+        match = resolve(re.sub(r"\{\w+\}", "7", url_of(document, template)))
+        assert match.app_name == "faktory-api", template
+        known = getattr(match.func, "actions", None)
+        assert known is None or set(operations) <= set(known), template
+
+
+urlpatterns = [re_path(r"^deep/(?P<tenant>\w+)/jobs/", include("django_faktory.api.urls"))]
+
+
+def test_the_server_is_where_the_project_has_mounted_the_api(as_root, client):
+    with override_settings(ROOT_URLCONF=__name__):
+        document = client.get("/deep/one/jobs/schema/?format=json", SCRIPT_NAME="/site").json()
+    assert document["servers"] == [{"url": "/site/deep/one/jobs"}]
+
+
+def closed(schemas):
+    """The same schemas, which allow no member that they do not name."""
+    found = deepcopy(schemas)
+    for schema in found.values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    return found
+
+
+def operation_of(document, method, address):
+    """Return the responses that the document has for a request."""
+    for template, operations in sorted(document["paths"].items(), key=lambda item: item[0].count("{")):
+        pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(url_of(document, template)))
+        if re.fullmatch(pattern, address) and method.lower() in operations:
+            return operations[method.lower()]["responses"]
+    raise AssertionError(f"{method} {address} is not in the document")
+
+
+def check_answer(document, method, address, answer):
+    """Validate an answer against the document. Raises ValidationError, KeyError for a status that is not in it."""
+    responses = operation_of(document, method, address)
+    if answer.status >= 400:
+        content = responses["default"]["content"]["application/problem+json"]
+    elif "content" not in responses[str(answer.status)]:
+        assert answer.said is None
+        return
+    else:
+        content = responses[str(answer.status)]["content"]["application/json"]
+    components = {"schemas": closed(document["components"]["schemas"])}
+    Draft202012Validator(content["schema"] | {"components": components}).validate(answer.said)
+
+
+@pytest.mark.parametrize(("method", "address", "body", "_"), ENDPOINTS, ids=[f"{one[0]} {one[1]}" for one in ENDPOINTS])
+@pytest.mark.usefixtures("rows")
+def test_an_answer_is_what_the_document_says(as_root, user, document, method, address, body, _):
+    """For a user with all permissions, and for one without any."""
+    answer = as_root(method, address, body)
+    assert answer.status < 300
+    check_answer(document, method, f"/api/{address}", answer)
+    check_answer(document, method, f"/api/{address}", as_root(method, address, body, by=user()))
+
+
+@pytest.mark.parametrize(("method", "address", "body", "needed"), [one for one in ENDPOINTS if one[0] != "GET"])
+@pytest.mark.usefixtures("rows")
+def test_an_answer_to_a_user_who_may_only_act_is_what_the_document_says(
+    api, user, document, method, address, body, needed
+):
+    answer = api(method, address, body, by=user(needed))
+    assert answer.status < 300
+    check_answer(document, method, f"/api/{address}", answer)
+
+
+@pytest.mark.usefixtures("rows")
+def test_answers_with_every_kind_of_value_are_what_the_document_says(as_root, document):
+    for text in ("null", '"text"', "1.5", '{"a": [null]}'):
+        jid = JobFactory(succeeded=True, result=text).jid
+        check_answer(document, "GET", f"/api/jobs/{jid}/", as_root("GET", f"jobs/{jid}/"))
+    CronRun.objects.create(entry=CronEntry.objects.get(), tick=T0, outcome="refused", note="no")
+    Batch.objects.create(bid="b-child", parent_bid="b-1", description="child")
+    for address in ("cron/", "cron/nightly/", "batches/", "batches/b-1/children/", "batches/b-1/tree/", "statistics/"):
+        check_answer(document, "GET", f"/api/{address}", as_root("GET", address))
+    page = as_root("GET", "jobs/", page_size=1)
+    assert page.said["next"]
+    check_answer(document, "GET", "/api/jobs/", page)
 
 
 def test_each_operation_and_each_field_is_described(document):

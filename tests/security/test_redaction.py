@@ -7,7 +7,10 @@ from contextlib import suppress
 
 import pytest
 import sentry_sdk
+from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
 from django.core.checks import run_checks
 from django.test import override_settings
 from django.urls import NoReverseMatch, reverse
@@ -16,10 +19,10 @@ from django_faktory import Batch, redaction, task
 from django_faktory.arguments import decoded_call
 from django_faktory.cron_models import CronEntry
 from django_faktory.errors import InvalidArgument, InvalidQuery
-from django_faktory.models import Job
+from django_faktory.models import Job, OutboxEntry
 from django_faktory.payloads import FetchRequest
-from django_faktory.store import jobs
-from tests.factories import JobFactory, payload
+from django_faktory.store import jobs, outbox
+from tests.factories import JobFactory, WorkerFactory, payload
 from tests.project import redacting
 from tests.project.tasks import echo
 from tests.waiting import wait_until
@@ -55,6 +58,12 @@ def marked(transactional_db):
         name="marked", schedule="@daily", zone="UTC", jobtype="tests.project.tasks.echo", origin="admin",
         args=f'["{MARKER}"]', kwargs=f'{{"also":"{MARKER}"}}',
     )  # fmt: skip
+    CronEntry.objects.create(
+        name="of another language", schedule="@daily", zone="UTC", jobtype="elsewhere", args=f'["{MARKER}"]',
+        job=f'{{"custom":{{"kwargs":{{"also":"{MARKER}"}}}}}}',
+    )  # fmt: skip
+    outbox.add([payload(jobtype="noop", args=[MARKER], kwargs={"also": MARKER})], using="default")
+    OutboxEntry.objects.create(jid="job-broken-1", queue="mail", job=f'{{"text":"{MARKER}"', error="no room")
     return found
 
 
@@ -65,6 +74,8 @@ def pages_of_the_admin():
         if model._meta.app_label == "django_faktory":
             names = [pattern.name for pattern in site.get_urls() if pattern.name]
             rows = [] if not hasattr(model, "objects") else list(_rows(model))
+            download = f"admin:{model._meta.label_lower.replace('.', '_')}_download"
+            yield from (reverse(download, args=[row.pk, column]) for row in rows for column in site.long_texts)
             for name in names:
                 for args in [[], *([[row.pk] for row in rows])]:
                     yield from _reversed(f"admin:{name}", args)
@@ -83,21 +94,32 @@ def test_no_page_of_the_admin_shows_what_is_hidden(marked, admin_client):
     addresses = sorted(set(pages_of_the_admin()))
     assert sum("/job/" in address for address in addresses) > 20
     with hidden:
-        shown = {address: admin_client.get(address, follow=True) for address in addresses}
-    assert [address for address, page in shown.items() if MARKER in page.content.decode(errors="replace")] == []
-    job_page = shown[reverse("admin:django_faktory_job_change", args=[marked[0].pk])].content.decode()
-    assert "1 arguments of noop" in job_page
-    assert "1 arguments of tests.project.tasks.echo" in "".join(
-        page.content.decode(errors="replace") for address, page in shown.items() if "cronentry" in address
-    )
+        shown = {address: text_of(admin_client.get(address, follow=True)) for address in addresses}
+    assert [address for address, text in shown.items() if MARKER in text] == []
+    assert "1 arguments of noop" in shown[reverse("admin:django_faktory_job_change", args=[marked[0].pk])]
+    for model, told in {
+        "cronentry": "1 arguments of tests.project.tasks.echo",
+        "outboxentry": "1 arguments of noop",
+        "batch": "1 arguments of tests.project.tasks.echo",
+        "job": "1 arguments of noop",
+    }.items():
+        pages = [text for address, text in shown.items() if f"/{model}/" in address and "/download/" not in address]
+        sent = [text for address, text in shown.items() if f"/{model}/" in address and "/download/" in address]
+        assert told in "".join(pages), model
+        assert told in "".join(sent), model
+
+
+def text_of(answer):
+    """All that was sent, streamed or not."""
+    return (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode(errors="replace")
 
 
 def test_the_same_pages_show_it_where_nothing_is_hidden(marked, admin_client):
     """So that the test above can fail."""
-    shown = [
-        admin_client.get(address, follow=True).content.decode(errors="replace") for address in pages_of_the_admin()
-    ]
-    assert sum(MARKER in page for page in shown) > 10
+    shown = {address: text_of(admin_client.get(address, follow=True)) for address in pages_of_the_admin()}
+    assert sum(MARKER in page for page in shown.values()) > 10
+    for model in ("job", "cronentry", "outboxentry", "batch"):
+        assert any(MARKER in text for address, text in shown.items() if f"/{model}/" in address), model
 
 
 def addresses_of_the_api(client):
@@ -192,6 +214,121 @@ def test_a_cron_entry_whose_arguments_are_hidden_keeps_them_when_it_is_saved(mar
     assert answer.status_code == 302, re.findall(r"errorlist.*", answer.content.decode())
     saved = CronEntry.objects.get(pk=entry.pk)
     assert (saved.schedule, saved.args, saved.kwargs) == ("@hourly", entry.args, entry.kwargs)
+
+
+def cron_form(entry, **changes):
+    names = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job", "missed", "window_s", "overlap")
+    return {name: getattr(entry, name) for name in names} | changes
+
+
+def test_another_jobtype_does_not_show_what_a_cron_entry_hides(marked, admin_client):
+    """`REDACT` may hide by jobtype: an edit of the jobtype alone would show the arguments of the one before."""
+    entry = CronEntry.objects.get(name="marked")
+    address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
+    with override_settings(FAKTORY={"REDACT": "tests.project.redacting.hides_echo"}):
+        answer = admin_client.post(address, cron_form(entry, jobtype="elsewhere", args='["x"]'), follow=True)
+        shown = text_of(admin_client.get(address))
+    assert MARKER not in text_of(answer) + shown
+    saved = CronEntry.objects.get(pk=entry.pk)
+    assert (saved.jobtype, saved.args, saved.kwargs, saved.job) == (entry.jobtype, entry.args, entry.kwargs, entry.job)
+
+
+@pytest.mark.parametrize("field", ["schedule", "missed", "name"])
+def test_a_form_that_is_refused_shows_nothing_that_is_hidden(marked, admin_client, field):
+    entry = CronEntry.objects.get(name="marked")
+    address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
+    with hidden:
+        answer = admin_client.post(address, cron_form(entry, **{field: ""}))
+    assert answer.status_code == 200
+    assert "errorlist" in text_of(answer)
+    assert MARKER not in text_of(answer)
+
+
+def test_the_log_of_the_admin_and_its_confirmations_show_nothing_that_is_hidden(marked, admin_client):
+    entry, outgoing = CronEntry.objects.get(name="marked"), OutboxEntry.objects.first()
+    told = []
+    with hidden:
+        for model, row in (("cronentry", entry), ("outboxentry", outgoing)):
+            one = reverse(f"admin:django_faktory_{model}_delete", args=[row.pk])
+            told += [admin_client.get(one), admin_client.post(one, {"post": "yes"}, follow=True)]
+        everything = reverse("admin:django_faktory_outboxentry_changelist")
+        chosen = {"_selected_action": [row.pk for row in OutboxEntry.objects.all()]}
+        told += [admin_client.post(everything, {"action": name, **chosen}) for name in ("delete_selected", "try_again")]
+        for job in Job.objects.all():
+            for verb in ("retry", "cancel", "kill", "discard"):
+                act = reverse("admin:django_faktory_job_act", args=[job.pk, verb])
+                told += [admin_client.post(act, post, follow=True) for post in ({}, {"confirmed": "yes"})]
+        told += [admin_client.get(reverse("admin:index"))]
+    assert [answer.request["PATH_INFO"] for answer in told if MARKER in text_of(answer)] == []
+    said = "".join(f"{one} {one.object_repr} {one.change_message}" for one in LogEntry.objects.all())
+    assert LogEntry.objects.count() > 5
+    assert MARKER not in said
+
+
+def test_an_entry_that_is_refused_quotes_nothing_that_is_hidden(marked, admin_client):
+    """A task takes no options of an entry: the message names them."""
+    entry = CronEntry.objects.get(name="of another language")
+    CronEntry.objects.filter(pk=entry.pk).update(jobtype="tests.project.tasks.echo")
+    entry.refresh_from_db()
+    address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
+    assert MARKER in text_of(admin_client.post(address, cron_form(entry)))
+    with hidden:
+        answer = admin_client.post(address, cron_form(entry))
+    assert "errorlist" in text_of(answer)
+    assert MARKER not in text_of(answer)
+
+
+def who(client, *codenames):
+    user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
+    user.user_permissions.set(
+        Permission.objects.filter(content_type__app_label="django_faktory", codename__in=codenames)
+    )
+    client.force_login(user)
+    return user
+
+
+def test_the_overview_shows_numbers_only_to_a_user_who_may_see_numbers_only(client, transactional_db):
+    failure = f'{{"message":"quoted {MARKER}"}}'
+    JobFactory(dead=True, errtype="shop.Declined", failure=failure, jobtype="shop.pay")
+    JobFactory(working=True, jobtype="shop.runs", wid="worker-7")
+    WorkerFactory(wid="worker-7", hostname="host-of-worker-7")
+    addresses = [reverse("admin:django_faktory_overview_changelist"), reverse("admin:django_faktory_overview_part")]
+    words = ["quoted", "shop.Declined", "shop.pay", "shop.runs", "host-of-worker-7"]
+    who(client, "view_statistics")
+    for address in addresses:
+        text = text_of(client.get(address))
+        assert [word for word in words if word in text] == []
+        assert "<strong>1</strong> dead" in text
+    who(client, "view_statistics", "view_job", "view_workerprocess")
+    assert [word for word in words if word not in text_of(client.get(addresses[1]))] == []
+
+
+def test_a_canary_shows_no_error_to_a_user_who_may_retry_and_not_view(client, transactional_db):
+    job = JobFactory(dead=True, errtype="shop.Declined", failure=f'{{"message":"quoted {MARKER}"}}')
+    address = reverse("admin:django_faktory_job_try", args=[job.pk])
+    who(client, "retry_job", "change_job", "view_statistics")
+    answer = client.post(address)
+    assert answer.status_code == 403
+    assert Job.objects.get().state == "dead"
+    for view in ("change", "history", "edit", "error", "tried", "errors"):
+        args = [job.pk] if view in ("change", "history", "edit") else []
+        assert client.get(reverse(f"admin:django_faktory_job_{view}", args=args), {"tried": job.pk}).status_code == 403
+    who(client, "retry_job", "view_job")
+    assert client.post(address).status_code == 302
+
+
+@pytest.mark.parametrize("model", ["outboxentry", "cronentry", "batch", "workerprocess"])
+def test_a_page_shows_no_arguments_and_no_running_job_to_a_user_who_may_not_view_jobs(marked, client, model):
+    WorkerFactory(wid="w1", hostname="host")
+    rows = apps.get_model("django_faktory", model).objects.all()
+    pages = [reverse(f"admin:django_faktory_{model}_changelist")]
+    pages += [reverse(f"admin:django_faktory_{model}_change", args=[row.pk]) for row in rows]
+    who(client, f"view_{model}", f"change_{model}" if model == "cronentry" else f"view_{model}")
+    texts = [text_of(client.get(page)) for page in pages]
+    assert not any(MARKER in text or marked[2].jid in text or "no room" in text for text in texts)
+    who(client, f"view_{model}", "view_job")
+    texts = [text_of(client.get(page)) for page in pages]
+    assert any(MARKER in text or marked[2].jid in text for text in texts)
 
 
 def test_no_log_line_and_no_recorded_failure_shows_what_is_hidden(work, state, caplog):
@@ -309,3 +446,14 @@ def test_without_the_setting_all_is_shown_and_messages_quote():
 def test_a_setting_that_is_no_function_is_an_error(value):
     with override_settings(FAKTORY={"REDACT": value}):
         assert "django_faktory.E002" in [message.id for message in run_checks()]
+
+
+def test_a_cron_entry_takes_no_other_jobtype_for_arguments_that_are_hidden(marked, admin_client):
+    """`REDACT` may show to everybody what the other jobtype is called with."""
+    with hidden:
+        ask = {"path": "/api/cron/marked/", "content_type": "application/json"}
+        refused = admin_client.patch(data=json.dumps({"jobtype": "elsewhere", "kwargs": {}}), **ask)
+        taken = admin_client.patch(data=json.dumps({"jobtype": "elsewhere", "args": [1], "kwargs": {}}), **ask)
+    assert (refused.status_code, taken.status_code) == (409, 200)
+    assert "args" in refused.json()["detail"]
+    assert MARKER not in refused.content.decode()

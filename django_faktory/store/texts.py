@@ -1,0 +1,105 @@
+"""Long texts of rows: arguments, results, errors, callbacks. A page reads and shows them up to a size.
+
+A job may have 16 MiB of arguments. A page reads a text whole up to `WHOLE` characters, else its beginning only, and
+shows `SHOWN_BYTES` of it; a download sends all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from django.db.models import Case, F, Model, TextField, When
+from django.db.models.functions import Length, Substr
+
+from ..errors import FaktoryError
+from ..jsontext import decode
+
+WHOLE = 1024 * 1024
+"""Characters of the longest text that is read whole for a page."""
+
+SHOWN_BYTES = 16 * 1024
+"""Bytes of HTML that one text takes on a page."""
+
+_HTML_BYTES = {"&": 5, "<": 4, ">": 4, '"': 6, "'": 6}
+
+
+class StoredText(NamedTuple):
+    """A text as far as it was read, and its length in characters."""
+
+    text: str
+    size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was read."""
+        return len(self.text) >= self.size
+
+
+def read(row: Model, *fields: str) -> dict[str, StoredText]:
+    """Read these texts of a row in one query. A row that is gone, and a NULL, read as empty texts."""
+    sizes = {f"{field}_size": Length(field) for field in fields}
+    texts: dict[str, Any] = {
+        f"{field}_text": Case(
+            When(**{f"{field}_size__lte": WHOLE}, then=F(field)),
+            default=Substr(field, 1, SHOWN_BYTES),
+            output_field=TextField(),
+        )
+        for field in fields
+    }
+    found: dict[str, Any] = _rows(row).annotate(**sizes).annotate(**texts).values(*sizes, *texts).first() or {}
+    return {field: StoredText(found.get(f"{field}_text") or "", found.get(f"{field}_size") or 0) for field in fields}
+
+
+def beginnings(row: Model, lengths: Mapping[str, int]) -> dict[str, str]:
+    """Read the beginning of each of these texts of a row, in one query; `lengths` are in characters."""
+    parts = {f"{field}_beginning": Substr(field, 1, length) for field, length in lengths.items()}
+    found: dict[str, Any] = _rows(row).annotate(**parts).values(*parts).first() or {}
+    return {field: found.get(f"{field}_beginning") or "" for field in lengths}
+
+
+def whole(row: Model, field: str) -> str:
+    """Read all of a text."""
+    return _rows(row).values_list(field, flat=True).first() or ""
+
+
+def laid_out(text: str, most: int = SHOWN_BYTES) -> str:
+    """Return JSON indented, at most about `most` characters of it; text that is not JSON is returned unchanged.
+
+    The encoder is stopped early: indentation can make a text a hundred times longer.
+    """
+    if not text:
+        return ""
+    try:
+        value = decode(text)
+        parts, length = [], 0
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+            parts.append(_spelled(part))
+            length += len(parts[-1])
+            if length > most:
+                break
+        return "".join(parts)
+    except (FaktoryError, ValueError):
+        return text
+
+
+def cut(text: str, most: int = SHOWN_BYTES) -> str:
+    """Return the beginning of a text that takes at most `most` bytes of HTML."""
+    left = most
+    for place, char in enumerate(text[:most]):
+        left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
+        if left < 0:
+            return text[:place]
+    return text[:most]
+
+
+def _rows(row: Model) -> Any:
+    return type(row)._base_manager.using(row._state.db).filter(pk=row.pk)  # noqa: SLF001  (documented)
+
+
+def _spelled(text: str) -> str:
+    """Spell out characters that are not printable as JSON escapes, so that an edit sends back the same value."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

@@ -1,0 +1,123 @@
+"""Pages that only show write nothing, whatever is posted to them; acts have addresses of their own."""
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.urls import reverse
+
+from django_faktory.cron_models import CronEntry
+from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Queue, WorkerProcess
+from tests.admin.test_access import APP, MODELS, codenames, page, rows, stored, who
+from tests.factories import T0
+
+__all__ = ["rows"]  # the fixture
+
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
+
+ONLY_SHOWN = {
+    "overview": Queue, "job": Job, "queue": Queue, "workerprocess": WorkerProcess, "batch": Batch, "joblock": JobLock,
+    "outboxentry": OutboxEntry, "gearmonkeyfunction": Queue,
+}  # fmt: skip
+
+
+def form_of(row):
+    """Every column, as a form of Django's sends it."""
+    return {field.name: "" if (value := field.value_from_object(row)) is None else value for field in row._meta.fields}
+
+
+@pytest.fixture(params=["superuser", "every permission"])
+def user_client(request, client, admin_user):
+    client.force_login(admin_user if request.param == "superuser" else who(*codenames()))
+    return client
+
+
+@pytest.mark.parametrize("name", ONLY_SHOWN)
+@pytest.mark.parametrize("extra", [{}, {"_save": "1"}, {"_continue": "1"}, {"_saveasnew": "1"}, {"_popup": "1"}])
+def test_a_post_to_a_page_that_only_shows_writes_nothing(user_client, rows, name, extra):
+    row = ONLY_SHOWN[name].objects.get(pk=MODELS[name])
+    before = stored()
+    answer = user_client.post(page(name, "change", row.pk), form_of(row) | extra)
+    assert answer.status_code == 405
+    assert stored() == before
+    for method in (user_client.put, user_client.patch, user_client.delete):
+        assert method(page(name, "change", row.pk)).status_code == 405
+    assert stored() == before
+
+
+def test_a_job_that_died_while_its_page_was_open_stays_dead(user_client, rows):
+    """Django's form wrote the state back that the job had when the page was read."""
+    form = form_of(Job.objects.get(pk=MODELS["job"] + 2))
+    Job.objects.filter(pk=MODELS["job"] + 2).update(state="dead", finished_at=T0, purge_at=T0, failures=1)
+    assert user_client.post(page("job", "change", MODELS["job"] + 2), form).status_code == 405
+    assert Job.objects.get(pk=MODELS["job"] + 2).state == "dead"
+
+
+@pytest.mark.parametrize("name", ONLY_SHOWN)
+@pytest.mark.parametrize("extra", [{"_save": "1"}, {"_saveasnew": "1"}])
+def test_nothing_is_added_by_a_form_of_such_a_page(user_client, rows, name, extra):
+    before = stored()
+    answer = user_client.post(page(name, "add"), form_of(ONLY_SHOWN[name].objects.get(pk=MODELS[name])) | extra)
+    assert answer.status_code == 403
+    assert stored() == before
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_list_and_a_history_write_nothing_without_an_act(user_client, rows, name):
+    pk = MODELS[name]
+    before = stored()
+    posts = [
+        {}, {"_save": "Save"}, {"action": ""}, {"action": "no_such", "_selected_action": [pk]},
+        {"_selected_action": [pk], "index": "0"},
+        {
+            "_save": "Save", "form-TOTAL_FORMS": "1", "form-INITIAL_FORMS": "1", "form-0-id": pk, "form-0-name": "x",
+            "form-0-state": "enqueued", "form-0-queue": "x",
+        },
+    ]  # fmt: skip
+    for post in posts:
+        user_client.post(page(name, "changelist"), post)
+        assert stored() == before, post
+    assert user_client.post(page(name, "history", pk), {"_save": "1"}).status_code == 405
+    assert stored() == before
+
+
+def test_no_list_has_fields_to_edit():
+    assert [
+        site for model, site in admin.site._registry.items() if model._meta.app_label == APP and site.list_editable
+    ] == []
+
+
+def test_an_entry_that_code_defines_is_only_shown(user_client, rows):
+    CronEntry.objects.update(origin="code")
+    row, before = CronEntry.objects.get(), stored()
+    answer = user_client.post(page("cronentry", "change", row.pk), form_of(row) | {"schedule": "@hourly"})
+    assert answer.status_code == 403
+    assert stored() == before
+
+
+@pytest.mark.parametrize(("name", "model"), [("cronentry", CronEntry), ("limit", Limit)])
+def test_an_entry_is_not_copied_where_the_page_offers_no_copy(user_client, rows, name, model):
+    form = form_of(model.objects.get()) | {"name": "a copy", "_saveasnew": "1"}
+    before = stored()
+    assert user_client.post(page(name, "change", MODELS[name]), form).status_code == 403
+    assert stored() == before
+
+
+@pytest.mark.parametrize("needed", ["cronentry", "limit"])
+def test_a_form_is_not_shown_to_a_user_who_may_change_and_not_view(client, rows, needed):
+    client.force_login(who(f"change_{needed}", f"delete_{needed}"))
+    for view in ("change", "delete", "history"):
+        assert client.get(page(needed, view, MODELS[needed])).status_code == 403
+    assert client.get(page(needed, "changelist")).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["cronentry", "limit"])
+@pytest.mark.parametrize("pk", ["0", "none", "99999999999999999999", "a/b"])
+def test_an_act_on_a_row_that_is_not_there_is_not_found(admin_client, name, pk):
+    assert admin_client.post(page(name, "act", pk, "pause")).status_code == 404
+
+
+def test_acts_go_through_addresses_of_their_own_and_are_recorded(user_client, rows):
+    assert user_client.post(page("job", "act", MODELS["job"], "retry"), {"why": "because"}).status_code == 302
+    assert Job.objects.get(pk=MODELS["job"]).state == "enqueued"
+    assert LogEntry.objects.get().get_change_message() == "Retried: because"
+    assert user_client.get(reverse(f"admin:{APP}_job_act", args=[MODELS["job"], "retry"])).status_code == 405

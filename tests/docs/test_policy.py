@@ -1,0 +1,50 @@
+"""The table of permissions on the page of security is that of `permissions`, and Django has each of them."""
+
+import re
+
+import pytest
+from django.contrib.auth.models import Permission
+
+from django_faktory import permissions
+from tests.docs.pages import section, text_of
+
+
+def rows():
+    """Return the table's rows, by resource, as lists of cells."""
+    page = section(text_of("security.md"), "## Who sees and does what")
+    lines = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, re.MULTILINE)
+    return {resource: [cell.strip() for cell in cells.split("|")] for resource, cells in lines}
+
+
+def codes(cell):
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def test_the_table_has_each_resource():
+    assert set(rows()) == {act.partition(".")[0] for act in permissions.ACTS}
+
+
+@pytest.mark.parametrize("resource", sorted({act.partition(".")[0] for act in permissions.ACTS}))
+def test_a_row_has_each_act_and_each_field_with_its_permission(resource):
+    view, acts, fields = rows()[resource]
+    mine = {
+        act.partition(".")[2]: codename for act, codename in permissions.ACTS.items() if act.startswith(f"{resource}.")
+    }
+    assert codes(view) == {mine.pop("view")}
+    assert codes(acts) == set(mine.values())
+    assert dict(re.findall(r"(\w+): `(\w+)`", fields)) == {
+        field.partition(".")[2]: permissions.ACTS[needed]
+        for field, needed in permissions.FIELDS.items()
+        if field.startswith(f"{resource}.")
+    }
+
+
+@pytest.mark.django_db
+def test_django_has_each_permission_of_the_policy():
+    known = set(Permission.objects.filter(content_type__app_label=permissions.APP).values_list("codename", flat=True))
+    assert set(permissions.ACTS.values()) <= known
+
+
+def test_an_act_that_the_policy_has_not_is_refused():
+    with pytest.raises(KeyError):
+        permissions.needs("job.nonsense")

@@ -1,0 +1,410 @@
+"""Every request of the matrix, made from the routes of the admin and the API and what each of them needs.
+
+A route, an act, a filter or a list without an entry here raises KeyError: the matrix is complete or fails.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
+from django.urls import reverse
+
+from django_faktory.api import urls as api_urls
+from django_faktory.dashboard import verbs
+from django_faktory.models import Queue
+from tests.factories import T0
+from tests.project.tasks import add
+from tests.security.matrix.rows import ROW
+
+APP = "django_faktory"
+NOBODY = frozenset({"no user has this"})
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A request, who may send it, and whether it changes rows for them."""
+
+    name: str
+    method: str
+    path: str
+    needs: frozenset[str]
+    sent: dict[str, Any] = field(default_factory=dict)
+    is_act: bool = False
+    prepare: Callable[[], object] | None = None
+    is_variant: bool = False
+    """A route that is asked in another way too: few sets of permissions suffice."""
+    is_a_list_of_pages: bool = False
+    """Any permission of this app opens it."""
+
+    @property
+    def must_be_refused(self):
+        """Whether users without the permissions get an error: a list of Django's shows itself and ignores an action."""
+        if self.is_a_list_of_pages:
+            return False
+        return self.method == "GET" or self.path.startswith("/api/")
+
+
+# --- the API
+
+_DEAD, _SCHEDULED, _READY = ({"jid": f"job-{name}"} for name in ("dead", "scheduled", "ready"))
+_CRON = {"name": "new", "schedule": "* * * * *", "zone": "UTC", "jobtype": add.jobtype, "args": [1, 2]}
+_KEYS = {
+    "jobs": _DEAD,
+    "queues": {"name": "default"},
+    "workers": {"wid": "w1"},
+    "batches": {"bid": "b-1"},
+    "cron": {"name": "nightly"},
+    "limits": {"id": ROW},
+    "locks": {"token": ROW},
+}
+_VIEWS = {
+    "jobs": "view_job",
+    "queues": "view_queue",
+    "workers": "view_workerprocess",
+    "batches": "view_batch",
+    "cron": "view_cronentry",
+    "limits": "view_limit",
+    "locks": "view_joblock",
+    "statistics": "view_statistics",
+}
+_ACTIONS = {
+    "jobs create": ("add_job", {"task": add.jobtype, "args": [1, 2]}),
+    "jobs partial_update": ("change_job", {"queue": "low"}),
+    "jobs retry": ("retry_job", {}),
+    "jobs requeue": ("requeue_job", {}),
+    "jobs kill": ("kill_job", {}),
+    "jobs discard": ("discard_job", {}),
+    "jobs prune": ("prune_job", {}),
+    "jobs cancel": ("cancel_job", {}),
+    "jobs bulk_retry": ("retry_job", {"query": "dead"}),
+    "jobs bulk_requeue": ("requeue_job", {"query": "scheduled"}),
+    "jobs bulk_kill": ("kill_job", {"query": "enqueued"}),
+    "jobs bulk_discard": ("discard_job", {"query": "enqueued"}),
+    "jobs bulk_prune": ("prune_job", {"query": "dead"}),
+    "queues pause": ("pause_queue", {}),
+    "queues resume": ("resume_queue", {}),
+    "queues clear": ("clear_queue", {}),
+    "workers quiet": ("quiet_workerprocess", {}),
+    "workers terminate": ("terminate_workerprocess", {}),
+    "batches members": ("view_job", None),
+    "batches children": ("view_batch", None),
+    "batches tree": ("view_batch", None),
+    "batches retry": ("retry_batch", {}),
+    "cron create": ("add_cronentry", _CRON),
+    "cron partial_update": ("change_cronentry", {"schedule": "1 2 * * *"}),
+    "cron destroy": ("delete_cronentry", None),
+    "cron pause": ("pause_cronentry", {}),
+    "cron resume": ("resume_cronentry", {}),
+    "cron run": ("run_cronentry", {}),
+    "limits create": ("add_limit", {"scope": "task", "name": "other", "concurrency": 2}),
+    "limits update": ("change_limit", {"concurrency": 3}),
+    "limits destroy": ("delete_limit", None),
+    "limits pause": ("pause_limit", {"tasks": ["other"]}),
+    "limits resume": ("resume_limit", {"tasks": ["paused"]}),
+    "locks release": ("release_joblock", {}),
+}
+"""What each action of a viewset needs, and a body that changes something. Lists and rows need the view permission."""
+
+_OTHER_KEYS = {
+    "jobs kill": _READY,
+    "jobs requeue": _SCHEDULED,
+    "jobs discard": _READY,
+    "jobs cancel": _READY,
+    "cron resume": {"name": "paused"},
+}
+_FILTERS = {
+    "query": "text:seen-job-args",
+    "state": "dead",
+    "queue": "default",
+    "task": "seen-job-task",
+    "error": "Seen",
+    "about": "shop.order/seen-job-about",
+    "batch": "b-1",
+    "older": "1s",
+    "newer": "9999d",
+    "name": "nightly",
+    "is_paused": "true",
+    "hostname": "seen-host",
+    "stage": "failing",
+    "parent": "b-1",
+    "origin": "admin",
+    "jobtype": "elsewhere",
+    "scope": "task",
+    "key": "seen-lock-key",
+    "worker": "w1",
+}
+
+
+RESOURCES = sorted(basename for _, _, basename in api_urls.router.registry)
+
+
+def api_requests():
+    """Yield every request to the API."""
+    yield Request("api root", "GET", reverse("faktory-api:api-root"), frozenset())
+    yield Request("api schema", "GET", reverse("faktory-api:schema") + "?format=json", frozenset())
+    for resource in RESOURCES:
+        yield from api_requests_of(resource)
+
+
+def api_requests_of(resource):
+    """Yield each method of each route of a resource, and each filter of its list."""
+    for pattern in api_urls.router.urls:
+        actions = getattr(pattern.callback, "actions", None)
+        if actions is None:
+            assert pattern.name == "api-root"
+            continue
+        if pattern.callback.initkwargs["basename"] != resource:
+            continue
+        for method, action in list(actions.items()):
+            if method != "head":  # the framework adds it with the first request
+                yield from _of_action(pattern, method.upper(), action)
+    if resource == "jobs":
+        yield from _bulk_requests()
+
+
+def _bulk_requests():
+    """Yield bulk acts whose answer would show something of the jobs."""
+    for verb in ("retry", "requeue", "kill", "discard", "prune"):
+        path = reverse(f"faktory-api:jobs-bulk-{verb}")
+        for body in ({"query": "dead", "dry_run": True}, *({"query": query} for query in _HIDDEN_QUERIES)):
+            needs = frozenset({"view_job", f"{verb}_job"})
+            yield Request(f"api jobs bulk_{verb} {body}", "POST", path, needs, _json(body))
+
+
+_HIDDEN_QUERIES = (
+    'dead args:["seen-job-args"]', "dead text:seen-job-args", "dead error:Seen", "dead about:shop.order/seen-job-about",
+)  # fmt: skip
+
+
+def _of_action(pattern, method, action):
+    cls, basename = pattern.callback.cls, pattern.callback.initkwargs["basename"]
+    name = f"{basename} {action}"
+    is_row = pattern.callback.initkwargs["detail"]
+    keys = _OTHER_KEYS.get(name, _KEYS.get(basename)) if is_row else {}
+    path = reverse(f"faktory-api:{pattern.name}", kwargs=keys)
+    needed, body = (_VIEWS[basename], None) if action in ("list", "retrieve") else _ACTIONS[name]
+    sent = {} if body is None else _json(body)
+    needs, is_act = frozenset({needed}), method != "GET"
+    prepare = (lambda: Queue.objects.update(paused_at=T0)) if name == "queues resume" else None
+    yield Request(f"api {name}", method, path, needs, sent, is_act, prepare)
+    html = {**sent, "headers": {"accept": "text/html"}}
+    yield Request(f"api {name} html", method, path, needs, html, is_act, prepare, is_variant=True)
+    if action in ("list", "retrieve"):
+        yield Request(f"api {name} options", "OPTIONS", path, needs, is_variant=True)
+    if action == "list":
+        for parameter in getattr(getattr(cls, "filterset_class", None), "base_filters", ()):
+            value = "running" if name == "workers list" and parameter == "state" else _FILTERS[parameter]
+            asked = f"{path}?{urlencode({parameter: value})}"
+            yield Request(f"api {name} {parameter}", "GET", asked, needs, is_variant=True)
+
+
+def _json(body):
+    return {"data": json.dumps(body), "content_type": "application/json"}
+
+
+# --- the admin
+
+_ROWS = {
+    "overview": "default", "job": ROW, "queue": "default", "workerprocess": "w1", "batch": ROW, "cronentry": ROW,
+    "joblock": ROW, "limit": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
+}  # fmt: skip
+MODELS = sorted(_ROWS)
+_CRON_FORM = {
+    "name": "another", "schedule": "0 2 * * *", "zone": "UTC", "jobtype": "elsewhere", "queue": "", "args": "[]",
+    "kwargs": "{}", "job": "{}", "missed": "once", "window_s": "60", "overlap": "allow",
+}  # fmt: skip
+_KIND = "error=Seen&task=seen-job-task&head=seen-job-message"
+_STAYS = {"post": "yes", "confirmed": "yes"}
+_FORMS = {
+    "cronentry add": ("add_cronentry", _CRON_FORM),
+    "cronentry change": ("view_cronentry change_cronentry", _CRON_FORM),
+    "cronentry delete": ("view_cronentry delete_cronentry", _STAYS),
+    "limit add": ("add_limit", {"scope": "queue", "name": "mail", "concurrency": "3"}),
+    "limit change": ("view_limit change_limit", {"concurrency": "4"}),
+    "limit delete": ("view_limit delete_limit", _STAYS),
+    "outboxentry delete": ("view_outboxentry delete_outboxentry", _STAYS),
+}
+"""Pages of Django's whose form changes something. Of other models they are closed, or show a row."""
+
+_JOB_OF = {"retry": ROW, "requeue": ROW + 1, "prune": ROW}
+_PAGES = {
+    "overview_part": ("view_statistics", {}, ""),
+    "job_errors": ("view_job", {}, ""),
+    "job_error": ("view_job", {}, f"?{_KIND}"),
+    "job_tried": ("view_job", {}, f"?{_KIND}&tried={ROW}"),
+}
+_ADMIN_ACTIONS = {
+    "queue": {"pause": "pause_queue", "resume": "resume_queue", "clear": "clear_queue"},
+    "workerprocess": {"quiet": "quiet_workerprocess", "terminate": "terminate_workerprocess"},
+    "batch": {"retry_failed": "retry_batch"},
+    "cronentry": {"pause": "pause_cronentry", "resume": "resume_cronentry", "run_now": "run_cronentry"},
+    "joblock": {"release": "release_joblock"},
+    "limit": {
+        "pause": "pause_limit", "resume": "resume_limit", "as_in_code": "change_limit",
+        "delete_selected": "delete_limit",
+    },
+    "outboxentry": {"try_again": "retry_outboxentry", "delete_selected": "delete_outboxentry"},
+    "job": {name: f"{name}_job" for name in verbs.ACTS if name != "clear"},
+}  # fmt: skip
+_NEEDED = {name: "clear_queue" if name == "clear" else f"{name}_job" for name in verbs.ACTS}
+
+
+def registered():
+    """Return our pages of the admin, by the name of their model."""
+    found = {model._meta.model_name: one for model, one in admin.site._registry.items() if model._meta.app_label == APP}
+    assert set(found) == set(_ROWS)
+    return found
+
+
+def admin_requests():
+    """Yield every request to the admin."""
+    for model in MODELS:
+        yield from admin_requests_of(model)
+    yield from pages_of_the_site()
+
+
+def pages_of_the_site():
+    """Yield the two pages that list our models, and a second row of which another text is planted."""
+    yield Request("admin index", "GET", reverse("admin:index"), frozenset())
+    another = _at("cronentry", "change", ROW + 1)
+    yield Request("cronentry change of another", "GET", another, frozenset({"view_cronentry"}))
+    yield Request("admin app_list", "GET", reverse("admin:app_list", args=[APP]), NOBODY, is_a_list_of_pages=True)
+
+
+def admin_requests_of(model):
+    """Yield each page, each form and each act of each page."""
+    site = registered()[model]
+    for pattern in site.get_urls():
+        if pattern.name:
+            yield from _of_page(model, site, pattern.name.removeprefix(f"{APP}_"))
+    yield from _actions(model, site)
+
+
+def _of_page(model, site, name):
+    page = name.removeprefix(f"{model}_")
+    view = frozenset({"view_statistics" if model == "overview" else f"view_{model}"})
+    if page in ("changelist", "change", "history", "add", "delete"):
+        args = [] if page in ("changelist", "add") else [_ROWS[model]]
+        yield from _of_django(model, page, _at(model, page, *args), view)
+    elif page == "download":
+        for column, one in site.long_texts.items():
+            needs = view | ({"view_job"} if one.field else set())
+            yield Request(f"{model} download {column}", "GET", _at(model, page, _ROWS[model], column), needs)
+    elif name in _PAGES:
+        needed, _, query = _PAGES[name]
+        path = reverse(f"admin:{APP}_{name}") + query
+        yield Request(name, "GET", path, frozenset({needed}))
+        yield Request(f"{name} POST", "POST", path, NOBODY, _form({}))
+    elif page == "act":
+        yield from _buttons(model, site)
+    else:
+        yield from {"try": _try, "edit": _edit, "all": _all, "all_step": _step}[page]()
+
+
+def _of_django(model, page, path, view):
+    name = f"{model} {page}"
+    needed, form = _FORMS.get(name, (None, None))
+    if page in ("add", "delete"):
+        yield Request(name, "GET", path, frozenset(needed.split()) if needed else NOBODY)
+    else:
+        yield Request(name, "GET", path, view)
+    if needed:
+        yield Request(f"{name} POST", "POST", path, frozenset(needed.split()), _form(form), is_act=True)
+    else:
+        yield Request(f"{name} POST", "POST", path, NOBODY, _form(_CRON_FORM | _STAYS))
+
+
+def _buttons(model, site):
+    acts = [name for name in verbs.ACTS if name != "clear"] if model == "job" else list(site.acts)
+    for name in acts:
+        needs = frozenset({f"view_{model}", _ADMIN_ACTIONS[model][name]})
+        path = _at(model, "act", _pk(model, name), name)
+        yield Request(f"{model} act {name} GET", "GET", path, NOBODY)
+        yield Request(f"{model} act {name}", "POST", path, needs, _form({"confirmed": "yes", "why": "because"}), True)
+        if model == "job" and verbs.ACTS[name].warning:
+            yield Request(f"{model} act {name} unconfirmed", "POST", path, needs, _form({}))
+
+
+def _actions(model, site):
+    names = [one for one in site.actions if isinstance(one, str)]
+    if site.has_delete_permission is not None and "delete_selected" in _ADMIN_ACTIONS.get(model, {}):
+        names.append("delete_selected")
+    for name in names:
+        view = f"view_{model}"
+        needs = frozenset({view, _ADMIN_ACTIONS[model][name]})
+        told = {"action": name, "_selected_action": [_pk(model, name)], **_STAYS}
+        is_act = (model, name) != ("queue", "clear")  # it leads to the page of all that match
+        prepare = (lambda: Queue.objects.update(paused_at=T0)) if (model, name) == ("queue", "resume") else None
+        yield Request(f"{model}: {name}", "POST", _at(model, "changelist"), needs, _form(told), is_act, prepare)
+
+
+def _try():
+    path = _at("job", "try", ROW)
+    yield Request("job try GET", "GET", path, NOBODY)
+    yield Request("job try", "POST", path, frozenset({"view_job", "retry_job"}), _form({}), is_act=True)
+
+
+def _edit():
+    path, needs = _at("job", "edit", ROW), frozenset({"view_job", "change_job"})
+    yield Request("job edit GET", "GET", path, needs)
+    yield Request("job edit", "POST", path, needs, _form({"args": "[1]", "kwargs": "{}"}), is_act=True)
+
+
+def _all():
+    for name, act in verbs.ACTS.items():
+        path = f"{_at('job', 'all')}?verb={name}&state={min(act.states)}"
+        needs = frozenset({"view_job", _NEEDED[name]})
+        yield Request(f"job all {name} GET", "GET", path, needs)
+        yield Request(f"job all {name}", "POST", path, needs, _form({}))
+
+
+def _step():
+    yield Request("job all step GET", "GET", _at("job", "all_step"), frozenset())
+    yield Request("job all step", "POST", _at("job", "all_step"), NOBODY, _form({"sweep": "forged"}))
+
+
+def _pk(model, act):
+    if model == "job":
+        return _JOB_OF.get(act, ROW + 2)
+    if act == "resume" and model in ("cronentry", "limit"):
+        return ROW + 1
+    return _ROWS[model]
+
+
+def _at(model, page, *args):
+    return reverse(f"admin:{APP}_{model}_{page}", args=args)
+
+
+def _form(data):
+    return {"data": encode_multipart(BOUNDARY, data), "content_type": MULTIPART_CONTENT}
+
+
+def filters_of(context, model):
+    """Yield a request for the first choice of each filter of a change list that a user was shown."""
+    shown = context["cl"]
+    for one in shown.filter_specs:
+        choices = [choice for choice in one.choices(shown) if not choice["selected"]]
+        for choice in choices[:1]:
+            path = list_of(model).path + choice["query_string"]
+            yield Request(f"{model} filter {choice['query_string']}", "GET", path, frozenset({f"view_{model}"}))
+
+
+def codenames():
+    """Return every permission of this app."""
+    from django.contrib.auth.models import Permission  # when tables are there
+
+    return frozenset(Permission.objects.filter(content_type__app_label=APP).values_list("codename", flat=True))
+
+
+def lists():
+    """Return the pages that list rows, by the name of their model."""
+    return {model: one for model, one in registered().items() if model not in ("overview", "gearmonkeyfunction")}
+
+
+def list_of(model):
+    """Return the request for a list."""
+    return Request(f"{model} changelist", "GET", _at(model, "changelist"), frozenset({f"view_{model}"}))

@@ -1,0 +1,129 @@
+"""Rows of every table, with a marker in each text that not every user may read, and who may."""
+
+import json
+from datetime import timedelta
+
+from django_faktory.cron_models import CronEntry, CronRun
+from django_faktory.models import Batch, Job, JobLock, Limit, OutboxEntry, Tracking
+from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
+from tests.project.tasks import echo
+
+ROW = 900_001
+"""Ids of these rows begin here: no sequence of a database reaches it."""
+
+_JOB = [{"view_job"}]
+_CRON = [{"view_cronentry", "view_job"}]
+_OUTBOX = [{"view_outboxentry", "view_job"}]
+MARKERS = {
+    "seen-job-args": _JOB,
+    "seen-job-kwargs": _JOB,
+    "seen-job-result": _JOB,
+    "seen-job-message": _JOB,
+    "seen-job-backtrace": _JOB,
+    "seen-job-progress": _JOB,
+    "seen-job-lock": _JOB,
+    "seen-job-task": _JOB,
+    "seen-job-about": _JOB,
+    "seen-callback-args": [{"view_batch", "view_job"}],
+    "seen-callback-task": [{"view_batch", "view_job"}],
+    "seen-batch-description": [{"view_batch"}],
+    "seen-cron-args": _CRON,
+    "seen-cron-kwargs": _CRON,
+    "seen-cron-custom": _CRON,
+    "seen-cron-note": _CRON,
+    "seen-cron-jobtype": [{"view_cronentry"}],
+    "seen-outbox-job": _OUTBOX,
+    "seen-outbox-error": _OUTBOX,
+    "seen-outbox-queue": [{"view_outboxentry"}],
+    "seen-lock-key": [{"view_joblock"}],
+    "seen-limit-name": [{"view_limit"}],
+    "seen-host": [{"view_workerprocess"}],
+    "seen-queue": [{"view_queue"}, {"view_statistics"}, {"view_job"}],
+}
+"""Each marker, and the sets of permissions of which one at least must be granted to a user who is shown it."""
+
+
+def plant():
+    """Make one row of each kind, in states that all acts of the matrix fit."""
+    _jobs()
+    QueueFactory(name="default")
+    QueueFactory(name="seen-queue")
+    WorkerFactory(wid="w1", hostname="seen-host")
+    _batches()
+    _cron()
+    JobLock.objects.create(
+        pk=ROW, key="seen-lock-key", jid="job-x", attempt=1, wid="w1", lease=timedelta(0), acquired_at=T0, expires_at=T0
+    )
+    Limit.objects.create(pk=ROW, scope="task", name="seen-limit-name", concurrency=5, origin=Limit.Origin.EDITED)
+    Limit.objects.create(pk=ROW + 1, scope="task", name="paused", paused_at=T0)
+    OutboxEntry.objects.create(
+        pk=ROW,
+        jid="job-outbox",
+        queue="seen-outbox-queue",
+        job=json.dumps({"jobtype": "noop", "text": '{"jobtype":"noop","args":["seen-outbox-job"]}'}),
+        error="refused: seen-outbox-error",
+    )
+
+
+def _jobs():
+    attempt = {
+        "wid": "w1",
+        "errtype": "Seen",
+        "message": "seen-job-message",
+        "backtrace": ["seen-job-backtrace"],
+        "started_at": "2026-05-01T12:00:00Z",
+        "failed_at": "2026-05-01T12:00:01Z",
+    }
+    text = json.dumps(
+        {
+            "jid": "job-dead",
+            "jobtype": "seen-job-task",
+            "queue": "default",
+            "args": ["seen-job-args"],
+            "custom": {"kwargs": {"seen-job-kwargs": 1}},
+        },
+        separators=(",", ":"),
+    )
+    known = {
+        "jobtype": "seen-job-task",
+        "payload": text,
+        "about": "shop.order/seen-job-about",
+        "lock_key": "seen-job-lock",
+        "errtype": "Seen",
+        "history": json.dumps([attempt]),
+        "failure": json.dumps(attempt | {"retry_count": 0}),
+    }
+    JobFactory(
+        pk=ROW,
+        jid="job-dead",
+        dead=True,
+        result='"seen-job-result"',
+        bid="b-1",
+        has_run=True,
+        counts_failed=True,
+        **known,
+    )
+    JobFactory(pk=ROW + 1, jid="job-scheduled", scheduled=True, **known)
+    JobFactory(pk=ROW + 2, jid="job-ready", **known)
+    JobFactory(pk=ROW + 3, jid="job-working", working=True, **known)
+    Tracking.objects.create(jid="job-dead", percent=1, desc="seen-job-progress", updated_at=T0 + timedelta(days=1))
+    Job.objects.filter(pk=ROW).update(created_at=T0)
+
+
+def _batches():
+    callback = '{"jid":"job-callback","jobtype":"seen-callback-task","queue":"default","args":["seen-callback-args"]}'
+    fields = {"total": 1, "pending": 1, "failed": 1}
+    Batch.objects.create(pk=ROW, bid="b-1", complete=callback, success=callback, committed_at=T0, **fields)
+    Batch.objects.create(pk=ROW + 1, bid="b-2", description="seen-batch-description")
+
+
+def _cron():
+    CronEntry.objects.create(
+        pk=ROW, name="nightly", schedule="0 2 * * *", zone="UTC", jobtype=echo.jobtype, next_at=T0, origin="admin",
+        args='["seen-cron-args"]', kwargs='{"seen-cron-kwargs":1}',
+    )  # fmt: skip
+    CronEntry.objects.create(
+        pk=ROW + 1, name="paused", schedule="1 2 3 4 *", zone="UTC", jobtype="seen-cron-jobtype", paused_at=T0,
+        origin="admin", args="[]", job='{"custom":{"word":"seen-cron-custom"}}',
+    )  # fmt: skip
+    CronRun.objects.create(entry_id=ROW, tick=T0, outcome="refused", note="TypeError: seen-cron-note")

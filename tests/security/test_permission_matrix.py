@@ -1,0 +1,184 @@
+"""Who sees and does what: each route of the admin and the API, asked by users with each permission.
+
+Markers are planted in all texts; `matrix.rows` says which permissions show each. An answer must have no marker that the
+user may not see, and a request must write nothing unless the user has all permissions that the route needs.
+"""
+
+from dataclasses import replace
+
+import pytest
+from django.db.models import CharField, TextField
+from django.test import override_settings
+
+from tests.security.matrix import rows
+from tests.security.matrix.asking import BACKEND, NONE, OTHER, Asker, Permissions
+from tests.security.matrix.routes import (
+    MODELS,
+    NOBODY,
+    RESOURCES,
+    Request,
+    admin_requests,
+    admin_requests_of,
+    api_requests,
+    api_requests_of,
+    codenames,
+    filters_of,
+    list_of,
+    lists,
+)
+
+pytestmark = [pytest.mark.django_db, pytest.mark.once]
+
+
+@pytest.fixture
+def asker():
+    rows.plant()
+    with override_settings(AUTHENTICATION_BACKENDS=[BACKEND], FAKTORY={"API_READS": "", "API_ACTS": ""}):
+        yield Asker()
+
+
+@pytest.fixture
+def everything(db):
+    return codenames()
+
+
+def sets_for(asker, request, everything):
+    """Yield the sets of permissions to ask with: none, each single one, those the route needs, all but one, and all.
+
+    Of the single ones those suffice that the request asks for when it has none: no other can change its answer.
+    """
+    yield NONE
+    if request.is_variant:
+        yield from (request.needs, everything)
+        return
+    asker.ask(request)
+    asked = set(Permissions.asked)
+    if asked & OTHER:
+        yield OTHER
+        asker.ask(request, OTHER)
+        asked |= Permissions.asked
+    yield from (frozenset({one}) for one in sorted(asked - OTHER))
+    if request.needs != NOBODY:
+        yield request.needs
+        yield from (everything - {one} for one in request.needs)
+    yield everything
+
+
+def called(granted, everything):
+    """Return a name for a set of permissions."""
+    without = sorted(everything - granted)
+    if len(without) < 2:
+        return f"a user with all but {without}"
+    return f"a user with {sorted(granted)}"
+
+
+def asked_by_all(asker, request, everything):
+    """Yield each set of permissions, once, with the answer to the request."""
+    for granted in dict.fromkeys(sets_for(asker, request, everything)):
+        compare = request.is_act and request.needs <= granted
+        yield granted, asker.ask(request, granted, compare=compare)
+
+
+def strangers(asker, request, everything):
+    """Yield what is wrong with the answers to users who are not logged in, or are no staff and ask the admin."""
+    clients = {"an anonymous user": (asker.nobody, NONE)}
+    if request.path.startswith("/admin/"):
+        clients["a user who is no staff"] = (asker.other, everything)
+    for name, (client, granted) in clients.items():
+        answer = asker.ask(request, granted, client=client)
+        if answer.is_in or answer.writes or answer.shown_to(NONE):
+            yield f"{request.name}: {name} gets {answer.status}"
+
+
+def wrong_with(request, granted, answer):
+    """Yield what is wrong with an answer."""
+    may = request.needs <= granted
+    if shown := answer.shown_to(granted):
+        yield f"is shown {shown}"
+    if answer.is_in != may and (may or request.must_be_refused):
+        yield f"gets {answer.status}"
+    if answer.writes and not (may and (request.is_act or request.method == "POST")):
+        yield f"writes {answer.writes[0]}"
+    if may and request.is_act and not answer.is_changed:
+        yield "changes no row"
+
+
+def check(asker, requests, everything):
+    """Ask all of it."""
+    wrong = []
+    for request in requests:
+        wrong += strangers(asker, request, everything)
+        for granted, answer in asked_by_all(asker, request, everything):
+            who = called(granted, everything)
+            wrong += [f"{request.name}: {who} {words}" for words in wrong_with(request, granted, answer)]
+    assert not wrong, "\n".join(wrong)
+
+
+def not_seen(asker, requests, everything):
+    """Return the markers that no answer shows to a user with the permissions that show them and those of the route."""
+    seen = {one: asker.ask(one, everything).markers for one in requests if not one.is_variant}
+    missing = []
+    for marker, sets in rows.MARKERS.items():
+        pages = [request for request, markers in seen.items() if marker in markers]
+        missing += [
+            (marker, needed)
+            for needed in sets[:1]
+            if not any(marker in asker.ask(page, needed | page.needs).markers for page in pages)
+        ]
+    return missing
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_the_api_shows_and_changes_what_permissions_say(asker, everything, resource):
+    check(asker, api_requests_of(resource), everything)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_admin_shows_and_changes_what_permissions_say(asker, everything, model):
+    check(asker, admin_requests_of(model), everything)
+
+
+def test_pages_that_list_others_show_what_permissions_say(asker, everything):
+    assert {"api root", "api schema", "admin index"} <= {one.name for one in others()}
+    check(asker, others(), everything)
+
+
+def others():
+    parts = [*map(api_requests_of, RESOURCES), *map(admin_requests_of, MODELS)]
+    names = {one.name for part in parts for one in part}
+    return [one for one in [*api_requests(), *admin_requests()] if one.name not in names]
+
+
+def test_each_marker_is_seen_with_its_permissions(asker, everything):
+    """So that the checks for markers can fail."""
+    assert not_seen(asker, admin_requests(), everything) == []
+    only_in_the_admin = {"seen-job-progress", "seen-job-lock", "seen-callback-args", "seen-callback-task"}
+    only_in_the_admin |= {marker for marker in rows.MARKERS if "outbox" in marker}
+    assert {marker for marker, _ in not_seen(asker, api_requests(), everything)} == only_in_the_admin
+
+
+def test_filters_of_the_admin_show_what_permissions_say(asker, everything):
+    requests = [one for model in lists() for one in filters_of(asker.ask(list_of(model), everything).context, model)]
+    assert len(requests) > 5
+    check(asker, requests, everything)
+
+
+def test_no_list_of_the_admin_is_filtered_by_a_text_that_it_does_not_offer(asker, everything):
+    tried = 0
+    for model, site in lists().items():
+        for field in site.model._meta.concrete_fields:
+            if isinstance(field, CharField | TextField):
+                page = list_of(model)
+                answer = asker.ask(replace(page, path=f"{page.path}?{field.name}__startswith=seen"), everything)
+                assert answer.status in (302, 400), (model, field.name)
+                tried += 1
+    assert tried > 20
+
+
+def test_a_permission_that_a_request_does_not_ask_for_changes_no_answer(asker, everything):
+    """`sets_for` relies on it."""
+    request = Request("jobs", "GET", "/api/jobs/", frozenset({"view_job"}))
+    asker.ask(request)
+    assert Permissions.asked == {"view_job"}
+    others = everything - {"view_job"}
+    assert {asker.ask(request, {one}).status for one in others} == {403}
