@@ -28,7 +28,8 @@ from tests.programs import WITH_US  # noqa: E402
 
 PROCESSES = 4
 QUICK_PROCESSES = min(12, 3 * (os.cpu_count() or 2))
-"""Tests wait for two thirds of their time. Those left to --all need a core for themselves more often."""
+"""Quick tests wait for two thirds of their time. Each process costs 4 s of CPU to collect them, too much for the few tests
+of the other databases; and tests left to --all need a core for themselves more often."""
 
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
 """Where Python is told to keep no bytecode, each of some two thousand processes would compile all of the project anew."""
@@ -58,7 +59,7 @@ class Run:
         left_out += ["slow"] if is_quick else []
         self.command += (["-m", " and ".join(f"not {name}" for name in left_out)] if left_out else []) + more
         self._examples = "quick" if is_quick else "thorough"
-        self._processes = QUICK_PROCESSES if is_quick else PROCESSES
+        self._processes = QUICK_PROCESSES if is_quick and is_first else PROCESSES
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.unsteady = []
         """Tests that failed in company and passed alone."""

@@ -16,7 +16,7 @@ from .access import May
 from .base import Door, alias
 from .described import described
 
-COUNTED = 10_000
+COUNTED = 5_000
 """Jobs of each state that are counted."""
 
 

@@ -34,7 +34,7 @@ UNUSED_S = 14 * 86_400
 USED_AGAIN_S = 3600
 """How long the time of a queue's last use is not written again."""
 
-COUNTED = 1000
+COUNTED = 500
 """Jobs of each queue that `waiting` counts, unless it is told otherwise."""
 
 

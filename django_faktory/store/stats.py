@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     So few that PostgreSQL goes by the index too while the table is not vacuumed, when it looks into it for each row.
     """
 
-    at_once: int = 10_000
+    at_once: int = 5_000
     """Of each set of jobs and of batches, by the first statement."""
     queues: int = 30_000
     """Of the table of queues."""
