@@ -130,8 +130,8 @@ def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
 def test_a_worker_that_fell_silent_is_given_up_and_named():
     """W20."""
     named = []
-    workers.hello(WorkerIdentity(wid="silent"), using="default")
-    workers.hello(WorkerIdentity(wid="lively"), using="default")
+    workers.register([WorkerIdentity(wid="silent")], using="default")
+    workers.register([WorkerIdentity(wid="lively")], using="default")
     workers.hello(WorkerIdentity(wid="never-beat"), using="default")
     workers.beat([Beat(wid="silent"), Beat(wid="lively")], using="default")
     held = {wid: JobFactory(working=True, wid=wid) for wid in ("silent", "lively", "never-beat")}

@@ -180,7 +180,7 @@ LATENCIES, TOO_MANY_LATENCIES = queue_names(b"LATENCY")
 OPENS, LONG_OPEN = of_batch("OPEN")
 COMMITS, LONG_COMMIT = of_batch("COMMIT")
 ASKS, LONG_ASK = of_batch("STATUS")
-STARS = ("*a" * 600)[:1000]
+STARS = ("*" + "a" * 9) * limits.MAX_STARS
 
 OF_JOBS = (
     legal(commands.Push, "one long string", lambda size, number: job(number, size=size)),

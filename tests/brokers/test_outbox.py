@@ -61,7 +61,10 @@ def box(target):
 
 
 def stored():
-    return [jid.removeprefix("job-") for jid in Job.objects.using("other").order_by("id").values_list("jid", flat=True)]
+    return [
+        jid.removeprefix("job-")
+        for jid in Job.objects.using("other").order_by("enqueued_at", "id").values_list("jid", flat=True)
+    ]
 
 
 def waiting():

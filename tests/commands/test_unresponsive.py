@@ -14,6 +14,7 @@ from django_faktory.dashboard.job_page import timeline
 from django_faktory.management.handing_over import launch_of
 from django_faktory.management.losses import report_lost
 from django_faktory.models import Job
+from django_faktory.store import texts
 from django_faktory.worker.terms import Launch, new_wid
 from tests.commands import tasks
 from tests.commands.test_probes import asked, place
@@ -102,9 +103,9 @@ def test_the_loss_says_how_the_process_died():
     crashed.refresh_from_db()
     assert (silent.state, silent.losses, crashed.state, crashed.losses) == ("enqueued", 1, "enqueued", 1)
     lost = "was lost while it ran this job (1 of 3)"
-    _, attempt, _ = timeline(silent)
+    _, attempt, _ = timeline(silent, texts.read(silent, "history")["history"])
     assert attempt.message == f"worker wid-silent {lost}: its process stopped responding and was killed after 41 s"
-    _, attempt, _ = timeline(crashed)
+    _, attempt, _ = timeline(crashed, texts.read(crashed, "history")["history"])
     assert attempt.message == f"worker wid-crashed {lost}"
 
 

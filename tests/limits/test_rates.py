@@ -64,6 +64,7 @@ def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
     node.push("a", "b", "c")
     assert node.fetch() == ["a"]
     assert node.fetch() == []
+    at(0.001)  # the jobs of a set are a microsecond apart
     node.push("d")
     order = ["a"]
     for second in (1, 2, 3):

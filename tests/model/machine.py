@@ -217,7 +217,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         self._hello(wid)
 
     def _hello(self, wid):
-        workers.hello(WorkerIdentity(wid=wid), **USING)
+        workers.register([WorkerIdentity(wid=wid)], **USING)
         self.model.known.add(wid)
 
     @rule(wid=st.sampled_from(WIDS))

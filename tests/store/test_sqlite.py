@@ -21,4 +21,4 @@ def test_many_jobs_are_a_statement_for_each_full_row_of_parameters(custom, colum
     with CaptureQueriesContext(connection) as queries:
         jobs.push(many, using="default")
     assert sum(query["sql"].startswith("INSERT") for query in queries) == 3
-    assert list(Job.objects.order_by("id").values_list("jid", flat=True)) == [job.jid for job in many]
+    assert list(Job.objects.order_by("enqueued_at", "id").values_list("jid", flat=True)) == [job.jid for job in many]

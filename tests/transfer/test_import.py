@@ -13,6 +13,7 @@ from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Queue
 from django_faktory.payloads import Ack, FetchRequest
 from django_faktory.shapes import whole_job_of
+from django_faktory.store import texts
 from django_faktory.store import transfer as store
 from django_faktory.transfer import importing
 from django_faktory.transfer.layout import FaktoryRedis
@@ -124,6 +125,10 @@ def test_times_and_failures_come_along(release, redis, take):
     assert json.loads(rows["jid-mail3"].payload)["custom"] == {"trace": 3}
 
 
+def timeline_of(job):
+    return timeline(job, texts.read(job, "history")["history"])
+
+
 @EVERY
 def test_the_error_of_an_imported_job_is_shown_as_its_latest_attempt(release, redis, take):
     load(redis, recorded(release))
@@ -133,7 +138,7 @@ def test_the_error_of_an_imported_job_is_shown_as_its_latest_attempt(release, re
     failure = json.loads(job.failure)
     assert (attempt["errtype"], attempt["message"]) == ("OSError", failure["message"])
     assert (attempt["backtrace"], attempt["failed_at"]) == (["a", "b"], failure["failed_at"])
-    [moment] = [one for one in timeline(job) if one.is_failed and one.error]
+    [moment] = [one for one in timeline_of(job) if one.is_failed and one.error]
     assert (moment.title, moment.error, moment.backtrace) == ("Attempt 1 failed", "OSError", "a\nb")
     out = StringIO()
     call_command("faktory", "job", job.jid, stdout=out)
@@ -145,7 +150,7 @@ def test_only_the_latest_failure_of_an_imported_job_is_known(redis, take):
     load(redis, {"retries": ["zset", [[raw("a", failure=failure), 3_786_912_000]]]})
     take()
     job = Job.objects.get()
-    assert [one.title for one in timeline(job)] == [
+    assert [one.title for one in timeline_of(job)] == [
         "Pushed", "2 earlier attempts", "Attempt 3 failed", "Waits for its next try",
     ]  # fmt: skip
     assert whole_job_of(job)["attempts"][0]["failed_at"] is None  # that of the first failure
@@ -157,7 +162,7 @@ def test_a_failure_with_odd_members_is_imported_and_shown(failure, redis, take):
     take()
     job = Job.objects.get()
     assert [one["errtype"] for one in whole_job_of(job)["attempts"]] == ["unknown"]
-    assert timeline(job)
+    assert timeline_of(job)
 
 
 def test_a_job_that_failed_before_and_is_worked_on_comes_back_as_a_retry(redis, take):
