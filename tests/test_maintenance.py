@@ -132,7 +132,7 @@ def test_a_worker_that_fell_silent_is_given_up_and_named():
     named = []
     workers.register([WorkerIdentity(wid="silent")], using="default")
     workers.register([WorkerIdentity(wid="lively")], using="default")
-    workers.hello(WorkerIdentity(wid="never-beat"), using="default")
+    workers.register([WorkerIdentity(wid="never-beat")], using="default")
     workers.beat([Beat(wid="silent"), Beat(wid="lively")], using="default")
     held = {wid: JobFactory(working=True, wid=wid) for wid in ("silent", "lively", "never-beat")}
     Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
