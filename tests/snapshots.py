@@ -138,7 +138,10 @@ class SQLite(File):
             cursor.execute("VACUUM INTO %s", [str(path)])
 
     def load(self):
-        shutil.copyfile(self.path, self.connection.settings_dict["NAME"])
+        name = self.connection.settings_dict["NAME"]
+        for suffix in ("-wal", "-shm"):  # of a run that was killed: SQLite would apply them to the copy
+            Path(name + suffix).unlink(missing_ok=True)
+        shutil.copyfile(self.path, name)
 
 
 class MariaDB(File):

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from tests import services
+from tests import services, snapshots
 from tests.programs import ROOT
 from tests.settings import KIND, TAG
 
@@ -61,3 +62,16 @@ def described(how):
 @pytest.mark.skipif(bool(services.DATABASES[KIND]().missing), reason="no server")
 def test_a_copy_has_the_tables_columns_constraints_and_rows_of_the_migrated_database():
     assert described("copy") == described("migrated")
+
+
+def test_a_copy_ignores_the_write_ahead_log_of_a_run_that_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, "FOLDER", tmp_path)
+    database = tmp_path / "test.sqlite3"
+    snapshot = snapshots.SQLite(SimpleNamespace(vendor="sqlite", settings_dict={"NAME": str(database)}), "key")
+    snapshot.path.write_bytes(b"the copy")
+    leftovers = [tmp_path / f"test.sqlite3{suffix}" for suffix in ("-wal", "-shm")]
+    for path in leftovers:
+        path.write_bytes(b"of another file")
+    snapshot.load()
+    assert database.read_bytes() == b"the copy"
+    assert not any(path.exists() for path in leftovers)
