@@ -98,7 +98,7 @@ PUSH_UNIQUE = Statement(
     "push_unique",
     ["json", "timestamptz"],
     f"""
-WITH told AS MATERIALIZED (SELECT * FROM {_TOLD}),
+WITH told AS MATERIALIZED (SELECT told.* FROM {_TOLD}),
 met AS MATERIALIZED (
   SELECT told.place, told.jid, told.unique_key, old.id, old.kind FROM told, {clock(2)} CROSS JOIN LATERAL (
     SELECT id, CASE WHEN {replaceable()} THEN 'changed' ELSE 'alive' END AS kind FROM {JOB} WHERE jid = told.jid
