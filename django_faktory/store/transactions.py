@@ -151,7 +151,7 @@ def _carry_out(
     lock_wait = _limit_lock_wait(connection)
     if not atomic and not lock_wait:
         return verb(connection)
-    with transaction.atomic(using=connection.alias):
+    with dialect_of(connection).write_queue(connection), transaction.atomic(using=connection.alias):
         if lock_wait:
             _execute(connection, lock_wait)
         return verb(connection)

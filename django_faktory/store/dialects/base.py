@@ -6,6 +6,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import date, datetime
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -40,6 +41,7 @@ def replaceable(row: str = "") -> str:
 FOLDED = -1
 """The slot of the counter row that others are folded into (`store.counters`). The last release counts in 0 to 15."""
 
+_NO_QUEUE = nullcontext()
 _OWN_SLOTS = 2**62
 
 _slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
@@ -405,6 +407,10 @@ class Dialect(ABC):
     def expects_relay(self, jid: str) -> bool:  # noqa: ARG002
         """Whether a relay is likely to do where this job ends: until it was tried."""
         return False
+
+    def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Return what a thread holds during a transaction that writes, if the database itself queues no writers."""
+        return _NO_QUEUE
 
     has_lock_wait = False
     """Whether `lock_wait` has an effect."""

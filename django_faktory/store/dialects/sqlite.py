@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from django.db.backends.utils import CursorWrapper
 
 from .base import JOB, replaceable
 from .portable import COLUMNS, OPTIONS, PortableDialect
+from .write_queue import write_queue
 
 PARAMETERS = 999
 """Of one INSERT: versions before 3.32 take no more, and more rows gain nothing."""
@@ -32,6 +34,11 @@ class SqliteDialect(PortableDialect):
     )
 
     begin_snapshot = ("BEGIN DEFERRED",)
+
+    def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:
+        """One for each file. Other processes, and transactions of the project's own, still wait by SQLite's rules."""
+        return write_queue(str(connection.settings_dict["NAME"]))
+
     names_of_json = "SELECT value FROM json_each(%s)"
 
     def age(self, moment: str) -> str:
