@@ -1,13 +1,21 @@
-"""Settings of glibc's malloc for a process that serves: memory that large commands took goes back to the system."""
+"""Return the memory of large commands and of many connections to the system: settings and calls of glibc's malloc."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+import resource
+import threading
+from pathlib import Path
 
 MMAP_THRESHOLD_BYTES = 1024 * 1024
 TRIM_THRESHOLD_BYTES = 8 * 1024 * 1024
 ARENAS = 2
+
+GROWTH_BYTES = 32 * 1024 * 1024
+"""Free memory is returned once the process has grown by this much."""
+
+LOOK_S = 5.0
 
 _OPTIONS = (
     (-3, MMAP_THRESHOLD_BYTES),  # M_MMAP_THRESHOLD of malloc.h
@@ -27,4 +35,19 @@ def return_large_blocks() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     is_set = [mallopt(name, value) == 1 for name, value in _OPTIONS]
+    threading.Thread(target=_return_free_pages, name="allocator", daemon=True).start()
     return all(is_set)
+
+
+def _return_free_pages() -> None:
+    """Trim the heap whenever the process has grown: malloc itself returns the top of the heap only."""
+    trim, pause = ctypes.CDLL(None).malloc_trim, threading.Event()
+    before = _resident_bytes()
+    while not pause.wait(LOOK_S):
+        if _resident_bytes() > before + GROWTH_BYTES:
+            trim(0)
+            before = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()

@@ -32,7 +32,7 @@ READ_AHEAD_BYTES = 64 * 1024
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
 SLOW_READER_S = 30.0
-TURN = 100
+TURN = 10
 """Commands answered without a broker before the connection rests: bad lines, mostly."""
 
 REST_S = 0.001

@@ -44,7 +44,7 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     if not any(job.lock_token is not None or job.passes is not None for job in reservations):
         # One statement for jobs that still hold nothing: a limit may have been set since they were claimed.
         plain = working.filter(lock_token__isnull=True, passes__isnull=True)
-        returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False)
+        returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
     if returned < len(reservations):
         returned += run(using, lambda connection: put_back(connection, working))
     return returned

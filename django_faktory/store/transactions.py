@@ -53,14 +53,15 @@ def run(
     verb: Callable[[BaseDatabaseWrapper], T],
     *,
     atomic: bool = True,
+    writes: bool = False,
     snapshot: bool = False,
     raises_lock_timeout: bool = True,
 ) -> T:
     """Run `verb(connection)` in a transaction of its own and return what it returns.
 
-    With `atomic=False` it is one statement and commits by itself. With `snapshot` it only reads: all its statements see
-    the same moment, and it takes no lock. Inside a transaction of the caller's the verb joins it, once, and database
-    errors reach the caller unchanged: only the caller can roll back.
+    With `atomic=False` it is one statement and commits by itself; `writes` says that it is no SELECT. With `snapshot`
+    it only reads: all its statements see the same moment, and it takes no lock. Inside a transaction of the caller's
+    the verb joins it, once, and database errors reach the caller unchanged: only the caller can roll back.
     Raises BrokerUnavailable where the database cannot be used just now, and LockTimeout inside of `limited_lock_wait`;
     with `raises_lock_timeout=False` a lock that is not free in time is one more collision.
     """
@@ -71,7 +72,7 @@ def run(
         try:
             with around(connection):
                 _leave_an_old_primary(connection)
-                return _carry_out(connection, verb, atomic=atomic, snapshot=snapshot)
+                return _carry_out(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
             if isinstance(error, InternalError) and not is_read_only:
@@ -144,13 +145,21 @@ def _execute(connection: BaseDatabaseWrapper, sql: str) -> None:
 
 
 def _carry_out(
-    connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T], *, atomic: bool, snapshot: bool
+    connection: BaseDatabaseWrapper,
+    verb: Callable[[BaseDatabaseWrapper], T],
+    *,
+    atomic: bool,
+    writes: bool,
+    snapshot: bool,
 ) -> T:
     if snapshot and connection.get_autocommit():
         return _read(connection, verb)
     lock_wait = _limit_lock_wait(connection)
     if not atomic and not lock_wait:
-        return verb(connection)
+        if not writes:
+            return verb(connection)
+        with dialect_of(connection).write_queue(connection):
+            return verb(connection)
     with dialect_of(connection).write_queue(connection), transaction.atomic(using=connection.alias):
         if lock_wait:
             _execute(connection, lock_wait)

@@ -76,7 +76,7 @@ def beat(
         output_field=BigIntegerField(),
     )
     if latest:
-        run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False)
+        run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False, writes=True)
     known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
     locks.extend(known, using=using)
     _extend([beat for beat in beats if beat.wid in known], at_least_s, using=using, now=now)
@@ -125,7 +125,7 @@ def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:
     earlier = [name for name, rank in _ORDER.items() if rank < _ORDER[state]]
     workers = WorkerProcess.objects.using(using).filter(state__in=earlier)
     moved = workers if wids is None else workers.filter(wid__in=list(filter(is_storable, wids)))
-    return run(using, lambda _: moved.update(state=state), atomic=False)
+    return run(using, lambda _: moved.update(state=state), atomic=False, writes=True)
 
 
 def living(seen_within_s: float) -> Q:

@@ -224,8 +224,8 @@ if threading.current_thread() is threading.main_thread():
 
 @task
 def counts_logged_queries():
-    """Statements that this process keeps for `connection.queries`: of this job, and of threads without jobs."""
+    """Statements that this process keeps for `connection.queries`: of this job, and of the worker itself."""
     Mark.objects.count()
     own = sum("mark" in query["sql"] for one in connections.all() for query in one.queries_log)
     wrappers = [one for one in gc.get_objects() if isinstance(one, BaseDatabaseWrapper)]
-    return own, sum("mark" not in query["sql"] for one in wrappers for query in list(one.queries_log))
+    return own, sum("faktory" in query["sql"] for one in wrappers for query in list(one.queries_log))
