@@ -23,6 +23,7 @@ from ..relay import relay
 from ..server.allocator import return_large_blocks
 from ..server.listener import Server
 from ..store import locks
+from ..store.dialects.write_queue import queue_writers
 from ..worker.connections import keep_no_queries
 from ..worker.forking import Forking
 from ..worker.launch import Role, live, obey, wait_for_turn
@@ -109,6 +110,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     """Server and maintenance, in one process."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     return_large_blocks()
+    queue_writers()
     host, port = plan.address
     deadlines.leave_pools()
     keep_no_queries()

@@ -6,7 +6,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import date, datetime
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from ...lifecycle import FINISHED, State
 from ...payloads import Ack, HandedOut, JobPayload, Reservation
 from .keys import JOB as JOB  # noqa: PLC0414
 from .keys import next_ready
+from .write_queue import NO_QUEUE
 
 QUEUE = "django_faktory_queue"
 WORKER = "django_faktory_workerprocess"
@@ -41,7 +42,6 @@ def replaceable(row: str = "") -> str:
 FOLDED = -1
 """The slot of the counter row that others are folded into (`store.counters`). The last release counts in 0 to 15."""
 
-_NO_QUEUE = nullcontext()
 _OWN_SLOTS = 2**62
 
 _slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
@@ -410,7 +410,7 @@ class Dialect(ABC):
 
     def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return what a thread holds during a transaction that writes, if the database itself queues no writers."""
-        return _NO_QUEUE
+        return NO_QUEUE
 
     has_lock_wait = False
     """Whether `lock_wait` has an effect."""
