@@ -5,7 +5,6 @@ Everything that connects is made here, after the fork.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -42,9 +41,6 @@ logger = get_logger(__name__)
 
 SHORTEST_SILENCE_S = 5.0
 """A machine under load may let a process wait for a second or two; shorter silence proves nothing."""
-
-SWITCH_S = 0.001
-"""How long a thread of the server may keep the GIL from the event loop, which needs it several times for a command."""
 
 EXIT_MARGIN_S = 4.5
 """After the time running jobs get: for the last reports, and to be gone before 30 s."""
@@ -115,7 +111,6 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     return_large_blocks()
     queue_writers()
-    sys.setswitchinterval(SWITCH_S)
     host, port = plan.address
     deadlines.leave_pools()
     keep_no_queries()
