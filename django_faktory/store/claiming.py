@@ -182,7 +182,7 @@ class Leases(NamedTuple):
     """Lease durations of one broker, in seconds (ADR 0026)."""
 
     lock_s: float = locks.LEASE_S
-    """Lease of a lock whose worker extends it by itself."""
+    """Lease of a lock that its worker extends by itself."""
     worker_timeout_s: float = 60.0
     delivery_s: float = DELIVERY_LEASE_S
     """Maximum time from a claim for a client of the server to the confirmation of its delivery."""
@@ -242,7 +242,7 @@ class Claiming(NamedTuple):
     def locked(self, plan: Plan, claimed: list[Reservation]) -> list[Reservation]:
         """Acquire locks and permits for claimed jobs, and return the jobs that may run.
 
-        Jobs whose lock or permit is taken become blocked; the plan is claimed again in their place, up to `MAX_ROUNDS`
+        Jobs that get no lock or permit become blocked; the plan is claimed again in their place, up to `MAX_ROUNDS`
         times. A plan with `then` is not claimed again: its claims have an order.
         """
         found: list[Reservation] = []

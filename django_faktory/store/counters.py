@@ -23,7 +23,7 @@ def fold(*, using: str) -> int:
     """Add up to `CHUNK` counter rows to the `FOLDED` row of their day, delete them, and return their number.
 
     Skips rows locked by a transaction that counts in them, so the only wait is for another fold of the same day. A
-    connection whose row was deleted inserts a new one.
+    connection inserts a new row if its row was deleted.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:

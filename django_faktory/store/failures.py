@@ -65,7 +65,7 @@ def reap(
     *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance,
     spares_kept: bool = False,
 ) -> int:  # fmt: skip
-    """Fail at most `limit` jobs whose reservation expired, and return their number. Each uses one retry (W19).
+    """Fail at most `limit` jobs with an expired reservation, and return their number. Each uses one retry (W19).
 
     A job that was claimed for a client is released instead, without using a retry, if its delivery is not confirmed.
     With `spares_kept`, skip jobs that a heartbeat or a confirmation may still extend: for a node that has just
@@ -98,7 +98,7 @@ def reap(
 
 
 def overdue_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """Return the jobs whose reservation has expired."""
+    """Return the jobs with an expired reservation."""
     return reserved_jobs(using=using).filter(reserved_until__lt=now or Now())
 
 
@@ -167,7 +167,7 @@ def lose(
 
     The jobs return to their old places without using a retry; the third loss makes a job dead. `reason` is how the
     workers died. The workers' rows are deleted last: after a crash the next call still finds them and continues. A
-    worker whose jobs another transaction has locked keeps its row, so that the next call reclaims these jobs.
+    worker keeps its row while another transaction has one of its jobs locked, and the next call reclaims that job.
     """
     lost = 0
 
@@ -274,7 +274,7 @@ class _Failing:
         return held
 
     def put_back(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
-        """Enqueue locked rows again whose delivery to a worker was not confirmed."""
+        """Enqueue locked rows again that were never confirmed as delivered to a worker."""
         if jobs:
             self._let_go(jobs)
             Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)

@@ -59,7 +59,7 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
 def give_back(claims: Collection[int], *, using: str) -> int:
     """Release all jobs that the claims with these numbers took, and return their number.
 
-    For claims whose reply was lost: no worker has received these jobs (ADR 0017).
+    For claims that ended without a reply: no worker has received these jobs (ADR 0017).
     """
     numbers = [sign * claim for claim in claims for sign in (1, -1)]  # negative: prefetched or not confirmed
     taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)

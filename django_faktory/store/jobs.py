@@ -164,7 +164,7 @@ class Turn:
         """Finish the exchange and return its results. May block on further queries, see `ends_here`.
 
         Ends the jobs that the hot statement left unchanged, acquires locks and permits for the claimed jobs, and
-        claims replacements for jobs whose lock or permit is taken.
+        claims replacements for jobs that lose the race for a lock or permit.
         """
         claiming = self.claiming
         if ending.readied:

@@ -1,4 +1,4 @@
-"""Track claims whose reply was lost: the database may have committed them although no worker got the jobs.
+"""Track claims that got no reply: the database may have committed them although no worker received the jobs.
 
 Each claim has a random number that is stored in the rows it takes (`Job.claim`). `Unanswered` keeps the numbers of
 claims that ended with an error; the broker releases their jobs by number. Source: reliability class C4, ADR 0017.
@@ -81,14 +81,14 @@ class Unanswered:
             return taken
 
     def look_again(self, numbers: Collection[int]) -> None:
-        """Schedule another check in `AGAIN_S` for numbers whose check failed."""
+        """Schedule another check of these numbers in `AGAIN_S`, after a check that failed."""
         with self._lock:
             again_at = time.monotonic() + AGAIN_S
             for number in numbers:
                 self._due[number] = [again_at, *self._due.get(number, [])]
 
     def expect(self, number: int) -> None:
-        """Schedule checks for a number whose claim may be committed without a reply."""
+        """Schedule checks for this number: its claim may be committed although no reply came."""
         with self._lock:
             now = time.monotonic()
             self._due[number] = [now + after_s for after_s in LOOK_AFTER_S]
