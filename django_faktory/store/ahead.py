@@ -25,6 +25,7 @@ def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:
     wanted: dict[str, int] = {}
     crowd: set[str] = set()
     for request in requests:
+        # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
         if request.ahead and request.queues:
             queue = request.queues[0]
             # The maximum, not the sum: each number is the free room of the same prefetch buffer.
@@ -32,6 +33,7 @@ def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:
             crowd.update(request.crowd)
     if not wanted:
         return plan
+    # Without a wid: a prefetched job gets its worker when it is delivered.
     return msgspec.structs.replace(plan, ahead=[Slot(queue, "", count) for queue, count in wanted.items()], crowd=crowd)
 
 
@@ -46,6 +48,7 @@ def go_along(
 
 
 CHUNK = 500
+"""Maximum deliveries confirmed by one statement."""
 
 
 def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> set[str]:

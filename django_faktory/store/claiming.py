@@ -148,6 +148,7 @@ def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
         if connections[claiming.using].in_atomic_block:
             raise
         logger.warning("jobs not given back, their reservations must end jobs=%d error=%s", len(jobs), error)
+    # Ready again: wake up fetches that have found nothing meanwhile.
     locks.tell(connections[claiming.using], {job.queue for job in jobs})
 
 
@@ -266,6 +267,7 @@ def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
     slots = [
         Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
     ]
+    # Without prefetch, which the first claim has done.
     return msgspec.structs.replace(plan, slots=slots, limit=plan.limit - len(found), ahead=(), crowd=(), then=())
 
 
@@ -295,7 +297,7 @@ def _plan(
         waiting[queue] = waiting.get(queue, 0) + count
     slots: dict[tuple[str, str], int] = {}
     for request, need in zip(requests, wanted, strict=True):
-        missing = 0 if request.wid in muted else need
+        missing = 0 if request.wid in muted else need  # quiet and terminating workers get nothing
         for queue in request.queues:
             take = min(missing, waiting.get(queue, 0))
             if take:

@@ -42,6 +42,7 @@ def fold(*, using: str) -> int:
             # Sorted, so that two folds lock the rows of several days in the same order.
             for day, tally in sorted(sums.items()):
                 dialect.count_in(cursor, day, FOLDED, tally)
+        # Exact, because the SELECT has locked these rows: no connection can count in them before the commit.
         for day in sums:
             slots = [row.slot for row in found if row.day == day]
             Counter.objects.using(using).filter(day=day, slot__in=slots).delete()

@@ -176,6 +176,7 @@ def lose(
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
         return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]), reason=reason)
 
+    # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
     while count := run(using, verb):
         lost += count
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
@@ -355,6 +356,7 @@ class _Failing:
         dialect_of(connection).save(connection, _changed(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
         self._changes += [members.Change(job, State(job.state)) for job in lost]
+        # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
         self._add(Tally(processed=dead, failed=dead))
         self.settle(connection, now)
         # If a job's lock had expired before, another job may hold it by now: then this one has to wait.
@@ -438,6 +440,7 @@ class _Failing:
         """Store the failure in the form that FETCH and results return, and append it to the history."""
         lines = kept_lines(failure.backtrace, job.backtrace)
         earlier = jsontext.decode(job.failure) if job.failure else {}
+        # `failed_at` is the time of the first failure, as in Faktory.
         told = {
             "retry_count": job.failures,
             "remaining": max(job.retry - job.failures, 0) if job.retry >= 0 else job.retry,
@@ -462,6 +465,7 @@ class _Failing:
         if outcome.state is not State.DEAD:
             job.unique_key = None  # a dead job keeps its key until the key expires (W27)
         job.finished_at = now
+        # Finished rows are purged by time; dead jobs are kept longer, because people may requeue them.
         keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = now + timedelta(seconds=keep_s)
 

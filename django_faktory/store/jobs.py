@@ -69,6 +69,8 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         # INSERT, or two overlapping sets deadlock (ADR 0030).
         clock = dialect.lock_stored(connection, placed, now) if len(placed) > CHUNK else now
         for start in range(0, len(placed), CHUNK):
+            # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
+            # neither transaction sees the other (ADR 0015).
             locks.settle_later(connection, dialect.insert(connection, placed[start : start + CHUNK], clock))
 
     one_statement = len(placed) <= CHUNK and not _needs_atomic(using, placed)
@@ -158,6 +160,7 @@ class Turn:
             return False
         if plan.then or are_alike(self.requests):
             return True
+        # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_ahead for job in claimed) >= sum(request.count for request in self.requests)
 
     def concluded(self, plan: Plan, ending: Ending, claimed: list[Reservation]) -> Exchanged:
@@ -218,6 +221,7 @@ def carry_out(turn: Turn) -> Exchanged:
         ending, claimed = run(
             using,
             lambda connection: dialect_of(connection).exchange(connection, turn.placed(), acks, plan, now),
+            # On PostgreSQL all statements are one message, which is a transaction by itself.
             atomic=not _dialect(using).joins(connections[using]),
         )
         return turn.concluded(plan, ending, claimed)
@@ -315,6 +319,7 @@ def _ack_chunk(
     answers = _end_members(ending, storable, using=using, now=now, on_ended=on_ended)
     if len(storable) == len(acks):
         return answers
+    # Put False in the places of the jids that were left out, so that results match the acks.
     theirs = iter(answers)
     return [next(theirs) if is_storable(ack.jid) else False for ack in acks]
 

@@ -93,6 +93,7 @@ def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tupl
 
     A slice cannot be filtered further: its states are checked in each step only, and its number includes all jobs.
     """
+    # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
     ids = _ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
     still = partial(_still, jobs.db, states=states)
     return len(ids), (partial(_change, still(chunk), change) for chunk in _chunks(ids, CHUNK))
@@ -166,6 +167,7 @@ def _forget_all_but_workers(using: str) -> int:
 
 
 def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator[Step]:
+    # A jid that no database can store would fail the statement for all jids of its step.
     for chunk in _chunks(sorted(filter(is_storable, jids)), CHUNK):
         yield partial(_change, jobs.filter(jid__in=chunk), change)
 
@@ -190,6 +192,7 @@ def _ids(jobs: JobQuerySet) -> array[int]:
     if jobs.query.is_sliced:
         return run(jobs.db, lambda _: array("q", jobs.values_list("pk", flat=True)), atomic=False)
     in_order = jobs.order_by("pk").values_list("pk", flat=True)
+    # By the last id seen: an OFFSET would read all earlier rows again for each portion.
     last = 0
     while True:
         portion = in_order.filter(pk__gt=last)[:PORTION]
@@ -247,6 +250,7 @@ def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change
         rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
         found = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
         ids += [job.pk for job in found if glob.matches(_text(job))]
+    # Check the state again: it may have changed since the texts were read.
     return _change(_still(jobs.db, ids, {state}), change) if ids else 0
 
 

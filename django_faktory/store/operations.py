@@ -77,6 +77,7 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
+        # In the order of the keys, the lock order of lock rows (ADR 0024).
         held = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
         if connection.features.has_select_for_update:
             held = held.select_for_update()
@@ -92,6 +93,7 @@ def locked(jobs: JobQuerySet) -> JobQuerySet:
     """Lock these jobs in the order of their ids, and return a queryset of exactly these ids. Needs a transaction.
 
     An UPDATE locks rows in the order in which it finds them, so two of them without this could deadlock (ADR 0024).
+    On SQLite, which has no row locks and one writer, return the queryset unchanged.
     """
     connection = connections[jobs.db]
     if not connection.features.has_select_for_update:
@@ -174,6 +176,7 @@ def _dropped(jobs: JobQuerySet) -> int:
 def purged(jobs: JobQuerySet) -> int:
     """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
     legal = locked(jobs.in_state(*sources(Event.PURGE)))
+    # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
     dead = members.of_batches(legal.in_state(State.DEAD))
     gone, _ = legal.delete()
     members.note_all(jobs.db, dead, GONE)

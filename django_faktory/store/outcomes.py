@@ -52,7 +52,7 @@ def _error(state: State, errtype: str, failure: str) -> str:
         return "JobExpired: no worker took this job in time"
     try:
         message = jsontext.decode(failure).get("message", "") if failure else ""
-    except InvalidPayload:
+    except InvalidPayload:  # an unreadable text must not hide the outcome of this job, or of the whole set
         message = ""
     # The class name without its module, as the history shows it; jobs that were killed by hand have no error type.
     kind = errtype.rpartition(".")[2] or str(state).capitalize()

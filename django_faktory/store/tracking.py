@@ -75,7 +75,9 @@ class _Setting:
         )
 
     def _lengthen(self, until: datetime) -> None:
+        # Only extend: a progress update must not shorten a reservation.
         held = Job.objects.using(self.using).filter(jid=self.update.jid, state=State.WORKING, reserved_until__lt=until)
+        # A client without a wid claims jobs with wid "", so a mismatch is certain only if both sides have one.
         if self.update.wid:
             held = held.filter(wid__in=("", self.update.wid))
         held.update(reserved_until=until)
@@ -95,6 +97,7 @@ def track_get(jids: Sequence[str], *, using: str) -> list[Tracked]:
     asked = {jid for jid in jids if is_storable(jid)}
 
     def verb(_: BaseDatabaseWrapper) -> list[Tracked]:
+        # `payload` and `result` may be large, and are not returned.
         stored = {job.jid: job for job in Job.objects.using(using).filter(jid__in=asked).defer("payload", "result")}
         said = {one.jid: one for one in Tracking.objects.using(using).filter(jid__in=stored)}
         return [_tracked(jid, stored.get(jid), said.get(jid)) for jid in jids]
@@ -140,6 +143,7 @@ def purge_tracking(*, using: str, now: datetime | None = None, limit: int = CHUN
     old = Tracking.objects.using(using).filter(~Exists(lives), updated_at__lt=(now or Now()) - TRACKED_FOR)
 
     def verb(_: BaseDatabaseWrapper) -> int:
+        # Select, then delete by jid: Django cannot limit a DELETE, and each transaction should be short.
         jids = list(old.order_by("updated_at").values_list("jid", flat=True)[:limit])
         return Tracking.objects.using(using).filter(jid__in=jids).delete()[0] if jids else 0
 

@@ -69,6 +69,7 @@ def run(
     """
     connection = connections[alias]
     if connection.in_atomic_block:
+        # No retry: a failed statement has aborted the caller's transaction, or its earlier statements would be lost.
         return verb(connection)
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -83,6 +84,7 @@ def run(
             if is_read_only:
                 _refusals[alias] += 1
                 _discard(connection)
+            # Before the check for collisions, because a lock timeout is one of them.
             if raises_lock_timeout:
                 _raise_lock_timeout(error)
             if attempt == ATTEMPTS or not is_collision(error):
@@ -91,6 +93,8 @@ def run(
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
         except ProgrammingError as error:
+            # A pooler has given the session away, and with it the prepared statements: `prepared` has noticed, and the
+            # next attempt sends plain SQL.
             if attempt == ATTEMPTS or error_code(error) not in LOST:
                 raise
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
@@ -134,7 +138,7 @@ def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
     if not dialect.has_lock_wait:
         return ""
     connection.ensure_connection()
-    raw = connection.connection
+    raw = connection.connection  # Django's wrapper may reconnect, so the limit is recorded per driver connection
     if _lock_waits.get(raw) == wanted:
         return ""
     if not dialect.keeps_session(connection):
