@@ -267,7 +267,7 @@ def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
     slots = [
         Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
     ]
-    # Without prefetch, which the first claim has done.
+    # The first claim has prefetched already.
     return msgspec.structs.replace(plan, slots=slots, limit=plan.limit - len(found), ahead=(), crowd=(), then=())
 
 

@@ -123,7 +123,7 @@ def interrupt(
     interruptions: Sequence[Interruption], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
     limit: int | None = None, rng: Random = _chance, on_failed: OnEnded = nobody_asks,
 ) -> list[FaktoryError | bool]:  # fmt: skip
-    """Return the started jobs of a stopping worker to their old places; count no attempt, error or loss (ADR 0025).
+    """Move started jobs of a stopping worker back to their old places; count no attempt, error or loss (ADR 0025).
 
     Return one item per report: True if it took effect, False if the sender no longer holds the job because it ended or
     another worker has it. A job that was interrupted `limit` times before fails instead.
@@ -240,7 +240,7 @@ class _Failing:
     ) -> tuple[dict[str, Job], datetime | None]:
         """Lock these jobs; return them by jid, and the time after the lock, or None if unknown.
 
-        The time counts after the wait for the locks, because the wait may be long.
+        The time is read after the wait for the locks, which may be long.
         """
         found = dialect_of(connection).failing(connection, jids, self.now)
         if found is not None:
@@ -343,7 +343,7 @@ class _Failing:
             return dialect_of(connection).now(cursor)
 
     def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
-        """Take locked rows from their lost workers, and return their number. Cancelled jobs fail instead."""
+        """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded."""
         if not jobs:
             return 0
         cancelled = [job for job in jobs if job.is_cancelled]
@@ -373,7 +373,7 @@ class _Failing:
     ) -> None:
         """Enqueue locked rows again with their old `enqueued_at`, and release their locks and permits.
 
-        A cancelled job fails instead, because its worker was about to end it.
+        A cancelled job is discarded instead, because its worker was about to end it.
         """
         if not jobs:
             return
@@ -465,7 +465,7 @@ class _Failing:
         if outcome.state is not State.DEAD:
             job.unique_key = None  # a dead job keeps its key until the key expires (W27)
         job.finished_at = now
-        # Finished rows are purged by time; dead jobs are kept longer, because people may requeue them.
+        # Dead jobs are kept longer than other finished rows, because people may requeue them.
         keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = now + timedelta(seconds=keep_s)
 

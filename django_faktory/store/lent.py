@@ -110,8 +110,11 @@ class InFlight(Generic[Told]):
         return rest
 
     def _lost(self, error: Error) -> Callable[[], Told]:
-        """Return the function that reports a lost connection. The turn may or may not be committed."""
-        self._expect()  # the number was drawn without `numbered`, so its checks are scheduled here
+        """Schedule checks of the claim, and return the function that reports the lost connection.
+
+        The turn may or may not be committed.
+        """
+        self._expect()
 
         def tell() -> Told:
             self._connection.close()

@@ -93,8 +93,7 @@ def run(
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
         except ProgrammingError as error:
-            # A pooler has given the session away, and with it the prepared statements: `prepared` has noticed, and the
-            # next attempt sends plain SQL.
+            # A pooler has taken the session with its prepared statements; the next attempt sends plain SQL.
             if attempt == ATTEMPTS or error_code(error) not in LOST:
                 raise
         # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
