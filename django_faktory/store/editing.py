@@ -22,7 +22,7 @@ from . import gates, locks
 from .transactions import run
 
 EDITABLE = sources(Event.KILL)
-"""States of a job that waits to run. The same states as for `kill`."""
+"""States of a job that is not running but may still run: those in which it can be killed, dead included."""
 
 _NO_OPTIONS = JobOptions()
 
@@ -39,7 +39,7 @@ class Edit(NamedTuple):
 def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
     """Apply the edit that `change` returns for the stored job, in one transaction, and return the updated job.
 
-    Raise JobNotFound; InvalidTransition if the job runs or has ended, or if it gets a time although it is neither
+    Raise JobNotFound; InvalidTransition if the job is not `EDITABLE`, or if it gets a time although it is neither
     scheduled nor retrying; NotUnique if another job holds the key of the new arguments; and any error of `change`.
     """
 

@@ -1,7 +1,8 @@
 """Push, fetch and acknowledge sets of jobs: the hot path of the store. Rules: W10, W13, W14, W16.
 
 `exchange` does all three in one transaction. Jobs of batches and jobs that hold locks or permits leave the hot path:
-the dialect's statements do not change them and return their jids, and `store.members` ends them (ADR 0011, 0015, 0016).
+the dialect's statements leave them unchanged and return their jids, and `store.members` ends them (ADR 0011, 0015,
+0016).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CHUNK = 500
 """Maximum rows of one statement: enough to make its fixed cost negligible, few enough to keep row locks short."""
 
 OnEnded = Callable[[Collection[Held]], None]
-"""Callback for jobs that ended successfully. Called inside the transaction that ended them, or after it."""
+"""Callback for jobs after the end of their runs. Called inside the transaction that ended them, or after it."""
 
 
 def nobody_asks(_: Collection[Held]) -> None:

@@ -98,7 +98,8 @@ def _see(
                 return push_these(jobs)
         except IntegrityError:  # another push took a key or jid meanwhile: the next attempt sees its row
             continue
-    # In a caller's transaction with snapshot isolation the conflicting row stays invisible, so retries cannot help.
+    # In a caller's transaction with snapshot isolation the conflicting row stays invisible to every retry. Insert the
+    # jobs one by one: the constraint then shows which of them conflict.
     with transaction.atomic(using=connection.alias):
         return _one_by_one(connection, jobs, push_these)
 
