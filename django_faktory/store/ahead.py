@@ -1,7 +1,7 @@
-"""Jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
+"""Prefetch: jobs that a server claimed for its clients, until their delivery is confirmed (ADR 0022 and 0026).
 
-The claim's number is negative until then. When the lease ends first, the job is released: it was not delivered, or
-its server died within seconds of delivering it.
+`Job.claim` is negative until `confirm`. If the delivery lease ends first, maintenance releases the job: it was not
+delivered, or its server died within seconds of delivering it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from .transactions import run
 
 
 def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:
-    """The plan, and how much of which queue may be read ahead: of one the most that a request asks."""
+    """Return the plan with prefetch slots: for each queue the highest number that a request allows."""
     wanted: dict[str, int] = {}
     crowd: set[str] = set()
     for request in requests:
+        # Only the first queue: a client must get jobs of earlier queues before jobs of later ones (ADR 0022).
         if request.ahead and request.queues:
             queue = request.queues[0]
+            # The maximum, not the sum: each number is the free room of the same prefetch buffer.
             wanted[queue] = max(request.ahead, wanted.get(queue, 0))
             crowd.update(request.crowd)
     if not wanted:
         return plan
+    # Without a wid: a prefetched job gets its worker when it is delivered.
     return msgspec.structs.replace(plan, ahead=[Slot(queue, "", count) for queue, count in wanted.items()], crowd=crowd)
 
 
 def go_along(
     found: list[list[Reservation]], requests: Sequence[FetchRequest], ahead: Sequence[Reservation]
 ) -> list[list[Reservation]]:
-    """What was found, and behind it what was read ahead: with a request that asked for it."""
+    """Append each prefetched job to the result of a request that allowed prefetching from its queue."""
     asked = {request.queues[0]: place for place, request in enumerate(requests) if request.ahead and request.queues}
     for job in ahead:
         found[asked[job.queue]].append(job)
@@ -45,10 +48,14 @@ def go_along(
 
 
 CHUNK = 500
+"""Maximum deliveries confirmed by one statement."""
 
 
 def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = None) -> set[str]:
-    """See `Broker.confirm`."""
+    """Start the reservations of delivered jobs at the time of their delivery; see `Broker.confirm`.
+
+    Skips locked rows and returns their jids: a running transaction may be ending these jobs, confirm them again later.
+    """
     left: set[str] = set()
     for start in range(0, len(handed), CHUNK):
         chunk = handed[start : start + CHUNK]
@@ -61,10 +68,10 @@ def confirm(handed: Sequence[HandedOut], *, using: str, now: datetime | None = N
 
 
 def is_unconfirmed(job: Job) -> bool:
-    """Whether a working job was read ahead, or claimed for a client, and its delivery is not confirmed."""
+    """Return True if a working job was prefetched or claimed for a client and its delivery is not confirmed."""
     return job.claim is not None and job.claim < 0
 
 
 def supports(connection: BaseDatabaseWrapper) -> bool:
-    """Whether jobs can be read ahead there."""
+    """Return True if the dialect supports prefetching."""
     return dialect_of(connection).reads_ahead

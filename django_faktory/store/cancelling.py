@@ -1,7 +1,7 @@
-"""Cancel jobs: what waits is dropped; what runs is marked, and its worker told when it asks.
+"""Cancel jobs: discard waiting jobs, and mark running jobs so that their workers can stop them.
 
-A mark counts until its job is enqueued anew (a retry, a requeue by hand): one older than `enqueued_at` is nothing. So
-it outlasts a worker that is lost.
+Workers poll for the marks with `cancelled`. A mark counts until the job is enqueued again by a retry or a requeue: a
+mark older than `enqueued_at` is ignored. A job that returns from a lost worker keeps its `enqueued_at` and its mark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READY = (State.ENQUEUED, State.BLOCKED)
 
 
 def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> int:
-    """Drop jobs that wait, and mark those that run; returns how many it was. What is dead or ended stays as it is."""
+    """Discard waiting jobs, mark running jobs, and return the number of both. Dead and finished jobs stay unchanged."""
     known = [jid for jid in jids if is_storable(jid)]
     changed = 0
 
@@ -43,13 +43,14 @@ def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, no
     jobs = operations.locked(jobs.in_state(*WAITING, *_READY, State.WORKING))
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
-    # In this order: where rows cannot be locked, a job that a worker takes in between runs, and is marked.
+    # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
     dropped = operations.discarded(jobs.in_state(*WAITING, *_READY))
+    # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
     marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
     return dropped + marked
 
 
 def cancelled(jids: Sequence[str], *, using: str) -> list[str]:
-    """Those of these jobs that run and are to be cancelled."""
+    """Return the jids of the running jobs among `jids` that have a valid cancellation mark."""
     marked = Job.objects.using(using).in_state(State.WORKING).filter(cancel_requested_at__gte=F("enqueued_at"))
     return run(using, lambda _: list(marked.filter(jid__in=jids).values_list("jid", flat=True)), atomic=False)

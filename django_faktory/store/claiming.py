@@ -1,4 +1,8 @@
-"""Claims: who gets which jobs, with the locks and passes they need. Rules: W13, ADR 0015 to 0017."""
+"""Claim jobs for fetch requests, together with the locks and permits they need. Rules: W13, ADR 0015 to 0017.
+
+A `Plan` lists how many jobs of which queue to claim for which worker. Requests that are alike, or the first queue of
+each request, are claimed without a look at the queues; `_plan` counts the waiting jobs only when that was not enough.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,10 @@ from .unanswered import Unanswered
 logger = get_logger(__name__)
 
 MAX_ROUNDS = 8
+"""Maximum claims of one fetch: jobs that wait for locks or limits could otherwise keep it busy without a result."""
 
 MOST_IN_TURN = 8
-"""So many different requests are claimed for one after the other; for more it is less to look first at what waits."""
+"""Maximum number of requests that get one claim each; above it, counting the waiting jobs first is cheaper."""
 
 
 def fetch(
@@ -35,27 +40,30 @@ def fetch(
     lease_s: float = locks.LEASE_S,
     unanswered: Unanswered | None = None,
 ) -> list[list[Reservation]]:
-    """Reserve jobs for each request, in its order of queues, then priority, then age (W13).
+    """Reserve jobs for each request, in its order of queues, then priority, then age (W13). Does not wait for jobs.
 
-    No row is locked that is not handed out: requests of one worker that name the same queues are claimed for together,
-    otherwise each tries its first queue; who got too little is planned for by what waits in each queue.
+    Locks no row that it does not return: requests of one worker with the same queues share one claim; otherwise each
+    request tries its first queue, and a second plan, based on the number of waiting jobs, serves requests still short.
     """
     return fetch_for([*map(answerable, requests)], Claiming(using, now, lease_s, unanswered or Unanswered()))
 
 
 def fetch_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
-    """`fetch` for answerable requests."""
+    """Run `fetch` for requests that `answerable` has filtered."""
     return shared_out(requests, claiming.claim(first_plan(requests)), claiming)
 
 
 def first_plan(requests: Sequence[FetchRequest]) -> Plan:
-    """What to claim at first sight."""
+    """Return the plan that needs no query: all queues of requests that are alike, else the first queue of each.
+
+    Empty if requests of different workers differ.
+    """
     requests = [request for request in requests if request.count]
     total = sum(request.count for request in requests)
     if are_alike(requests):
         return Plan([Slot(queue, requests[0].wid, total) for queue in dict.fromkeys(requests[0].queues)], total)
     if len({request.wid for request in requests}) > 1:
-        return Plan()  # which of them comes first in a queue takes a plan
+        return Plan()  # their order within a queue depends on the number of waiting jobs, see `_plan`
     slots: dict[str, int] = {}
     for request in requests:
         for queue in request.queues[:1]:
@@ -64,14 +72,17 @@ def first_plan(requests: Sequence[FetchRequest]) -> Plan:
 
 
 def plan_in_turn(requests: Sequence[FetchRequest]) -> Plan:
-    """What to claim so that each gets of all its queues what it would get if they came one by one; nothing where they
-    are too many. For who `claims_in_turn`."""
+    """Return a plan with one claim per request, in order; empty if there are too many different requests.
+
+    Each request gets what it would get if the requests arrived one by one. For dialects that have `claims_in_turn`.
+    """
     parts: list[Plan] = []
     last: FetchRequest | None = None
     for request in requests:
         if not request.count or not request.queues:
             continue
         count = request.count
+        # Equal neighbours share a claim: each claim is a statement, and their number is limited.
         if last and (last.queues, last.wid) == (request.queues, request.wid):
             count += parts.pop().limit
         parts.append(Plan([Slot(queue, request.wid, count) for queue in dict.fromkeys(request.queues)], count))
@@ -82,7 +93,7 @@ def plan_in_turn(requests: Sequence[FetchRequest]) -> Plan:
 
 
 def are_alike(requests: Sequence[FetchRequest]) -> bool:
-    """Whether it does not matter which of those that ask for jobs gets which."""
+    """Return True if all requests with a count name the same worker and the same queues in the same order."""
     return len({(request.queues, request.wid) for request in requests if request.count}) == 1
 
 
@@ -94,10 +105,11 @@ def shared_out(
     is_under_way: bool = False,
     is_all: bool = False,
 ) -> list[list[Reservation]]:
-    """What was claimed, dealt to the requests, and more for those that it did not suffice for, unless it `is_all`: then
-    each request has been claimed for, one after the other.
+    """Distribute claimed jobs among the requests, and claim more for requests still short, unless `is_all`.
 
-    Trouble on the way to more must not swallow what was claimed, or else done (`is_under_way`), before.
+    With `is_all`, each request had a claim of its own, so a shorter result is final. An error while claiming more is
+    logged, not raised, if jobs were claimed before or if other work is already committed (`is_under_way`): raising it
+    would lose that result.
     """
     found: list[list[Reservation]] = [[] for _ in requests]
     if not claimed and not any(request.count for request in requests):
@@ -105,8 +117,8 @@ def shared_out(
     if is_all or are_alike(requests):
         _leave(_deal(found, requests, claimed, in_turn=is_all), claiming)
         return found
-    # Each of different requests tried its first queue. What came is dealt together with what they get of their others:
-    # alone it might go to somebody who would take it last.
+    # Each of the different requests tried its first queue only. Distribute these jobs together with those of the next
+    # claim: alone, a job could be given to a request for which its queue is the last choice.
     had, wanted = list(claimed), sum(request.count for request in requests)
     for _ in range(MAX_ROUNDS):
         if sum(map(len, found)) + len(had) >= wanted:
@@ -127,7 +139,7 @@ def shared_out(
 
 
 def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
-    """Give back what was claimed and is for nobody: what waited changed while it was claimed."""
+    """Release claimed jobs that no request takes: the queues changed between the count and the claim."""
     if not jobs:
         return
     try:
@@ -136,11 +148,12 @@ def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
         if connections[claiming.using].in_atomic_block:
             raise
         logger.warning("jobs not given back, their reservations must end jobs=%d error=%s", len(jobs), error)
+    # Ready again: wake up fetches that have found nothing meanwhile.
     locks.tell(connections[claiming.using], {job.queue for job in jobs})
 
 
 def more_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[Reservation]]:
-    """What is fetched beside something that is done already: trouble here must not swallow that."""
+    """Fetch after other work has been committed: log errors, because raising them would lose its result."""
     try:
         claimed = claiming.claim(first_plan(requests))
     except (BrokerUnavailable, Error) as error:
@@ -152,45 +165,47 @@ def more_for(requests: Sequence[FetchRequest], claiming: Claiming) -> list[list[
 
 
 def answerable(request: FetchRequest) -> FetchRequest:
-    """Without the queues that no database can know: one such name must not fail those that are claimed for with it."""
+    """Return the request without queue names that no database can store.
+
+    One such name would fail the claim for all requests that share its statement.
+    """
     if all(map(is_storable, request.queues)):
         return request
     return msgspec.structs.replace(request, queues=tuple(filter(is_storable, request.queues)))
 
 
 def has_all_it_needs(job: Reservation) -> bool:
-    """Whether a claimed job may run as it is: no lock is to be taken for it, and no gate to be asked."""
+    """Return True if a claimed job may run: it needs no further lock, and no limiter has to be asked."""
     return (job.lock_key is None or job.lock_token is not None) and job.passes is None
 
 
 class Leases(NamedTuple):
-    """How long claims of one broker last, in seconds."""
+    """Lease durations of one broker, in seconds (ADR 0026)."""
 
     lock_s: float = locks.LEASE_S
-    """A lock of a job whose worker extends it itself."""
+    """Lease of a lock that its worker extends by itself."""
     worker_timeout_s: float = 60.0
     delivery_s: float = DELIVERY_LEASE_S
-    """From a claim for a client to the confirmation of its delivery."""
+    """Maximum time from a claim for a client of the server to the confirmation of its delivery."""
 
     def claiming(
         self, requests: Sequence[FetchRequest], *, using: str, now: datetime | None, unanswered: Unanswered
     ) -> Claiming:
-        """How to claim for these requests, which ask for the same kind of lease.
-
-        Twice WORKER_TIMEOUT: a beat extends what is half over, so that a reservation never ends before the silence of
-        its worker is noticed. A client extends the locks of its jobs with its BEAT, at most WORKER_TIMEOUT apart.
-        """
+        """Return how to claim for these requests. All of them must ask for the same kind of lease."""
         lease = next((request.lease for request in requests if request.lease), Lease.RESERVE_FOR)
         lock_s, at_least_s, at_most_s = self.lock_s, None, None
         if lease is Lease.HEARTBEAT:
+            # A BEAT extends reservations that are half over. With twice WORKER_TIMEOUT, a reservation cannot end before
+            # the worker counts as lost.
             at_least_s = 2 * self.worker_timeout_s
         elif lease is Lease.DELIVERY:
+            # A client extends the locks of its jobs with its BEAT only, and may send one as rarely as WORKER_TIMEOUT.
             lock_s, at_most_s = max(lock_s, self.worker_timeout_s), self.delivery_s
         return Claiming(using, now, lock_s, unanswered, at_least_s, at_most_s)
 
 
 class Claiming(NamedTuple):
-    """How jobs are claimed, and locked for where they have a key."""
+    """The parameters that all claims of one call share: database, clock, leases and claim numbers."""
 
     using: str
     now: datetime | None
@@ -198,16 +213,17 @@ class Claiming(NamedTuple):
     unanswered: Unanswered
     at_least_s: float | None = None
     at_most_s: float | None = None
-    """See `Plan` for these two."""
+    """Bounds of the reservation, see the fields of the same names in `Plan`."""
 
     def numbered(self, plan: Plan, number: int) -> Plan:
-        """The plan with the number of the claim, and with its leases."""
+        """Return the plan with this claim number and with the leases."""
         return msgspec.structs.replace(
             plan, lease_s=self.lease_s, claim=number, at_least_s=self.at_least_s, at_most_s=self.at_most_s
         )
 
     def claim(self, plan: Plan) -> list[Reservation]:
-        """Claim what the plan says, or what there is of it."""
+        """Claim up to the number of jobs in the plan, with their locks and permits."""
+        # The number marks the claimed rows: if the reply is lost, the broker releases them by it (ADR 0017).
         with self.unanswered.numbered() as number:
             plan = self.numbered(plan, number)
             return self.locked(plan, self._claim(plan))
@@ -216,6 +232,7 @@ class Claiming(NamedTuple):
         if not plan.slots or plan.limit < 1:
             return []
         dialect = dialect_of(connections[self.using])
+        # A plan with several wids may take one statement per worker, and then needs a transaction.
         joined = len({slot.wid for slot in plan.slots}) == 1 or dialect.joins(connections[self.using])
         return run(
             self.using,
@@ -224,8 +241,11 @@ class Claiming(NamedTuple):
         )
 
     def locked(self, plan: Plan, claimed: list[Reservation]) -> list[Reservation]:
-        """Those of the claimed that no lock or limit concerns, or that got theirs, and others in the place of those
-        who did not."""
+        """Acquire locks and permits for claimed jobs, and return the jobs that may run.
+
+        Jobs that get no lock or permit become blocked; the plan is claimed again in their place, up to `MAX_ROUNDS`
+        times. A plan with `then` is not claimed again: its claims have an order.
+        """
         found: list[Reservation] = []
         for left in reversed(range(MAX_ROUNDS)):
             if all(map(has_all_it_needs, claimed)):
@@ -235,17 +255,19 @@ class Claiming(NamedTuple):
             if len(got) == len(claimed):
                 return found
             claimed = self._claim(_rest(plan, found)) if left and not plan.then else []
-        # All that was met is parked, and what can run may be behind it: whoever asks next goes on.
+        # Every job seen so far is blocked now, but runnable jobs may be behind these: wake up waiting fetches, so that
+        # the next one continues from here.
         locks.tell(connections[self.using], {slot.queue for slot in plan.slots})
         return found
 
 
 def _rest(plan: Plan, found: Sequence[Reservation]) -> Plan:
-    """What is left of a plan when these are had."""
+    """Return the part of the plan that is still missing after `found`."""
     had = Counter((job.queue, job.wid) for job in found)
     slots = [
         Slot(slot.queue, slot.wid, rest) for slot in plan.slots if (rest := slot.count - had[slot.queue, slot.wid]) > 0
     ]
+    # The first claim has prefetched already.
     return msgspec.structs.replace(plan, slots=slots, limit=plan.limit - len(found), ahead=(), crowd=(), then=())
 
 
@@ -257,9 +279,10 @@ def _plan(
     using: str,
     now: datetime | None,
 ) -> Plan:
-    """Who takes what from which queue, by how many wait in each: every request in turn, its queues in order.
+    """Return how many jobs of each queue each worker should claim, based on the number of jobs waiting in each queue.
 
-    What is had already, from first queues of these requests of one worker, counts as waiting, and is not claimed again.
+    Serves the requests in order, and the queues of each request in order. Jobs in `had` are claimed but not yet
+    distributed: they count as waiting, and are subtracted from the plan.
     """
     wanted = [request.count - len(got) for request, got in zip(requests, found, strict=True)]
     queues = dict.fromkeys(queue for request in requests for queue in request.queues)
@@ -274,7 +297,7 @@ def _plan(
         waiting[queue] = waiting.get(queue, 0) + count
     slots: dict[tuple[str, str], int] = {}
     for request, need in zip(requests, wanted, strict=True):
-        missing = 0 if request.wid in muted else need
+        missing = 0 if request.wid in muted else need  # quiet and terminating workers get nothing
         for queue in request.queues:
             take = min(missing, waiting.get(queue, 0))
             if take:
@@ -292,10 +315,10 @@ def _deal(
     *,
     in_turn: bool = False,
 ) -> list[Reservation]:
-    """Hand what was claimed to the requests: each takes the best of its own queues first; returns what nobody took.
+    """Append claimed jobs to the results of the requests, best queue first, and return the jobs that no request takes.
 
-    What was claimed `in_turn` comes in the order of the requests, and is taken in it, so that nothing is left: who took
-    a better one that came while a later request was claimed for would leave his own to nobody.
+    Jobs claimed `in_turn` are in the order of the requests and are distributed in this order, so that none is left. If
+    a request took a better job that appeared during the claim for a later request, its own job would have no taker.
     """
     rest = list(claimed)
     for request, got in zip(requests, found, strict=True):

@@ -1,4 +1,8 @@
-"""Fold the counter rows of connections into one row for each day, exactly, while they are written."""
+"""Fold the counter rows of connections into one row per day (ADR 0024).
+
+Each connection counts in a row of its own, so that no two wait for each other. Folding loses no count although
+connections keep writing.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ CHUNK = 500
 
 
 def fold(*, using: str) -> int:
-    """Add the counts of at most `CHUNK` rows to those of `FOLDED` and delete the rows; returns how many there were.
+    """Add up to `CHUNK` counter rows to the `FOLDED` row of their day, delete them, and return their number.
 
-    A row that a transaction is counting in is skipped: nothing is waited for but another fold of the same day. A
-    connection whose row is gone inserts a new one.
+    Skips rows locked by a transaction that counts in them, so the only wait is for another fold of the same day. A
+    connection inserts a new row if its row was deleted.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
@@ -35,8 +39,10 @@ def fold(*, using: str) -> int:
             )
         dialect = dialect_of(connection)
         with connection.cursor() as cursor:
+            # Sorted, so that two folds lock the rows of several days in the same order.
             for day, tally in sorted(sums.items()):
                 dialect.count_in(cursor, day, FOLDED, tally)
+        # Exact, because the SELECT has locked these rows: no connection can count in them before the commit.
         for day in sums:
             slots = [row.slot for row in found if row.day == day]
             Counter.objects.using(using).filter(day=day, slot__in=slots).delete()

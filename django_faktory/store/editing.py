@@ -1,7 +1,7 @@
-"""Change a job that does not run: what it is called with, where and when. Its state stays, and since when it waits.
+"""Change a job that is not running: its arguments, queue, priority or time. Its state and `enqueued_at` stay.
 
-What follows from its arguments and queue follows anew: the key it is unique by, the lock it waits for; and so whether
-it is blocked.
+Values derived from arguments and queue are computed again: unique key, lock key and limit key, and so whether the job
+is blocked.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from . import gates, locks
 from .transactions import run
 
 EDITABLE = sources(Event.KILL)
-"""The states of a job that may run, and does not run just now."""
+"""States of a job that is not running but may still run: those in which it can be killed, dead included."""
 
 _NO_OPTIONS = JobOptions()
 
 
 class Edit(NamedTuple):
-    """What a job is to become; `text` and what follows from it, as PUSH reads it."""
+    """The new values of a job. `job` holds its new text and the values that a PUSH derives from it."""
 
     job: JobPayload
     weight: int
     run_at: datetime | None
-    """None: as before."""
+    """None leaves the time unchanged."""
 
 
 def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
-    """Apply what `change` makes of the stored job, in one transaction; returns the job as it is then.
+    """Apply the edit that `change` returns for the stored job, in one transaction, and return the updated job.
 
-    Raises JobNotFound; InvalidTransition for one that runs or has ended, or is given a time and waits for none;
-    NotUnique where another job holds the key of its new arguments; and whatever `change` raises.
+    Raise JobNotFound; InvalidTransition if the job is not `EDITABLE`, or if it gets a time although it is neither
+    scheduled nor retrying; NotUnique if another job holds the key of the new arguments; and any error of `change`.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Job:
@@ -55,7 +55,7 @@ def edit(jid: str, change: Callable[[Job], Edit], *, using: str) -> Job:
         wanted = change(row)
         if wanted.run_at is not None and row.state not in WAITING:
             raise InvalidTransition(f"a job that is {row.state} has no time to wait for")
-        with transaction.atomic(using=using):  # so that a caller's transaction outlives a key that is taken
+        with transaction.atomic(using=using):  # a savepoint: a taken key must not abort the caller's transaction
             _write(connection, row, wanted)
         return Job.objects.using(using).get(pk=row.pk)
 
@@ -71,17 +71,18 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     row.payload, row.queue, row.weight = wanted.job.text, wanted.job.queue, wanted.weight
     row.run_at = wanted.run_at or row.run_at
     row.lock_key, row.limit_key = options.lock_key, options.limit_key
-    if row.unique_key is not None:  # a key it has let go of stays free
+    if row.unique_key is not None:  # a key that the job has released, or lost by its expiry, stays free
         row.unique_key = options.unique_key
     moves = (row.lock_key, row.limit_key, row.queue, row.weight) != before and row.state in (
         State.ENQUEUED,
         State.BLOCKED,
     )
+    # A job that moves to another lock, limit, queue or priority leaves its place, and is checked again at the new one.
     was_blocked = row.state == State.BLOCKED
     if moves:
         row.gate = None
     if moves and was_blocked:
-        row.state = State.ENQUEUED  # `arrived` parks it again where it is not its turn, or the next claim at its gate
+        row.state = State.ENQUEUED  # `locks.arrived` or the limiter of the next claim blocks it again if necessary
     columns: Sequence[str] = (
         "payload",
         "queue",
@@ -98,5 +99,6 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
     )
     if moves:
         locks.arrived(connection, [row.pk])
+        # Jobs that waited behind this one, for its old lock or limiter, may be next now.
         locks.settle_later(connection, {before[0]} if before[0] else set())
         gates.settle_later(connection, [left])

@@ -1,4 +1,8 @@
-"""How jobs fail: by report, by a reservation that ran out, by a worker that is gone. Rules: W17 to W20."""
+"""Fail, interrupt or reclaim running jobs: after a report, an expired reservation or a lost worker. Rules: W17 to W20.
+
+`_Failing` does the work of one transaction. All entry points share its order: lock the job rows by id, change them,
+then `settle` batches, locks, limiters and counters once, in the lock order of ADR 0024.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,9 @@ logger = get_logger(__name__)
 
 CHUNK = 200
 HISTORY_LIMIT = 50
-"""Failed attempts a row remembers; the oldest go first, so that no row grows without end."""
+"""Maximum failed attempts in a job's history; the oldest are dropped first, so that rows stay bounded."""
 INTERRUPTIONS_LIMIT = 10
-"""Interrupted runs among them: a job that every deployment interrupts keeps its errors."""
+"""Maximum interrupted runs among them, so that frequent deployments do not push out the errors (ADR 0025)."""
 
 _chance = Random()
 _NO_REPORTS: Mapping[str, Interruption] = {}
@@ -42,10 +46,15 @@ def fail(
     failures: Sequence[Failure], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
     rng: Random = _chance, on_failed: OnEnded = nobody_asks,
 ) -> list[FaktoryError | bool]:  # fmt: skip
-    """Report failures. True where it had effect; False for a stranger's; JobNotFound for an unknown jid (W17)."""
+    """Record failed attempts: each job is retried, dead, discarded or deleted (W18).
+
+    Return one item per report: True if it took effect, False if the sender does not hold the job, JobNotFound for an
+    unknown jid (W17).
+    """
     answers: list[FaktoryError | bool] = []
     for start in range(0, len(failures), CHUNK):
         chunk = failures[start : start + CHUNK]
+        # Inside a caller's transaction the last statement must not carry a COMMIT: only the caller may commit.
         failing = _Failing(using, now, dead_for_s, rng, commits=not connections[using].in_atomic_block)
         answers += run(using, failing.reports(chunk))
         on_failed(failing.failed)
@@ -56,22 +65,24 @@ def reap(
     *, using: str, now: datetime | None = None, limit: int = CHUNK, dead_for_s: int = DEAD_FOR_S, rng: Random = _chance,
     spares_kept: bool = False,
 ) -> int:  # fmt: skip
-    """Fail jobs whose reservation ran out, at most `limit`; returns how many. One retry is used up (W19).
+    """Fail at most `limit` jobs with an expired reservation, and return their number. Each uses one retry (W19).
 
-    A job that was claimed for a client and whose delivery is not confirmed is released instead: no retry is used.
-    `spares_kept`: leave the jobs that a heartbeat or a confirmation may still extend. For a node that has just
-    begun to listen: after an outage no worker and no server could extend anything (ADR 0017).
+    A job that was claimed for a client is released instead, without using a retry, if its delivery is not confirmed.
+    With `spares_kept`, skip jobs that a heartbeat or a confirmation may still extend: for a node that has just
+    started, because during an outage no worker and no server could extend a reservation (ADR 0017).
     """
     overdue = overdue_jobs(using=using, now=now).order_by("reserved_until")
     if spares_kept:
         beating = WorkerProcess.objects.using(using).filter(beat_at__isnull=False)
         overdue = overdue.filter(Q(claim__isnull=True) | Q(claim__gte=0)).exclude(wid__in=beating.values("wid"))
-    first = overdue.values_list("pk", flat=True)[:1]  # in order: `exists()` may read the table for it
-    if not run(using, lambda _: list(first), atomic=False):  # nearly always: one statement, no transaction
+    # In index order: PostgreSQL may answer `exists()` from the table instead of the index (ADR 0029).
+    first = overdue.values_list("pk", flat=True)[:1]
+    if not run(using, lambda _: list(first), atomic=False):  # the usual case costs one statement and no transaction
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         failing = _Failing(using, now, dead_for_s, rng)
+        # Skip locked rows: the transaction that holds them may be ending the job or extending its reservation.
         rows = list(failing.locked(overdue, skip=True)[:limit])
         unconfirmed = [job for job in rows if ahead.is_unconfirmed(job)]
         if unconfirmed:
@@ -87,12 +98,12 @@ def reap(
 
 
 def overdue_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """Jobs whose reservation has run out."""
+    """Return the jobs with an expired reservation."""
     return reserved_jobs(using=using).filter(reserved_until__lt=now or Now())
 
 
 def reserved_jobs(*, using: str) -> JobQuerySet:
-    """Jobs with a reservation: the first to run out says whether `reap` has anything to do."""
+    """Return the jobs with a reservation. The earliest expiry among them is when `reap` next has work."""
     return Job.objects.using(using).in_state(State.WORKING).filter(reserved_until__isnull=False)
 
 
@@ -112,10 +123,10 @@ def interrupt(
     interruptions: Sequence[Interruption], *, using: str, now: datetime | None = None, dead_for_s: int = DEAD_FOR_S,
     limit: int | None = None, rng: Random = _chance, on_failed: OnEnded = nobody_asks,
 ) -> list[FaktoryError | bool]:  # fmt: skip
-    """Return jobs that a stopping worker began to their old places. No attempt, error or loss is counted.
+    """Move started jobs of a stopping worker back to their old places; count no attempt, error or loss (ADR 0025).
 
-    True where it had effect, False where the sender no longer holds the job: it ended, or another worker has it. A job
-    that was interrupted `limit` times before fails instead.
+    Return one item per report: True if it took effect, False if the sender no longer holds the job because it ended or
+    another worker has it. A job that was interrupted `limit` times before fails instead.
     """
     answers: list[FaktoryError | bool] = []
     for start in range(0, len(interruptions), CHUNK):
@@ -137,7 +148,7 @@ def interrupt(
 
 
 def interrupt_workers(connection: BaseDatabaseWrapper, wids: Sequence[str], *, using: str) -> int:
-    """`interrupt` whatever these workers still hold; returns how many jobs. Inside a transaction."""
+    """Interrupt all jobs that these workers still hold, and return their number. Call it inside a transaction."""
     failing = _Failing(using, None, DEAD_FOR_S, _chance)
     held = list(failing.locked(Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")))
     failing.interrupt_rows(connection, held)
@@ -152,10 +163,11 @@ def lose(
     dead_for_s: int = DEAD_FOR_S,
     reason: str = "",
 ) -> int:
-    """Give up workers: their jobs go back to their old places, no retry used, or to dead at the third loss (W20).
+    """Reclaim the jobs of lost workers, unregister the workers, and return the number of jobs (W20).
 
-    `reason` is how the workers died. Returns how many jobs they had. The workers' rows are deleted last, so that
-    the next call repairs what a crash in between left, and gets the jobs whose rows a dying transaction still locked.
+    The jobs return to their old places without using a retry; the third loss makes a job dead. `reason` is how the
+    workers died. The workers' rows are deleted last: after a crash the next call still finds them and continues. A
+    worker keeps its row while another transaction has one of its jobs locked, and the next call reclaims that job.
     """
     lost = 0
 
@@ -164,10 +176,11 @@ def lose(
         held = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids).order_by("id")
         return failing.lose_rows(connection, list(failing.locked(held, skip=True)[:CHUNK]), reason=reason)
 
+    # At most `CHUNK` jobs per transaction: a worker may hold many, and their rows stay locked until the commit.
     while count := run(using, verb):
         lost += count
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
-    # Read before: MariaDB's DELETE would lock what it reads.
+    # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
     free = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
     run(using, lambda _: WorkerProcess.objects.using(using).filter(wid__in=free).delete(), atomic=False)
     return lost
@@ -177,30 +190,30 @@ _PUT_OFF = ("state", "wid", "run_at", "started_at", "reserved_until", "lock_toke
 
 
 class _Failing:
-    """One transaction's worth of failing: the moment it happens, and what is written."""
+    """The work of one transaction: changes job rows and collects what `settle` has to write after them."""
 
     def __init__(
         self, using: str, now: datetime | None, dead_for_s: int, rng: Random, *, commits: bool = False
     ) -> None:
         self.using, self.now, self.dead_for_s, self.rng = using, now, dead_for_s, rng
         self._commits = commits
-        """Whether what it writes last may commit the transaction, as nobody else's is around it."""
+        """Whether the last statement may carry the COMMIT: False inside a caller's transaction."""
         self.failed: list[Held] = []
-        """What the latest transaction let fail."""
+        """The jobs that the latest transaction failed."""
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is left to `settle`, which is done once for all rows of a transaction: two could deadlock."""
+        """Clear the collected changes. `settle` runs once per transaction: two rounds of row locks could deadlock."""
         self._held: list[Job] = []
         self._passes: list[str | None] = []
         self._changes: list[members.Change] = []
         self._tally = Tally()
 
     def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
-        """The verb that carries out reports, each fenced by who sent it."""
+        """Return the function that applies reports in a transaction. Each is fenced by wid and attempt (W17)."""
 
         def verb(connection: BaseDatabaseWrapper) -> list[FaktoryError | bool]:
-            self._forget()  # what an attempt left that was rolled back
+            self._forget()  # `run` calls this again after a collision: drop what the rolled-back attempt collected
             rows, clock = self._reported(connection, {failure.jid for failure in failures if is_storable(failure.jid)})
             told: set[str] = set()
             answers: list[FaktoryError | bool] = []
@@ -212,7 +225,7 @@ class _Failing:
                 if job and has_effect:
                     is_put_off = failure.verdict == "later" and not job.is_cancelled
                     (put_off if is_put_off else failed).append((job, failure))
-                    told.add(failure.jid)  # a second report finds it failed
+                    told.add(failure.jid)  # a second report on the same job must have no effect
                 answers.append(has_effect if job else JobNotFound(failure.jid))
             late = sum(answer is False for answer in answers)
             self._put_off(connection, put_off, clock)
@@ -225,7 +238,10 @@ class _Failing:
     def _reported(
         self, connection: BaseDatabaseWrapper, jids: Collection[str]
     ) -> tuple[dict[str, Job], datetime | None]:
-        """These jobs, locked, by jid; and what time it was then, where that is known."""
+        """Lock these jobs; return them by jid, and the time after the lock, or None if unknown.
+
+        The time is read after the wait for the locks, which may be long.
+        """
         found = dialect_of(connection).failing(connection, jids, self.now)
         if found is not None:
             rows = [Job.from_db(self.using, found.columns, row) for row in found.rows]
@@ -236,7 +252,7 @@ class _Failing:
     def _put_off(
         self, connection: BaseDatabaseWrapper, jobs: Sequence[tuple[Job, Failure]], clock: datetime | None
     ) -> None:
-        """Give back locked rows that nobody began, for later: nothing is counted, and no retry used."""
+        """Schedule locked rows for later, for jobs that were not started: counts nothing and uses no retry."""
         if not jobs:
             return
         now = clock or self._clock(connection)
@@ -250,7 +266,8 @@ class _Failing:
             )
 
     def _let_go(self, jobs: Iterable[Job]) -> list[Job]:
-        """Note what these locked rows hold, before they are changed; returns those that hold locks."""
+        """Record the locks and permits of these rows, for `settle`; return copies of the rows that hold locks."""
+        # Copies: the callers clear these fields on the originals, and `locks.release` needs the old values.
         holders = [copy.copy(job) for job in jobs]
         self._passes += [job.passes for job in holders if job.passes is not None]
         held = [job for job in holders if job.lock_token is not None]
@@ -258,13 +275,13 @@ class _Failing:
         return held
 
     def put_back(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job]) -> None:
-        """Make locked rows enqueued again whose delivery to a worker was not confirmed."""
+        """Enqueue locked rows again that were never confirmed as delivered to a worker."""
         if jobs:
             self._let_go(jobs)
             Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
 
     def settle(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
-        """Do what follows for batches, locks, gates and counters, in the order in which they are locked (ADR 0024)."""
+        """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
         if self._changes:
             members.note(connection, self._changes, clock or self._clock(connection))
         locks.release(connection, self._held)
@@ -274,7 +291,7 @@ class _Failing:
         self._forget()
 
     def locked(self, jobs: Any, *, skip: bool = False) -> Any:
-        """These rows, locked where the database can; `skip` leaves out those another node is busy with."""
+        """Return these rows with row locks if the database has them; `skip` omits rows that are locked already."""
         features = connections[self.using].features
         if not features.has_select_for_update:
             return jobs
@@ -288,7 +305,7 @@ class _Failing:
         late: int = 0,
         clock: datetime | None = None,
     ) -> int:
-        """Let locked rows fail; returns how many. `clock`: what time it is."""
+        """Fail locked rows and return their number. `clock` is the current time; None reads the database's clock."""
         self.failed = []
         if not failed and not late:
             return 0
@@ -300,6 +317,7 @@ class _Failing:
         for job, failure in failed:
             (gone if self._failed(job, failure, now) is GONE else kept).append(job)
         dialect, tally = dialect_of(connection), Tally(processed=len(failed), failed=len(failed), late=late)
+        # Plain retries need no further statement, so UPDATE, counter and COMMIT can be one message.
         is_apart = gone or self._held or self._passes or any(job.bid or job.callback_of for job in kept)
         if self._commits and not is_apart:
             dialect.save(connection, _changed(kept), now, tally, is_last=True)
@@ -325,7 +343,7 @@ class _Failing:
             return dialect_of(connection).now(cursor)
 
     def lose_rows(self, connection: BaseDatabaseWrapper, jobs: Sequence[Job], *, reason: str = "") -> int:
-        """Take locked rows from their lost workers."""
+        """Take locked rows from their lost workers, and return their number. Cancelled jobs are discarded."""
         if not jobs:
             return 0
         cancelled = [job for job in jobs if job.is_cancelled]
@@ -338,9 +356,11 @@ class _Failing:
         dialect_of(connection).save(connection, _changed(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
         self._changes += [members.Change(job, State(job.state)) for job in lost]
+        # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
         self._add(Tally(processed=dead, failed=dead))
         self.settle(connection, now)
-        locks.arrived(connection, [job.pk for job in held])  # where the lock was lost before, another has it
+        # If a job's lock had expired before, another job may hold it by now: then this one has to wait.
+        locks.arrived(connection, [job.pk for job in held])
         return len(jobs)
 
     def interrupt_rows(
@@ -353,7 +373,7 @@ class _Failing:
     ) -> None:
         """Enqueue locked rows again with their old `enqueued_at`, and release their locks and permits.
 
-        A cancelled job ends instead: its worker was about to end it.
+        A cancelled job is discarded instead, because its worker was about to end it.
         """
         if not jobs:
             return
@@ -366,8 +386,8 @@ class _Failing:
         now = self._clock(connection)
         held = self._let_go(returned)
         for job in returned:
-            # A worker took it in time, so that it does not expire any more. Its unique key stays as it is: a key that
-            # counts until the start was given up when it started, and another job may have it by now.
+            # Clear the expiry: the job was started in time. Leave the unique key as it is: a job that is unique until
+            # its start released the key when it started, and another job may hold it by now.
             Job.objects.using(self.using).filter(pk=job.pk).update(
                 state=State.ENQUEUED,
                 wid="",
@@ -380,7 +400,8 @@ class _Failing:
                 history=_with_interruption(job, now),
             )
         self.settle(connection, now)
-        locks.arrived(connection, [job.pk for job in held])  # if a lock was lost before, another job has it
+        # As in `lose_rows`: a lock that had expired may belong to another job by now.
+        locks.arrived(connection, [job.pk for job in held])
 
     def _failed(self, job: Job, failure: Failure, now: datetime) -> State | None:
         keep = job.result_ttl is not None
@@ -416,9 +437,10 @@ class _Failing:
             job.lock_token = job.passes = None
 
     def _note(self, job: Job, failure: Failure, outcome: Outcome, now: datetime) -> None:
-        """Write down the failure as FETCH and results will tell it."""
+        """Store the failure in the form that FETCH and results return, and append it to the history."""
         lines = kept_lines(failure.backtrace, job.backtrace)
         earlier = jsontext.decode(job.failure) if job.failure else {}
+        # `failed_at` is the time of the first failure, as in Faktory.
         told = {
             "retry_count": job.failures,
             "remaining": max(job.retry - job.failures, 0) if job.retry >= 0 else job.retry,
@@ -427,9 +449,10 @@ class _Failing:
         if outcome.retry_in_s is not None:
             told["next_at"] = rfc3339(now + timedelta(seconds=outcome.retry_in_s))
         told |= {"message": failure.message, "errtype": failure.errtype}
-        if lines:  # the original server leaves an empty one out
+        if lines:  # Faktory omits an empty backtrace
             told["backtrace"] = lines
         job.failure = jsontext.encode(told)
+        # PostgreSQL cannot store NUL in text; `failure` and `history` are JSON, which escapes it.
         job.errtype = failure.errtype.replace("\x00", "\ufffd")
         job.history = _longer(job, failure, lines, now)
 
@@ -440,20 +463,21 @@ class _Failing:
             job.run_at = now + timedelta(seconds=outcome.retry_in_s or 0)
             return
         if outcome.state is not State.DEAD:
-            job.unique_key = None  # a dead job keeps it until its time is over (W27)
+            job.unique_key = None  # a dead job keeps its key until the key expires (W27)
         job.finished_at = now
+        # Dead jobs are kept longer than other finished rows, because people may requeue them.
         keep_s = self.dead_for_s if outcome.state is State.DEAD else job.result_ttl or 0
         job.purge_at = now + timedelta(seconds=keep_s)
 
 
 def _changed(jobs: Sequence[Job]) -> list[Changed]:
-    """What is to be written of them."""
+    """Return the columns to write for these rows."""
     _, _, *others = Changed._fields
     return [Changed(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
 
 
 def _with_interruption(job: Job, now: datetime) -> str:
-    """Return the job's history with this interrupted run at its end, and the oldest interruptions left out."""
+    """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
     items = jsontext.items(job.history) if job.history else []
     interrupted = [item for item in items if _is_interruption(item)]
     superfluous = set(interrupted[: max(0, len(interrupted) - INTERRUPTIONS_LIMIT + 1)])
@@ -481,7 +505,7 @@ def _holder(report: Interruption) -> tuple[str, int]:
 
 
 def _longer(job: Job, failure: Failure, lines: Sequence[str], now: datetime) -> str:
-    """The job's history with this failed attempt at its end."""
+    """Return the job's history with this failed attempt appended."""
     attempts = jsontext.items(job.history)[1 - HISTORY_LIMIT :] if job.history else []
     attempt = {
         "attempt": job.attempt,

@@ -1,4 +1,4 @@
-"""Reserved jobs that nobody will run go back to their places. Rules: W14, W16."""
+"""Release reserved jobs that will not be run: they return to their old places in their queues. Rules: W14, W16."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ ENQUEUED: dict[str, Any] = {
     "lock_token": None,
     "passes": None,
 }
-"""What becomes of the row of a job that is given back."""
+"""Column values of a released job. `enqueued_at` is not among them: it decides the place in the queue."""
 
 
 def release(reservations: Sequence[Reservation], *, using: str) -> int:
-    """Give back jobs nobody began: enqueued again with the age they had, so at their old place (W14)."""
+    """Release jobs that were not started, and return their number (W14).
+
+    Each job is enqueued with its old `enqueued_at`, so at its old place. Jobs that the caller no longer holds stay
+    unchanged (W16).
+    """
     chunks = [reservations[start : start + CHUNK] for start in range(0, len(reservations), CHUNK)]
     return sum(_release(chunk, using=using) for chunk in chunks)
 
@@ -36,13 +40,15 @@ def release(reservations: Sequence[Reservation], *, using: str) -> int:
 def _release(reservations: Sequence[Reservation], *, using: str) -> int:
     held = Q()
     for job in reservations:
-        wids = {job.wid, ""} if job.is_ahead else {job.wid}  # which of them the row has is a matter of time
+        # The row of a prefetched job gets its wid when its delivery is confirmed: before or after this call.
+        wids = {job.wid, ""} if job.is_ahead else {job.wid}
         held |= Q(jid=job.jid, wid__in=wids, attempt=job.attempt)
 
     working = Job.objects.using(using).filter(held, state=State.WORKING)
     returned = 0
     if not any(job.lock_token is not None or job.passes is not None for job in reservations):
-        # One statement for jobs that still hold nothing: a limit may have been set since they were claimed.
+        # One statement suffices for jobs without lock and permits. The row decides, not the reservation: a limit that
+        # was set after the claim may have given the job a permit (ADR 0024).
         plain = working.filter(lock_token__isnull=True, passes__isnull=True)
         returned = run(using, lambda _: plain.update(**ENQUEUED), atomic=False, writes=True)
     if returned < len(reservations):
@@ -51,8 +57,11 @@ def _release(reservations: Sequence[Reservation], *, using: str) -> int:
 
 
 def give_back(claims: Collection[int], *, using: str) -> int:
-    """`release` what claims of these numbers took; returns how many jobs there were."""
-    numbers = [sign * claim for claim in claims for sign in (1, -1)]  # the negative ones: what it read ahead
+    """Release all jobs that the claims with these numbers took, and return their number.
+
+    For claims that ended without a reply: no worker has received these jobs (ADR 0017).
+    """
+    numbers = [sign * claim for claim in claims for sign in (1, -1)]  # negative: prefetched or not confirmed
     taken = Job.objects.using(using).filter(state=State.WORKING, claim__in=numbers)
     if not run(using, lambda _: taken.exists(), atomic=False):
         return 0
@@ -60,10 +69,10 @@ def give_back(claims: Collection[int], *, using: str) -> int:
 
 
 def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
-    """Make these working jobs enqueued again, without the locks and passes they hold. Inside a transaction.
+    """Enqueue working jobs again and release their locks and permits. Call it inside a transaction.
 
-    What they hold is read from the locked rows, and only these rows are changed: jobs that match the filter a moment
-    later are left alone.
+    Locks and permits are read from the locked rows. Only these rows are changed: a job that starts to match the filter
+    after the SELECT stays unchanged, because its locks and permits were not read.
     """
     rows = working.order_by("id").only("lock_key", "lock_token", "passes")
     if connection.features.has_select_for_update:
@@ -71,6 +80,7 @@ def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     jobs = list(rows)
     if not jobs:
         return 0
+    # Jobs, lock rows, limiters: the lock order of all transactions (ADR 0024).
     returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
     locks.release(connection, jobs)
     gates.release(connection, [job.passes for job in jobs])

@@ -1,4 +1,9 @@
-"""A job's straight way: push, fetch, ack, release. Rules: W10, W13, W14, W16."""
+"""Push, fetch and acknowledge sets of jobs: the hot path of the store. Rules: W10, W13, W14, W16.
+
+`exchange` does all three in one transaction. Jobs of batches and jobs that hold locks or permits leave the hot path:
+the dialect's statements leave them unchanged and return their jids, and `store.members` ends them (ADR 0011, 0015,
+0016).
+"""
 
 from __future__ import annotations
 
@@ -35,21 +40,22 @@ from .unanswered import Unanswered
 logger = get_logger(__name__)
 
 CHUNK = 500
-"""Rows a statement: large enough to make a statement's own cost vanish, small enough to hold no lock for long."""
+"""Maximum rows of one statement: enough to make its fixed cost negligible, few enough to keep row locks short."""
 
 OnEnded = Callable[[Collection[Held]], None]
-"""Told of jobs that were ended well, in the transaction that ended them or after it."""
+"""Callback for jobs after the end of their runs. Called inside the transaction that ended them, or after it."""
 
 
 def nobody_asks(_: Collection[Held]) -> None:
-    """The usual `OnEnded`."""
+    """Ignore the ended jobs; the default for `on_ended`."""
 
 
 def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None) -> Sequence[FaktoryError | None]:
-    """Store jobs, in one transaction, or in the caller's. The first of two with one jid counts (W10).
+    """Store jobs in one transaction, or in the caller's transaction if there is one.
 
-    A jid that lives stays as it is; one that is finished is replaced. Answers to each None, or why it was refused:
-    NotUnique (W27), UnknownBatch, BatchClosed (W26).
+    Return one item per job: None, or the reason for the refusal: NotUnique (W27), UnknownBatch or BatchClosed (W26). A
+    stored job that has not finished stays unchanged, a finished one is replaced. Of two jobs with the same jid, the
+    first is stored (W10). A push can therefore be repeated after a lost connection.
     """
     if not jobs:
         return []
@@ -60,8 +66,12 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
 
     def insert(connection: BaseDatabaseWrapper) -> None:
         dialect = dialect_of(connection)
+        # One INSERT locks the rows it meets by itself. With several, all of these rows must be locked before the first
+        # INSERT, or two overlapping sets deadlock (ADR 0030).
         clock = dialect.lock_stored(connection, placed, now) if len(placed) > CHUNK else now
         for start in range(0, len(placed), CHUNK):
+            # Check the keys of blocked jobs again after the commit: their holder may be releasing the lock now, and
+            # neither transaction sees the other (ADR 0015).
             locks.settle_later(connection, dialect.insert(connection, placed[start : start + CHUNK], clock))
 
     one_statement = len(placed) <= CHUNK and not _needs_atomic(using, placed)
@@ -70,23 +80,23 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
 
 
 def _any_apart(jobs: Sequence[JobPayload], dialect: Dialect) -> bool:
-    """Whether what is stored decides what becomes of one of them, beyond what an insert sees to."""
+    """Return True if one of the jobs needs lookups before its insert: a unique key, a batch, or an unsupported lock."""
     asking = [job.options for job in jobs if job.options is not None]
     return any(ask.is_apart or (ask.lock_key is not None and not dialect.stores_keyed) for ask in asking)
 
 
 def _placed(jobs: Sequence[JobPayload]) -> Placed:
-    """Return the first of the jobs with each jid, in the order in which they are inserted."""
+    """Return the first job of each jid, in the insertion order that all transactions share."""
     return insertion_order(list({job.jid: job for job in reversed(jobs)}.values())[::-1])
 
 
 def _needs_atomic(using: str, jobs: Placed) -> bool:
-    # Many rows may be many statements. One row commits alone anywhere.
+    # Some dialects insert a set with several statements. One row needs a single statement on every database.
     return len(jobs) > 1 and not _dialect(using).one_statement
 
 
 class Exchanged(NamedTuple):
-    """What `exchange` did: the answers of `push`, `ack` and `fetch`."""
+    """Result of `exchange`: the results of `push`, `ack` and `fetch`, each in the order of its input."""
 
     pushed: Sequence[FaktoryError | None]
     acked: list[FaktoryError | bool]
@@ -94,7 +104,10 @@ class Exchanged(NamedTuple):
 
 
 class Turn:
-    """One exchange: what is asked, and what its answer becomes."""
+    """One exchange: the jobs, acks and fetch requests, and the conversion of the database's reply into their results.
+
+    Used by `carry_out` in a thread and by `store.lent` on the event loop, so that both paths share one implementation.
+    """
 
     def __init__(
         self,
@@ -108,52 +121,61 @@ class Turn:
         self.requests = [answerable(request) for request in requests]
 
     def is_one(self) -> bool:
-        """Whether the database can carry it out as one."""
+        """Return True if the database can execute the exchange as one transaction."""
         if max(len(self.jobs), len(self.acks)) > CHUNK or _any_apart(self.jobs, _dialect(self.claiming.using)):
             return False
         return all(is_storable(ack.jid) for ack in self.acks)
 
     def may_be_relay(self, dialect: Dialect) -> bool:
-        """Whether a relay is to be tried."""
+        """Return True if a lock handoff (`Dialect.relay`, ADR 0020) should be tried first.
+
+        It needs exactly one ack and no push, and the dialect must expect that the ended job has a successor.
+        """
         is_pair = not self.jobs and len(self.acks) == 1 and self.asks()
         return is_pair and dialect.expects_relay(self.acks[0].jid)
 
     def asks(self) -> bool:
-        """Whether somebody waits for a job."""
+        """Return True if at least one request asks for a job."""
         return any(request.count for request in self.requests)
 
     def placed(self) -> Placed:
-        """Return the jobs to store, in the order in which they are inserted."""
+        """Return the jobs to store, in insertion order."""
         return _placed(self.jobs)
 
     def plan(self, number: int) -> Plan:
-        """What to claim, under this number."""
+        """Return the claim plan, marked with this claim number. Without slots, a query must find the work first."""
         plan = Plan()
         if not are_alike(self.requests) and _dialect(self.claiming.using).claims_in_turn:
             plan = plan_in_turn(self.requests)
         if not plan.slots:
             plan = first_plan(self.requests)
         plan = self.claiming.numbered(plan, number)
+        # A plan without slots although a job is requested: `shared_out` claims later, without prefetch.
         return ahead.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
 
     def ends_here(self, plan: Plan, ending: Ending, claimed: Sequence[Reservation]) -> bool:
-        """Whether `concluded` has nothing more to ask the database."""
+        """Return True if `concluded` needs no further query, so that the event loop can call it."""
         if ending.left or ending.readied or ending.blocked:
             return False
         if not all(has_all_it_needs(job) for job in claimed):
             return False
         if plan.then or are_alike(self.requests):
             return True
+        # Different requests that got too few jobs need a second plan, by the number of waiting jobs.
         return sum(not job.is_ahead for job in claimed) >= sum(request.count for request in self.requests)
 
     def concluded(self, plan: Plan, ending: Ending, claimed: list[Reservation]) -> Exchanged:
-        """What everybody is answered, when those are ended too that the exchange left alone, and the claimed have
-        their locks or were replaced by others."""
+        """Finish the exchange and return its results. May block on further queries, see `ends_here`.
+
+        Ends the jobs that the hot statement left unchanged, acquires locks and permits for the claimed jobs, and
+        claims replacements for jobs that lose the race for a lock or permit.
+        """
         claiming = self.claiming
         if ending.readied:
             locks.tell(connections[claiming.using], set(ending.readied))
         locks.settle_later(connections[claiming.using], ending.blocked)
         acked = _end_members(ending, self.acks, using=claiming.using, now=claiming.now, on_ended=self.on_ended)
+        # Prefetched jobs are always plain: they need neither lock nor permit, and belong to no request yet (ADR 0022).
         theirs = [job for job in claimed if not job.is_ahead]
         got = claiming.locked(plan, theirs)
         is_all = len(plan.then) > 0 and len(got) == len(theirs)
@@ -174,16 +196,20 @@ def exchange(
     unanswered: Unanswered | None = None,
     on_ended: OnEnded = nobody_asks,
 ) -> Exchanged:
-    """`ack`, `push` and `fetch` in one transaction, on PostgreSQL in one round trip; what is pushed may be fetched."""
+    """Run `ack`, `push` and `fetch` in one transaction; on PostgreSQL in one round trip.
+
+    A pushed job may be fetched by a request of the same exchange.
+    """
     claiming = Claiming(using, now, lease_s, unanswered or Unanswered())
     return carry_out(Turn(jobs, acks, requests, claiming, on_ended))
 
 
 def carry_out(turn: Turn) -> Exchanged:
-    """`exchange` for a turn."""
+    """Execute a turn, see `exchange`. Blocks until the database has committed."""
     acks, claiming = turn.acks, turn.claiming
     using, now = claiming.using, claiming.now
     if not turn.is_one():
+        # Acks first: the locks and permits that they release may be what the fetched jobs need.
         acked = ack(acks, using=using, now=now, on_ended=turn.on_ended)
         pushed = push(turn.jobs, using=using, now=now)
         return Exchanged(pushed, acked, fetch_for(turn.requests, claiming))
@@ -196,13 +222,17 @@ def carry_out(turn: Turn) -> Exchanged:
         ending, claimed = run(
             using,
             lambda connection: dialect_of(connection).exchange(connection, turn.placed(), acks, plan, now),
+            # On PostgreSQL all statements are one message, which is a transaction by itself.
             atomic=not _dialect(using).joins(connections[using]),
         )
         return turn.concluded(plan, ending, claimed)
 
 
 def _relayed(turn: Turn) -> Exchanged | None:
-    """`carry_out` where the first who asks for a job, and for one, gets the next of the key of the one that ends."""
+    """Execute a turn as a lock handoff; return None, with nothing changed, if that is not possible (ADR 0020).
+
+    The first request that asks for a job gets the next job of the lock key of the job that ends.
+    """
     [ack], claiming = turn.acks, turn.claiming
     place = next(place for place, request in enumerate(turn.requests) if request.count)
     first, others = turn.requests[place], [*turn.requests[:place], *turn.requests[place + 1 :]]
@@ -219,6 +249,8 @@ def _relayed(turn: Turn) -> Exchanged | None:
     if relayed is None:
         return None
     turn.on_ended(relayed.ended.values())
+    # On a hot key most requests find nothing. With four clients on one key their empty claims delayed every reply, so
+    # skip the claim if the statement saw that no other job was ready in any of their queues.
     fetched: list[list[Reservation]] = [[] for _ in others]
     if others and not (relayed.is_all and all(set(other.queues) <= set(first.queues) for other in others)):
         fetched = more_for(others, claiming)
@@ -229,10 +261,10 @@ def _relayed(turn: Turn) -> Exchanged | None:
 def _end_members(
     ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
 ) -> list[FaktoryError | bool]:
-    """End what `ending` left alone, in a transaction of its own, and return the answer to each ack.
+    """End the jobs that `ending` left unchanged, in a separate transaction, and return the result of each ack.
 
-    `ending` is committed: when this transaction fails, only the acks of `ending.left` are answered with the error. The
-    reporter sends those again; the others would count as late.
+    `ending` is already committed. If this transaction fails, only the acks of `ending.left` get the error as their
+    result: the reporter sends these again. The other acks must not be repeated, they would count as late.
     """
     try:
         ended = ending.ended | _end_of_batches(ending, acks, using=using, now=now)
@@ -253,14 +285,16 @@ def ack(
 ) -> list[FaktoryError | bool]:
     """End jobs successfully: delete the row, or keep it as succeeded for its `result_ttl`.
 
-    False: nothing was changed, the sender did not hold the job (W16). BrokerUnavailable as an answer: this job was not
-    ended, others of the set were. Raised: none was.
+    Return one item per ack: True if the job was ended; False if nothing changed because the sender does not hold the
+    job (W16); BrokerUnavailable if this job was not ended although other jobs of the set were. Raise BrokerUnavailable
+    if no job was ended.
     """
     answers: list[FaktoryError | bool] = []
     for start in range(0, len(acks), CHUNK):
         try:
             answers += _ack_chunk(acks[start : start + CHUNK], using=using, now=now, on_ended=on_ended)
         except BrokerUnavailable as error:
+            # Earlier chunks are committed and their acks must not be repeated, so return the error per ack.
             if not answers or connections[using].in_atomic_block:
                 raise
             logger.warning("jobs not acknowledged jobs=%d error=%s", len(acks) - start, error)
@@ -272,6 +306,7 @@ def ack(
 def _ack_chunk(
     acks: Sequence[Ack], *, using: str, now: datetime | None, on_ended: OnEnded
 ) -> list[FaktoryError | bool]:
+    # A jid that no database can store (such as one with a NUL character) would fail the statement of the whole set.
     storable = [ack for ack in acks if is_storable(ack.jid)]
     if not storable:
         return [False] * len(acks)
@@ -285,6 +320,7 @@ def _ack_chunk(
     answers = _end_members(ending, storable, using=using, now=now, on_ended=on_ended)
     if len(storable) == len(acks):
         return answers
+    # Put False in the places of the jids that were left out, so that results match the acks.
     theirs = iter(answers)
     return [next(theirs) if is_storable(ack.jid) else False for ack in acks]
 
@@ -292,16 +328,19 @@ def _ack_chunk(
 def ack_last(
     report: Ack, job: Reservation, *, using: str, now: datetime | None = None, on_ended: OnEnded = nobody_asks
 ) -> bool:
-    """`ack` this job as the last thing in the caller's transaction, a block of `Atomic` that ends next. Where the
-    database can, the commit comes along in one message, and Django's own finds nothing left to do (ADR 0007).
+    """`ack` this job as the last statement of the caller's `atomic` block, which must end right after this call.
 
-    Raises TransactionManagementError where the transaction was broken, ReservationLost where it is lost.
+    If the dialect supports it, COMMIT is part of the same message, and Django's own commit finds no transaction (ADR
+    0007). Return False if the job was not ended. Raise TransactionManagementError if the transaction is marked for
+    rollback, and ReservationLost if another attempt holds the job.
     """
     connection = connections[using]
     connection.validate_no_broken_transaction()
+    # Only in the outermost block: COMMIT inside a savepoint would also commit the caller's outer transaction.
     if job.ends_alone and len(connection.atomic_blocks) == 1 and connection.commit_on_exit:
         ended = dialect_of(connection).end_last(connection, report, now)
         if ended is not None:
+            # A limit that was set while the job ran may have given it permits; their limiters may have room now.
             gates.settle_later(connection, passes_of(ended.passes))
             ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
             on_ended([Held(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
@@ -310,7 +349,7 @@ def ack_last(
 
 
 def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
-    """End those that were left alone, together with their batches."""
+    """End the jobs of `ending.left` together with their batches, locks and permits."""
     theirs = [ack for ack in acks if ack.jid in ending.left]
     return run(using, lambda connection: members.end(connection, theirs, now)) if theirs else {}
 

@@ -1,6 +1,8 @@
-"""Exchanges on a connection that its thread has lent: sent and read by the event loop, which must not wait (ADR 0021).
+"""Send exchanges from the event loop, on a database connection that an idle thread lends (ADR 0021).
 
-Only what is one round trip goes this way. Whatever else comes to light on it is left to the thread, which may wait.
+`begin` sends without blocking and returns an `InFlight`, which the loop reads when the socket is readable. Only
+exchanges that are one round trip take this path. If the reply needs further queries, `InFlight.read` returns a function
+that the connection's thread runs, because it may block.
 """
 
 from __future__ import annotations
@@ -23,18 +25,22 @@ Told = TypeVar("Told")
 
 
 def begin(connection: BaseDatabaseWrapper, turn: Turn, then: Callable[[Exchanged], Told]) -> InFlight[Told] | None:
-    """Send a turn, whose answer `then` is told; None where it cannot go this way, and nothing was done."""
+    """Send a turn without blocking; `then` converts its result.
+
+    Return None, with nothing sent, if a thread must run the turn.
+    """
     dialect = dialect_of(connection)
     if not transactions.is_at_hand(connection) or not turn.is_one() or turn.may_be_relay(dialect):
         return None
     plan = turn.plan(turn.claiming.unanswered.number())
     if turn.asks() and not plan.slots:
-        return None  # who gets what takes a look at what waits
+        return None  # the plan depends on the number of waiting jobs, which is another query
+    # The time limit covers the whole round trip: it is entered here and closed by `InFlight.read`.
     with ExitStack() as limit:
         limit.enter_context(transactions.around(connection))
         try:
             underway = dialect.begin(connection, turn.placed(), turn.acks, plan, turn.claiming.now)
-        except Error:  # a value that PostgreSQL does not take, a lost connection: the long way tells
+        except Error:  # an invalid value or a lost connection: the thread's attempt reports which
             return None
         if underway is None:
             return None
@@ -44,7 +50,7 @@ def begin(connection: BaseDatabaseWrapper, turn: Turn, then: Callable[[Exchanged
 
 
 class InFlight(Generic[Told]):
-    """A turn that was sent. `read` it when `fd` is readable; where not all `is_sent`, `send` when it is writable."""
+    """A turn that was sent. Call `read` when `fd` is readable, and `send` when it is writable unless `is_sent`."""
 
     def __init__(
         self,
@@ -56,33 +62,37 @@ class InFlight(Generic[Told]):
         self._connection, self._turn, self._plan, self._then = connection, turn, plan, then
 
     def sent(self, underway: Underway, limit: ExitStack) -> None:
-        """It is on its way, for as long as the limit says."""
+        """Store the pending reply and the time limit, which `read` closes."""
         self._underway, self._limit, self.fd = underway, limit, underway.fd
 
     @property
     def is_sent(self) -> bool:
-        """Whether the socket took all of it."""
+        """Whether the socket has accepted the whole message."""
         return self._underway.is_sent
 
     @property
     def is_last(self) -> bool:
-        """Whether its connection may have ended behind the answer."""
+        """Whether more data followed the reply, such as the end of the connection: then return it to its thread."""
         return self._underway.is_last
 
     def send(self) -> None:
-        """Send more. What goes wrong is told by `read`, which is due then."""
+        """Send more of the message. Never raises: the next `read` reports errors."""
         with suppress(Error):
             self._underway.send()
 
     def read(self) -> Told | Callable[[], Told] | None:
-        """What there is to tell; or what is left to do for it, in the thread; None while the answer is on its way."""
+        """Return the converted result, or a function that the thread must run to get it, or None if more is to come.
+
+        Never blocks and never raises; the returned function may do both.
+        """
         try:
             found = self._underway.read()
         except Error as error:
             self._limit.close()
             if self._connection.connection.closed:
                 return self._lost(error)
-            return lambda: self._then(carry_out(self._turn))  # it was not carried out; the thread finds out why
+            # A failed statement undid the whole turn. Run it again in the thread, which finds the failing command.
+            return lambda: self._then(carry_out(self._turn))
         if found is None:
             return None
         self._limit.close()
@@ -100,7 +110,10 @@ class InFlight(Generic[Told]):
         return rest
 
     def _lost(self, error: Error) -> Callable[[], Told]:
-        """Perhaps it was carried out, perhaps not."""
+        """Schedule checks of the claim, and return the function that reports the lost connection.
+
+        The turn may or may not be committed.
+        """
         self._expect()
 
         def tell() -> Told:

@@ -1,9 +1,8 @@
-"""Changes to as many jobs as there are: MUTATE, QUEUE REMOVE, FLUSH. Rules: W23 to W25.
+"""Change any number of jobs in short steps: MUTATE, QUEUE REMOVE, FLUSH and bulk actions. Rules: W23 to W25.
 
-Each reads the ids of the jobs that are meant, `PORTION` by a statement, and is then a series of steps, each one short
-transaction over `CHUNK` of them: no step waits long for others nor they for it, and what arrives meanwhile is not run
-after. A crash leaves the
-steps behind it done; the same command again does the rest.
+Each operation reads the ids of the matching jobs, `PORTION` per statement, and returns an iterator of steps. A step is
+one short transaction over at most `CHUNK` jobs, so locks stay short. Jobs that arrive after the ids were read are not
+included. After a crash the completed steps stay done; repeating the command finishes the work.
 """
 
 from __future__ import annotations
@@ -34,25 +33,30 @@ from .queues import known_names
 from .transactions import run
 
 CHUNK = 500
-"""Jobs of one step: some 20 ms, and no lock is held for longer."""
+"""Maximum jobs of one step: about 20 ms, which is also how long its row locks are held."""
 
 READ_AT_ONCE = 100
-"""Jobs whose texts are read together to be compared with a glob."""
+"""Maximum jobs for which texts are read together and compared with a glob."""
 
 READ_CHARACTERS = 4 * 1024 * 1024
-"""Characters of the jobs' texts that are read together; a longer text is read alone."""
+"""Maximum characters of job texts in memory at a time; a longer text is read alone."""
 
 PORTION = 2000
+"""Ids read per statement."""
 LONGEST_PAUSE_S = 0.05
 
 T = TypeVar("T")
 
 Step = Callable[[], int]
-"""Carry out one step; returns how many jobs it changed."""
+"""Executes one step and returns the number of changed jobs."""
 
 
 def done(steps: Iterable[Step], go_on: Callable[[], bool]) -> Iterator[int]:
-    """Carry out the steps one after the other, as long as it may go on; a single one always is. Tells what changed."""
+    """Execute the steps while `go_on` returns True, and yield the number of jobs each step changed.
+
+    The first step is always executed. Raise FaktoryError if steps are left when `go_on` returns False; the completed
+    steps stay done.
+    """
     begun = False
     for step in steps:
         if begun and not go_on():
@@ -62,7 +66,7 @@ def done(steps: Iterable[Step], go_on: Callable[[], bool]) -> Iterator[int]:
 
 
 def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> Iterator[Step]:
-    """The steps of a MUTATE (W23)."""
+    """Return the steps of a MUTATE (W23)."""
     changes: dict[str, Change] = {
         "clear": discarded,
         "discard": discarded,
@@ -76,7 +80,7 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> I
         return _by_ids(jobs, target, change)
     if mutation.jids is not None:
         return _by_jids(jobs.in_state(target), mutation.jids, change)
-    if not is_storable(mutation.jobtype):
+    if not is_storable(mutation.jobtype):  # no row can match, and the database would reject the parameter
         return iter(())
     jobs = jobs.filter(jobtype=mutation.jobtype) if mutation.jobtype else jobs.all()
     if mutation.regexp:
@@ -85,19 +89,25 @@ def mutate(mutation: Mutation, *, using: str, dead_for_s: int = DEAD_FOR_S) -> I
 
 
 def change(jobs: JobQuerySet, states: Collection[State], change: Change) -> tuple[int, Iterator[Step]]:
-    """How many of these jobs are in one of these states, and the steps that change them. A slice stays one."""
+    """Return the number of these jobs in one of the states, and the steps that apply `change` to them.
+
+    A slice cannot be filtered further: its states are checked in each step only, and its number includes all jobs.
+    """
+    # Ids only, read before the first step: a job that enters a matching state during the steps is not changed.
     ids = _ids(jobs if jobs.query.is_sliced else jobs.in_state(*states))
     still = partial(_still, jobs.db, states=states)
     return len(ids), (partial(_change, still(chunk), change) for chunk in _chunks(ids, CHUNK))
 
 
 def remove_queues(queues: Sequence[str] | None, *, using: str) -> Iterator[Step]:
-    """The steps of a QUEUE REMOVE (W24): what is enqueued goes first, so that no worker gets it when the pause goes.
+    """Return the steps of a QUEUE REMOVE (W24).
 
-    Scheduled and retrying jobs of these queues stay; they bring the queue back when their time comes.
+    Enqueued jobs are discarded before the queue and its pause are deleted, so that no worker gets them in between.
+    Scheduled and retrying jobs of these queues stay; the queue is created again when they become due.
     """
     for queue in known_names(using=using) if queues is None else queues:
-        for state in (State.BLOCKED, State.ENQUEUED):  # in this order nobody becomes ready who is to go
+        # Blocked jobs first: discarding an enqueued job would make the next blocked job of its key ready.
+        for state in (State.BLOCKED, State.ENQUEUED):
             yield from _by_ids(Job.objects.using(using), state, discarded, queue=queue)
         yield partial(_forget_queue, queue, using)
 
@@ -108,13 +118,13 @@ def _forget_queue(queue: str, using: str) -> int:
 
 
 def flush(*, using: str) -> Iterator[Step]:
-    """The steps of a FLUSH (W25): jobs in any state, what they told of themselves, queues with their pauses, totals.
+    """Return the steps of a FLUSH (W25): delete all jobs, batches, progress records, queues with pauses, and totals.
 
-    Worker processes stay: they are connected, and will hear of it when they report on a job that is gone.
+    Worker processes stay: they are connected, and notice when they report on a job that no longer exists.
     """
     jobs = Job.objects.using(using)
-    found = _ids(jobs.all())  # before the batches go: a batch that is made from now on keeps its members
-    yield partial(_forget_batches, using)  # before the jobs: what members do counts for nothing then
+    found = _ids(jobs.all())  # before the batches are deleted: a batch created from now on keeps its members
+    yield partial(_forget_batches, using)  # before the jobs: deleting members then updates no batch
     for ids in _chunks(found, CHUNK):
         yield partial(_change, jobs.filter(pk__in=ids), _flushed)
     tracked = Tracking.objects.using(using)
@@ -124,7 +134,7 @@ def flush(*, using: str) -> Iterator[Step]:
 
 
 def _flushed(jobs: JobQuerySet) -> int:
-    """Delete jobs with the locks and permits they hold, which jobs claimed meanwhile keep."""
+    """Delete jobs and release the locks and permits they hold. Jobs claimed meanwhile keep their locks and permits."""
     connection = connections[jobs.db]
     rows = list(locked(jobs).only("lock_key", "lock_token", "passes"))
     gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
@@ -145,17 +155,19 @@ def _forget_tracked(jids: Sequence[str], using: str) -> int:
 def _forget_all_but_workers(using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         Queue.objects.using(using).all().delete()
+        # A job that was pushed and claimed during the FLUSH keeps its lock.
         held = Job.objects.using(using).in_state(State.WORKING).filter(lock_token=OuterRef("pk"))
         JobLock.objects.using(using).filter(~Exists(held)).delete()
         return 0
 
     run(using, verb)
-    # Alone: counters are locked last, by transactions that may hold any of these rows.
+    # A transaction of its own: transactions that may hold any of the rows above lock counters last (ADR 0024).
     run(using, lambda _: Counter.objects.using(using).all().delete())
     return 0
 
 
 def _by_jids(jobs: JobQuerySet, jids: Sequence[str], change: Change) -> Iterator[Step]:
+    # A jid that no database can store would fail the statement for all jids of its step.
     for chunk in _chunks(sorted(filter(is_storable, jids)), CHUNK):
         yield partial(_change, jobs.filter(jid__in=chunk), change)
 
@@ -171,15 +183,16 @@ def _by_glob(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> Ite
 
 
 def _ids(jobs: JobQuerySet) -> array[int]:
-    """The ids of these jobs, lowest first, 8 bytes each in memory.
+    """Return the ids of these jobs in ascending order, 8 bytes each in memory.
 
-    Each portion is a statement of its own, so that none outlasts the time limit of the database, and so that a million
-    of them do not keep the interpreter from other threads. Only a slice, whose length is given, is read at once.
+    Each portion is one statement, so that no statement exceeds the database time limit, and so that converting a
+    million ids does not hold the GIL for long. A slice is read at once, because its length is bounded.
     """
     found = array("q")
     if jobs.query.is_sliced:
         return run(jobs.db, lambda _: array("q", jobs.values_list("pk", flat=True)), atomic=False)
     in_order = jobs.order_by("pk").values_list("pk", flat=True)
+    # By the last id seen: an OFFSET would read all earlier rows again for each portion.
     last = 0
     while True:
         portion = in_order.filter(pk__gt=last)[:PORTION]
@@ -191,7 +204,7 @@ def _ids(jobs: JobQuerySet) -> array[int]:
 
 
 def _ids_in(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
-    """The ids of those of these jobs that are in one state: a walk over its index, in whose order they are."""
+    """Return the ids of the jobs in one state by walking the index of the state, in index order (ADR 0029)."""
     found = array("q")
     for ids in walking.ids_of(jobs, state, queue=queue):
         found.extend(ids)
@@ -204,10 +217,10 @@ def _chunks(found: Sequence[T], size: int) -> Iterator[list[T]]:
 
 
 def _still(using: str, ids: Sequence[int], states: Collection[State]) -> JobQuerySet:
-    """Those of these jobs that are still in one of the states.
+    """Return a queryset of the jobs with these ids that are still in one of the states.
 
-    It is asked for by an expression that no index fits: after a million changes the database's statistics are out of
-    date, and it would look through the index of the state at each step (PostgreSQL: 218 s in place of 20 s).
+    The state is compared as an expression that matches no index: after a million changes the statistics are outdated,
+    and the database would scan the index of the state in each step (PostgreSQL: 218 s instead of 20 s).
     """
     known = Job.objects.using(using).filter(pk__in=ids)
     return known.alias(state_now=Concat("state", Value(""))).filter(state_now__in=sorted(states))
@@ -221,24 +234,28 @@ def _change(jobs: JobQuerySet, change: Change) -> int:
 
 
 def _let_others_write(using: str, took_s: float) -> None:
-    """Where there is one writer at a time and no queue for it, step aside as long as others had to wait."""
+    """Pause on SQLite for as long as the step took, at most `LONGEST_PAUSE_S`, so that other writers get a turn.
+
+    SQLite has one writer and no fair queue of processes for it.
+    """
     connection = connections[using]
     if connection.vendor == "sqlite" and not connection.in_atomic_block:
         time.sleep(min(took_s, LONGEST_PAUSE_S))
 
 
 def _change_matching(jobs: JobQuerySet, state: State, glob: Glob, change: Change) -> int:
-    """Read first, outside of the transaction that changes: comparing takes time that no lock should be held for."""
+    """Find the matching jobs outside the transaction, then change them: no lock is held during the slow matching."""
     ids = []
     for portion in _by_size(jobs):
         rows = jobs.filter(pk__in=portion).only("id", "jid", "queue", "payload", "created_at", "enqueued_at", "failure")
         found = run(jobs.db, lambda _, rows=rows: list(rows), atomic=False)  # type: ignore[misc]  # a default is no parameter to mypy
         ids += [job.pk for job in found if glob.matches(_text(job))]
+    # Check the state again: it may have changed since the texts were read.
     return _change(_still(jobs.db, ids, {state}), change) if ids else 0
 
 
 def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
-    """The ids of these jobs, in portions whose texts fit in memory together."""
+    """Yield the ids of these jobs in portions of at most `READ_CHARACTERS` characters of job text."""
     sizes = jobs.order_by("pk").values_list("pk", Length("payload"))
     portion: list[int] = []
     room = READ_CHARACTERS
@@ -253,7 +270,7 @@ def _by_size(jobs: JobQuerySet) -> Iterator[list[int]]:
 
 
 def _text(job: Job) -> str:
-    """The job as FETCH would give it, compact."""
+    """Return the job as compact JSON, in the form that FETCH returns: globs are matched against this text (W23)."""
     reservation = Reservation(
         jid=job.jid,
         queue=job.queue,
@@ -274,9 +291,10 @@ MOST_CONDITIONS = 4
 
 
 def _may_match(glob: Glob) -> Q:
-    """What a match must have in its columns: a condition the database can check, so that few texts are read.
+    """Return a condition that every match satisfies, and that the database can check, so that few texts are read.
 
-    Literals are cut where a client may have put white space, and left out where they may come from what FETCH adds.
+    Literals of the glob are split at JSON punctuation, where the stored text may contain white space. Pieces that may
+    occur only in fields that FETCH adds are left out, because the stored text does not have them.
     """
     pieces = {piece for literal in glob.literals for piece in _between_tokens.split(literal)}
     telling = [
@@ -287,6 +305,7 @@ def _may_match(glob: Glob) -> Q:
         and not _in_times.fullmatch(piece)
         and not any(piece in key for key in _OUR_KEYS)
     ]
+    # The longest pieces select best; each one costs a text search in every row.
     condition = Q()
     for piece in sorted(telling, key=len, reverse=True)[:MOST_CONDITIONS]:
         condition &= Q(payload__contains=piece) | Q(failure__contains=piece)

@@ -1,6 +1,8 @@
-"""What a person does to jobs: requeue, defer, kill, discard. Each by a guarded update of a set; and of jobs by hand.
+"""Transitions that people request: requeue, defer, kill, discard, purge. Each is a guarded update of a set of jobs.
 
-A change is applied to a queryset inside the caller's transaction; `many` picks the jobs and keeps the sets small.
+Functions named by verbs take ids and open transactions. A `Change` (`requeued`, `killed(…)`, `discarded`, `purged`)
+takes a queryset inside the caller's transaction; `store.many` selects the jobs for it and keeps the sets small. A job
+in a state that does not allow the transition stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,28 +23,34 @@ from .transactions import run
 
 CHUNK = 500
 DISCARDED_FOR = timedelta(days=1)
-"""How long the row of a task that was dropped stays readable."""
+"""How long the row of a discarded Django task is kept for its result."""
 
 Change = Callable[[JobQuerySet], int]
 
 
 def requeue(ids: Sequence[int], *, using: str) -> int:
-    """Enqueue scheduled, retrying and dead jobs now; the failure stays readable. Returns how many were."""
+    """Enqueue scheduled, retrying and dead jobs now, and return how many changed. Their failures stay readable."""
     return _in_chunks(ids, requeued, using)
 
 
 def kill(ids: Sequence[int], *, using: str, dead_for_s: int = DEAD_FOR_S) -> int:
-    """Send scheduled, enqueued, retrying jobs to dead; a dead one is dated anew. Returns how many were."""
+    """Move scheduled, enqueued, blocked and retrying jobs to dead, and return how many changed.
+
+    A job that is dead already gets a new `finished_at` and `purge_at`.
+    """
     return _in_chunks(ids, killed(dead_for_s), using)
 
 
 def discard(ids: Sequence[int], *, using: str) -> int:
-    """Drop jobs that are not running: a task's row stays as discarded for a while, others go."""
+    """Discard jobs that are not running, and return their number.
+
+    Rows with a `result_ttl` are kept as discarded for `DISCARDED_FOR`, other rows are deleted.
+    """
     return _in_chunks(ids, discarded, using)
 
 
 def defer(times: Mapping[int, datetime], *, using: str) -> int:
-    """Have jobs that failed wait for a next try at these times, by id; at most `CHUNK`. Returns how many do.
+    """Schedule the retries of failed jobs: `times` maps at most `CHUNK` ids to times. Return how many changed.
 
     As with `requeue`, the failure stays readable and counts.
     """
@@ -56,18 +64,20 @@ def defer(times: Mapping[int, datetime], *, using: str) -> int:
 
 
 def keep_for(pk: int, seconds: int, *, using: str) -> None:
-    """Have a job leave a row that tells its end, for so long, where it would leave none."""
+    """Keep the row of a job for this many seconds after its end, if the job has no `result_ttl`."""
     jobs = Job.objects.using(using).filter(pk=pk, result_ttl=None)
     run(using, lambda _: jobs.update(result_ttl=seconds), atomic=False)
 
 
 def free_locks(tokens: Sequence[int], *, using: str) -> int:
-    """Take locks from jobs that run on: their workers learn of it, and the next of each key is ready. Returns how many.
+    """Release locks although their holders keep running, and return how many were released.
 
-    By token: a lock that another holds by now is not touched.
+    The next job of each key becomes ready; the holders' workers notice the loss when they next extend their leases.
+    Locks are identified by token, so a lock that another job holds by now is not affected.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
+        # In the order of the keys, the lock order of lock rows (ADR 0024).
         held = JobLock.objects.using(using).filter(pk__in=tokens).order_by("key")
         if connection.features.has_select_for_update:
             held = held.select_for_update()
@@ -80,15 +90,17 @@ def free_locks(tokens: Sequence[int], *, using: str) -> int:
 
 
 def locked(jobs: JobQuerySet) -> JobQuerySet:
-    """Lock these jobs in the order of their ids, and return them as a set of ids; inside a transaction.
+    """Lock these jobs in the order of their ids, and return a queryset of exactly these ids. Needs a transaction.
 
-    An UPDATE locks rows in the order in which it finds them, so that two of them could wait for each other.
+    An UPDATE locks rows in the order in which it finds them, so two of them without this could deadlock (ADR 0024).
+    On SQLite, which has no row locks and one writer, return the queryset unchanged.
     """
     connection = connections[jobs.db]
     if not connection.features.has_select_for_update:
         return jobs
     if connection.vendor == "mysql":
-        # A locking SELECT waits for each row that its plan reads, and MariaDB scans a small table for many ids.
+        # On MariaDB a locking SELECT locks each row that its plan reads, and for many ids the plan scans a small table.
+        # So read the ids first, lock them by primary key, and filter again, because rows may have changed in between.
         found = list(jobs.values_list("pk", flat=True))
         with connection.cursor() as cursor:
             if found:
@@ -103,22 +115,25 @@ def locked(jobs: JobQuerySet) -> JobQuerySet:
 
 
 def requeued(jobs: JobQuerySet) -> int:
-    """The change of `requeue`: behind all that wait in their queues, and of their priority."""
+    """Apply `requeue` to a queryset: the jobs are placed last among jobs of the same queue and priority."""
     legal = locked(jobs.in_state(*sources(Event.REQUEUE)))
     keyed = list(legal.filter(lock_key__isnull=False).values_list("pk", flat=True))
     requeued = legal.update(
         state=State.ENQUEUED, enqueued_at=Now(), run_at=None, wid="", finished_at=None, purge_at=None
     )
+    # An enqueued job becomes blocked if its lock is taken or another job is next in line for it (ADR 0015).
     locks.arrived(connections[jobs.db], keyed)
     return requeued
 
 
 def killed(dead_for_s: int) -> Change:
-    """The change of `kill`: nothing failed and nothing is counted."""
+    """Return the change that applies `kill` to a queryset. It is no failure, so no counter changes."""
     purge_at = Now() + timedelta(seconds=dead_for_s)
 
     def change(jobs: JobQuerySet) -> int:
         legal = locked(jobs.in_state(*sources(Event.KILL)))
+        # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
+        # limiter, are waiting for.
         keys, left = locks.keys_of(legal), gates.let_go_by(legal)
         free, theirs, rows = members.apart(legal)
         killed = sum(
@@ -134,7 +149,7 @@ def killed(dead_for_s: int) -> Change:
 
 
 def discarded(jobs: JobQuerySet) -> int:
-    """The change of `discard`."""
+    """Apply `discard` to a queryset, and return the number of jobs discarded or deleted."""
     legal = locked(jobs.in_state(*sources(Event.DISCARD)))
     keys, left = locks.keys_of(legal), gates.let_go_by(legal)
     free, theirs, rows = members.apart(legal)
@@ -159,8 +174,9 @@ def _dropped(jobs: JobQuerySet) -> int:
 
 
 def purged(jobs: JobQuerySet) -> int:
-    """Delete jobs that ended, before their time."""
+    """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
     legal = locked(jobs.in_state(*sources(Event.PURGE)))
+    # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
     dead = members.of_batches(legal.in_state(State.DEAD))
     gone, _ = legal.delete()
     members.note_all(jobs.db, dead, GONE)
@@ -168,7 +184,7 @@ def purged(jobs: JobQuerySet) -> int:
 
 
 def _in_chunks(ids: Sequence[int], change: Change, using: str) -> int:
-    """Apply `change` to these jobs, a bounded set at a time."""
+    """Apply `change` to these jobs, at most `CHUNK` per transaction."""
     changed = 0
 
     def verb(_: BaseDatabaseWrapper) -> int:

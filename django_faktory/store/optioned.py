@@ -1,9 +1,8 @@
-"""Push of jobs whose options can keep them out or change what is stored besides: to be the only one of their kind, to
-be of a batch. Rules: W10, W26, W27.
+"""Push jobs with a unique key or a batch: stored rows decide whether they are accepted. Rules: W10, W26, W27.
 
-Others never come here, unless they are pushed together with one (ADR 0023). A key is a column with a unique constraint,
-so that whatever makes a row go frees it, and two nodes that push one key at once cannot both win: the one that comes
-second waits for the first, and then sees.
+Plain jobs take this path only when pushed together with such a job (ADR 0023). The unique key is a column with a unique
+constraint: deleting the row frees the key, and of two nodes that push the same key at the same time only one can
+succeed. The second insert waits for the first transaction and then sees its result.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .dialects.base import Placed, insertion_key, unique_key_of
 
 CHUNK = 500
 MAX_ROUNDS = 4
-"""Looks at what is stored: each further one means that another push came between the look and the insert."""
+"""Maximum attempts of the slow path: each retry means that another push committed between lookup and insert."""
 
 _NONE = JobOptions()
 V = TypeVar("V")
@@ -42,14 +41,16 @@ def push(
     *,
     callback_of: str | None = None,
 ) -> dict[str, FaktoryError]:
-    """Store jobs with different jids, in one transaction, or within the caller's; return the refused ones by jid.
+    """Store jobs with different jids in one transaction, or in the caller's; return the refused jobs' errors by jid.
 
-    `jobs` are in their `insertion_order`. Where the dialect can, one statement inserts the jobs that conflict with no
-    stored row; the other jobs take the slow path. Of several jobs with one key, the one with the lowest place wins. A
-    jid that lives is left alone, whatever its key (W10). With `callback_of` the jobs are callbacks of that batch.
+    `jobs` must be in `insertion_order`. If the dialect supports it, one statement inserts the jobs that conflict with
+    no stored row; the remaining jobs take the slow path. Of several jobs with one key, the one with the lowest place
+    wins. A stored job that has not finished stays unchanged, whatever its key (W10). With `callback_of` the jobs are
+    callbacks of that batch.
     """
     if callback_of is not None or not _go_straight(connection, jobs):
         return _see(connection, jobs, now, callback_of)
+    # A lone job is inserted by one statement, which needs no transaction of its own.
     is_atomic = len(jobs) == 1 or connection.in_atomic_block
     with nullcontext() if is_atomic else transaction.atomic(using=connection.alias):
         left, refused, now = _store_free(connection, jobs, now)
@@ -57,16 +58,22 @@ def push(
 
 
 def _go_straight(connection: BaseDatabaseWrapper, jobs: Placed) -> bool:
-    """Whether one statement can insert the jobs that conflict with no stored row."""
+    """Return True if one statement can insert the jobs that conflict with no stored row.
+
+    Members of a batch are excluded: they are counted in the batch's row, which must be locked first.
+    """
     return dialect_of(connection).stores_keyed and not any(job.options and job.options.bid for _, job in jobs)
 
 
 def _store_free(
     connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None
 ) -> tuple[Placed, dict[str, FaktoryError], datetime | None]:
-    """Insert the jobs that conflict with no stored row; return the undecided ones, the refused ones, and the time."""
+    """Insert the jobs that conflict with no stored row; return the undecided jobs, the refused jobs and the time."""
     dialect = dialect_of(connection)
+    # Only the first job of each key: if the second were inserted because the first has the jid of a finished job, the
+    # slow path would refuse the first (ADR 0023).
     firsts = list({unique_key_of(job) or (job.jid,): (place, job) for place, job in reversed(jobs)}.values())[::-1]
+    # Several statements of one transaction: lock all rows they may meet before the first insert (ADR 0030).
     if len(firsts) > CHUNK or len(firsts) < len(jobs):
         now = dialect.lock_stored(connection, jobs, now)
     done: set[str] = set()
@@ -83,15 +90,16 @@ def _store_free(
 def _see(
     connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None, callback_of: str | None = None
 ) -> dict[str, FaktoryError]:
-    """Store these by what is stored already."""
+    """Store jobs by the slow path: look up conflicting rows, then insert; retry if another push came in between."""
     push_these = partial(_push, connection, now=now, callback_of=callback_of)
     for _ in range(MAX_ROUNDS):
         try:
             with transaction.atomic(using=connection.alias):
                 return push_these(jobs)
-        except IntegrityError:  # a key or a jid was taken meanwhile: now it can be seen
+        except IntegrityError:  # another push took a key or jid meanwhile: the next attempt sees its row
             continue
-    # Unless the caller's transaction is one that sees only what was there at its start.
+    # In a caller's transaction with snapshot isolation the conflicting row stays invisible to every retry. Insert the
+    # jobs one by one: the constraint then shows which of them conflict.
     with transaction.atomic(using=connection.alias):
         return _one_by_one(connection, jobs, push_these)
 
@@ -102,6 +110,7 @@ def _push(
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     jobs = [job for _, job in placed]
+    # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
     keys = sorted({job.options.unique_key for job in jobs if job.options and job.options.unique_key})
     stored = _stored(connection, [job.jid for job in jobs])
     _free_overdue(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _stays(old)])
@@ -118,7 +127,7 @@ def _push(
             refused[job.jid] = NotUnique(job.jid)
             continue
         old = stored.get(job.jid)
-        row.attempt = old.attempt if old else 0  # it goes on, so that a late report of the old life stays fenced
+        row.attempt = old.attempt if old else 0  # keeps growing, so that late reports on the old job stay fenced
         row.callback_of = callback_of
         if row.lock_key and row.state == State.ENQUEUED and not crowd.lets_in(row.lock_key, row.queue, row.weight):
             row.state = State.BLOCKED
@@ -130,7 +139,7 @@ def _push(
 
 
 def _stays(old: Job | None) -> bool:
-    """Whether what is stored under a jid is left alone: it lives (W10), or a batch still waits for it."""
+    """Return True if the stored row must be kept: it has not finished (W10), or a batch still waits for it."""
     if old is None:
         return False
     return old.state in LIVE or (old.state == State.DEAD and (old.bid or old.callback_of) is not None)
@@ -155,8 +164,10 @@ def _one_by_one(
 def _free_overdue(
     connection: BaseDatabaseWrapper, keys: Sequence[str], now: datetime, *, replaced: Sequence[int]
 ) -> None:
-    """Take their keys from jobs that held them for long enough. Locks these and the finished jobs that are `replaced`
-    in the order of their ids: jobs come before batches."""
+    """Clear expired unique keys of other jobs, so that new jobs can use them.
+
+    Locks these jobs and the finished jobs to be `replaced`, ordered by id, before any batch is locked (ADR 0024).
+    """
     jobs = Job.objects.using(connection.alias)
     overdue = [
         pk
@@ -176,13 +187,13 @@ def _stored(connection: BaseDatabaseWrapper, jids: Sequence[str]) -> dict[str, J
 
 
 def _holders(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> dict[str, str]:
-    """Key → the jid that holds it."""
+    """Map each unique key to the jid that holds it."""
     held = Job.objects.using(connection.alias).values_list("unique_key", "jid")
     return {key: jid for some in _chunks(keys) for key, jid in held.filter(unique_key__in=some) if key}
 
 
 def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Sequence[Job]) -> None:
-    """Insert rows, in the order of every insert, after the finished ones with the same jids are deleted."""
+    """Delete the finished rows with the same jids, then insert the new rows in insertion order."""
     jobs = Job.objects.using(connection.alias)
     for some in _chunks(sorted(finished)):
         jobs.filter(pk__in=some).in_state(*FINISHED).delete()
@@ -190,7 +201,10 @@ def _replace(connection: BaseDatabaseWrapper, finished: Sequence[int], rows: Seq
 
 
 def _row(job: JobPayload, now: datetime, place: datetime) -> Job:
-    """`place` is when it came: a microsecond apart, because the order of insertion is another."""
+    """Return the unsaved row. `place` is its `enqueued_at`: a microsecond apart within a set.
+
+    Rows are inserted in the order of jids and keys, so only `place` keeps the order in which they were pushed.
+    """
     options = job.options or _NONE
     at = job.at if job.at and job.at > now else None
     return Job(

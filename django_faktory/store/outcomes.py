@@ -1,4 +1,4 @@
-"""How jobs that somebody follows are doing: which are stored, how they ended, how far they are. Reads only."""
+"""Read the outcome and progress of jobs, for the GearMonkey gateway. Reads only, outside a transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDS = (State.SUCCEEDED, State.DEAD, State.DISCARDED, State.EXPIRED)
 
 
 class Outcome(NamedTuple):
-    """How a job stands. `error` is "Type: message", "" for one that did not fail for good."""
+    """Outcome and progress of a job. `error` is "Type: message", or "" unless the job ended without success."""
 
     jid: str
     is_over: bool
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(jids: Collection[str], *, using: str) -> list[Outcome]:
-    """Of those that are stored, in no order."""
+    """Return the outcomes of the stored jobs among `jids`, in no defined order."""
     found = []
     for chunk in _chunks(jids):
         said = Tracking.objects.using(using).filter(jid__in=chunk).values_list("jid", "percent")
@@ -52,8 +52,9 @@ def _error(state: State, errtype: str, failure: str) -> str:
         return "JobExpired: no worker took this job in time"
     try:
         message = jsontext.decode(failure).get("message", "") if failure else ""
-    except InvalidPayload:
+    except InvalidPayload:  # an unreadable text must not hide the outcome of this job, or of the whole set
         message = ""
+    # The class name without its module, as the history shows it; jobs that were killed by hand have no error type.
     kind = errtype.rpartition(".")[2] or str(state).capitalize()
     return f"{kind}: {message or 'the job was dropped'}"
 

@@ -1,8 +1,8 @@
-"""Run a verb: one transaction, tried again where two of them collided, foreign errors translated once.
+"""Run a function of the store in a transaction: `run` retries collisions and translates database errors.
 
-What is retried: deadlocks, serialization failures, lock time-outs, a busy SQLite (reliability class D8), and what
-named a prepared statement that a pooler took away: from then on none is used.
-What is translated: a database that cannot be reached or cannot be written is BrokerUnavailable (W30).
+Retried: deadlocks, serialization failures, lock timeouts, a busy SQLite (reliability class D8), and statements that
+name a prepared statement lost behind a pooler; from then on none is prepared. Translated: a database that cannot be
+reached or is read-only raises BrokerUnavailable (W30).
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from .dialects.prepared import LOST
 logger = get_logger(__name__)
 
 ATTEMPTS = 6
+# PostgreSQL's SQLSTATEs as strings, MariaDB's error numbers as integers.
 _COLLISIONS = frozenset({"40001", "40P01", "55P03", 1213, 1205, 1020})
 _LOCK_TIMEOUTS = frozenset({"55P03", 1205})
 _READ_ONLY = frozenset({"25006", 1290, 1792})
-"""A primary that has become a standby: the next connection may find the new one."""
+"""Errors of a primary that has become a standby: the next connection may reach the new primary."""
 
 _refusals: Counter[str] = Counter()
-"""How often a database took no writes, by alias; 0 in most processes for ever."""
+"""Number of writes that a read-only database refused, by alias. 0 unless a failover happened."""
 
 _survived: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How many of these were before each connection was made."""
+"""The value of `_refusals` when each connection was made: a smaller value marks a connection to an old primary."""
 
 _of_thread = threading.local()
 _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-"""Seconds that a session waits for a lock, by connection; not in it where it is the server's default."""
+"""Lock timeout in seconds that is set for a session, by connection; no entry if it is the server's default."""
 
 T = TypeVar("T")
 
 around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
-"""What a process has set around each attempt: a limit to how long it may wait, see `deadlines`."""
+"""Context manager around each attempt. `deadlines` sets it, per process, to limit how long a connection may wait."""
 
 
 def run(
@@ -57,16 +58,18 @@ def run(
     snapshot: bool = False,
     raises_lock_timeout: bool = True,
 ) -> T:
-    """Run `verb(connection)` in a transaction of its own and return what it returns.
+    """Run `verb(connection)` in a new transaction, and return its result. Blocks; up to `ATTEMPTS` attempts.
 
-    With `atomic=False` it is one statement and commits by itself; `writes` says that it is no SELECT. With `snapshot`
-    it only reads: all its statements see the same moment, and it takes no lock. Inside a transaction of the caller's
-    the verb joins it, once, and database errors reach the caller unchanged: only the caller can roll back.
-    Raises BrokerUnavailable where the database cannot be used just now, and LockTimeout inside of `limited_lock_wait`;
-    with `raises_lock_timeout=False` a lock that is not free in time is one more collision.
+    `verb` must be safe to repeat. With `atomic=False` it is one statement that commits by itself; pass `writes` if it
+    is not a SELECT. With `snapshot` it only reads: all its statements see the same snapshot, and it takes no lock.
+
+    Inside a caller's transaction, `verb` runs once as part of it, and database errors reach the caller unchanged: only
+    the caller can roll back. Otherwise raise BrokerUnavailable if the database is unavailable, and LockTimeout
+    inside `limited_lock_wait`; with `raises_lock_timeout=False`, a lock timeout is retried like other collisions.
     """
     connection = connections[alias]
     if connection.in_atomic_block:
+        # No retry: a failed statement has aborted the caller's transaction, or its earlier statements would be lost.
         return verb(connection)
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -75,27 +78,32 @@ def run(
                 return _carry_out(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
             is_read_only = error_code(error) in _READ_ONLY
+            # Drivers report a read-only server as different exception classes; any other InternalError is a defect.
             if isinstance(error, InternalError) and not is_read_only:
                 raise
             if is_read_only:
                 _refusals[alias] += 1
                 _discard(connection)
+            # Before the check for collisions, because a lock timeout is one of them.
             if raises_lock_timeout:
                 _raise_lock_timeout(error)
             if attempt == ATTEMPTS or not is_collision(error):
+                # The session may be broken: the next transaction starts on a new connection.
                 connection.close()
                 raise BrokerUnavailable(f"database unavailable: {first_line(error)}{_remedy(error)}") from error
             logger.debug("transaction collided, trying again attempt=%d error=%s", attempt, first_line(error))
         except ProgrammingError as error:
+            # A pooler has taken the session with its prepared statements; the next attempt sends plain SQL.
             if attempt == ATTEMPTS or error_code(error) not in LOST:
                 raise
+        # Random, so that two transactions that collided do not meet again; up to 10 ms, doubled each time.
         time.sleep(random.uniform(0, 0.005 * 2**attempt))
     raise AssertionError("unreachable")
 
 
 @contextmanager
 def limited_lock_wait(seconds: float) -> Iterator[None]:
-    """Limit how long verbs of this thread wait for a lock: then they raise LockTimeout, and are not tried again.
+    """Limit how long this thread's transactions wait for a lock; after that they raise LockTimeout without a retry.
 
     MariaDB counts whole seconds, and does not wait at all for less than 0.1 s. SQLite has its own busy timeout.
     """
@@ -117,16 +125,19 @@ def _raise_lock_timeout(error: Exception) -> None:
 
 
 def _limit_lock_wait(connection: BaseDatabaseWrapper) -> str:
-    """Set the session's limit if it is another one; returns the statement to begin the transaction with instead, where
-    the session may be another client's in a moment."""
+    """Set the session's lock timeout if it differs.
+
+    Behind a transaction pooler, where the session may serve another client next, set nothing and return the statement
+    with which the transaction must begin; otherwise return "".
+    """
     wanted = _lock_wait_s()
     if wanted is None and not _lock_waits:
-        return ""  # nearly always
+        return ""  # the common case: neither this thread nor any session has a limit
     dialect = dialect_of(connection)
     if not dialect.has_lock_wait:
         return ""
     connection.ensure_connection()
-    raw = connection.connection
+    raw = connection.connection  # Django's wrapper may reconnect, so the limit is recorded per driver connection
     if _lock_waits.get(raw) == wanted:
         return ""
     if not dialect.keeps_session(connection):
@@ -167,21 +178,26 @@ def _carry_out(
 
 
 def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper], T]) -> T:
-    """Django knows one kind of transaction, which on SQLite takes the lock that writers need: begin another by hand."""
+    """Run `verb` in a read-only snapshot transaction, begun by explicit statements.
+
+    Django's `atomic` has one kind of transaction, which on SQLite takes the write lock.
+    """
     for sql in dialect_of(connection).begin_snapshot:
         _execute(connection, sql)
     try:
         found = verb(connection)
         _execute(connection, "COMMIT")
     except BaseException:
-        connection.close()  # which ends the transaction, whatever state it is in
+        connection.close()  # ends the transaction in any state; Django does not know of it and cannot roll it back
         raise
     return found
 
 
 def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a verb could be carried out on it without more ado: it is open, in no transaction, and not suspected to
-    be an old primary's."""
+    """Return True if the connection can be used at once, without blocking.
+
+    It must be open, outside a transaction, and not suspected to lead to an old primary.
+    """
     raw = connection.connection
     if raw is None or connection.in_atomic_block or not connection.autocommit:
         return False
@@ -189,8 +205,10 @@ def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:
-    """Once a write was refused, connections made before that are made anew: who only reads would never be refused, and
-    on the old primary's connection see nothing but the past."""
+    """Replace the connection if it was made before the latest refused write.
+
+    A thread that only reads would never be refused, and would keep reading stale data from the old primary.
+    """
     if not (refusals := _refusals[connection.alias]) or (connection.connection and not connection.autocommit):
         return
     if connection.connection is not None and _survived.get(connection.connection, 0) < refusals:
@@ -201,14 +219,14 @@ def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:
 
 
 def _discard(connection: BaseDatabaseWrapper) -> None:
-    """Close it for good: from Django's pool of connections it would come back."""
+    """Close the connection and its session: `close` alone would return the session to Django's connection pool."""
     if getattr(connection, "pool", None) and connection.connection is not None:
         connection.connection.close()
     connection.close()
 
 
 def is_collision(error: Exception) -> bool:
-    """Whether the same transaction may well pass when it is tried again."""
+    """Return True if the same transaction is likely to succeed when it is retried."""
     code = error_code(error)
     if code in _COLLISIONS:
         return True
@@ -220,12 +238,12 @@ def _remedy(error: Exception) -> str:
 
 
 def error_code(error: Exception) -> object:
-    """SQLSTATE, or the server's own number; where there is neither, what the error says."""
+    """Return the SQLSTATE or the server's error number; without either, the first argument of the error."""
     cause = error.__cause__
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or (error.args[0] if error.args else None)
 
 
 def first_line(error: BaseException) -> str:
-    """The error's first line: drivers like to add a paragraph."""
+    """Return the first line of the error's message, because drivers append details on further lines."""
     text = str(error.args[-1] if error.args else error).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -1,5 +1,7 @@
-"""Claims that were perhaps carried out and never answered: each has a number of its own, kept in the rows it took, by
-which they are given back once the database can be asked again. Source: reliability class C4, ADR 0017.
+"""Track claims that got no reply: the database may have committed them although no worker received the jobs.
+
+Each claim has a random number that is stored in the rows it takes (`Job.claim`). `Unanswered` keeps the numbers of
+claims that ended with an error; the broker releases their jobs by number. Source: reliability class C4, ADR 0017.
 """
 
 from __future__ import annotations
@@ -11,24 +13,24 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 LOOK_AFTER_S = (0.0, 5.0, 30.0)
-"""The database may be a while about a claim whose connection is gone: so it is asked more than once."""
+"""Delays of the checks for one claim: the server may still be executing it after its connection was lost."""
 
 AGAIN_S = 5.0
-"""After a look that failed."""
+"""Delay of the next check after one that failed."""
 
 DRAWN = 64
-"""Numbers that are drawn at once: to ask the system for chance lets other threads have the interpreter."""
+"""Numbers drawn per system call: each call to `os.urandom` releases the GIL to other threads."""
 
 _BYTES = 8
 _POSITIVE = 2**63 - 1
 
 _drawn: list[int] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drawn.clear)  # no number may be two processes'
+    os.register_at_fork(after_in_child=_drawn.clear)  # two processes must not use the same number
 
 
 class Unanswered:
-    """The numbers of one broker, until they have been looked for often enough. From any thread."""
+    """The claim numbers of one broker that still have to be checked. Thread-safe."""
 
     def __init__(self) -> None:
         self._due: dict[int, list[float]] = {}
@@ -36,16 +38,17 @@ class Unanswered:
 
     @contextmanager
     def numbered(self) -> Iterator[int]:
-        """The number of the claims that are made inside; what they took is looked for if this ends with an error."""
+        """Provide the number for the claims made inside the block; schedule checks for it if the block raises."""
         number = self.number()
         try:
             yield number
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt and interruptions of tasks too: the claim may be committed
             self.expect(number)
             raise
 
     def number(self) -> int:
-        """For claims whose maker says by `expect` that they got no answer."""
+        """Return an unused number. The caller must call `expect` if its claim gets no reply."""
+        # `list.pop` is atomic under the GIL, so the lock is not needed here.
         try:
             return _drawn.pop()
         except IndexError:
@@ -57,12 +60,14 @@ class Unanswered:
             return first
 
     def is_any_due(self) -> bool:
-        """Whether there may be something to look for: numbers that nobody looked for often enough yet."""
+        """Return True if at least one number still has checks left, due or not."""
         return bool(self._due)
 
     def take_due(self) -> list[int]:
-        """Those to look for now: each is one caller's alone, who says by `look_again` that its look failed. Costs
-        nothing where there are none."""
+        """Return the numbers to check now. Cheap if there are none.
+
+        Each number is returned to one caller only, which must call `look_again` if its check fails.
+        """
         if not self._due:
             return []
         with self._lock:
@@ -76,14 +81,14 @@ class Unanswered:
             return taken
 
     def look_again(self, numbers: Collection[int]) -> None:
-        """They could not be looked for: once more, a while from now."""
+        """Schedule another check of these numbers in `AGAIN_S`, after a check that failed."""
         with self._lock:
             again_at = time.monotonic() + AGAIN_S
             for number in numbers:
                 self._due[number] = [again_at, *self._due.get(number, [])]
 
     def expect(self, number: int) -> None:
-        """What was claimed under this number may have to be given back."""
+        """Schedule checks for this number: its claim may be committed although no reply came."""
         with self._lock:
             now = time.monotonic()
             self._due[number] = [now + after_s for after_s in LOOK_AFTER_S]
