@@ -1,6 +1,6 @@
-"""Cron entries: what code defines and people write, pauses. Each verb locks the rows it changes. Decision: ADR 0014.
+"""Cron entries: sync with code, edits, pauses, and the time each one is next due. ADR 0014.
 
-Here is said when an entry is due; `ticks` says what happens then.
+Each operation locks the rows it changes. `ticks` runs the entries that are due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 class Definition(NamedTuple):
-    """An entry as code says it; what is JSON in the row is JSON here."""
+    """A cron entry as defined in code. JSON columns are JSON text here too."""
 
     name: str
     schedule: str
@@ -40,9 +40,10 @@ class Definition(NamedTuple):
 
 
 def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None = None) -> None:
-    """Make the entries of code those that are defined: new ones begin, changed ones change, others are marked removed.
+    """Make the stored entries of code equal to these definitions; absent ones are marked as removed.
 
-    Histories and pauses stay. A name that somebody took in the admin stays his. Safe to run on all nodes at once.
+    Run histories and pauses stay. A name that an entry of the admin uses stays with that entry. Safe to run on all
+    nodes at once.
     """
     wanted = {one.name: one for one in definitions}
 
@@ -53,7 +54,7 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
         new = [CronEntry(origin="code", **one._asdict()) for name, one in sorted(wanted.items()) if name not in known]
         for entry in new:
             entry.next_at = _next(entry, clock)
-        rows.bulk_create(new, ignore_conflicts=True)  # another node may be at it
+        rows.bulk_create(new, ignore_conflicts=True)  # another node may insert them too
         for entry in _locked(rows.order_by("name"), using):
             one = wanted.get(entry.name)
             if entry.origin == CronEntry.Origin.CODE:
@@ -65,9 +66,9 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
 
 
 def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
-    """Write what a person made of this entry; a new schedule or zone counts from now on.
+    """Store a person's edit of this entry. A new schedule or time zone applies from now on.
 
-    Ticks that were taken meanwhile stay taken: only the fields of a definition are written.
+    Only the fields of a definition are written, so runs that were taken meanwhile stay taken.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
@@ -84,7 +85,7 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
 
 
 def pause(ids: Sequence[int], *, using: str) -> int:
-    """From now on no tick is due; returns how many were not paused before."""
+    """Let no run of these entries be due from now on; return how many were not paused before."""
 
     def change(entry: CronEntry, clock: datetime) -> bool:
         if entry.paused_at is not None:
@@ -96,7 +97,10 @@ def pause(ids: Sequence[int], *, using: str) -> int:
 
 
 def resume(ids: Sequence[int], *, using: str, now: datetime | None = None) -> int:
-    """Ticks are due again from now on: those of the pause are not made up for. Returns how many were paused."""
+    """Let runs be due again from now on; return how many entries were paused.
+
+    Runs that fell into the pause are not made up for.
+    """
 
     def change(entry: CronEntry, clock: datetime) -> bool:
         if entry.paused_at is None:
@@ -127,7 +131,7 @@ def _change_each(
 
 
 def _bring_up(entry: CronEntry, one: Definition | None, now: datetime) -> None:
-    """Make an entry of code what it is defined as; None: not at all."""
+    """Update an entry of code to its definition; None marks it as removed."""
     if one is not None:
         comes_back, entry.removed_at = entry.removed_at is not None, None
         _change(entry, one._asdict(), now, anew=comes_back)
@@ -138,7 +142,7 @@ def _bring_up(entry: CronEntry, one: Definition | None, now: datetime) -> None:
 
 
 def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bool = False) -> None:
-    """Write what differs. The next tick stays unless another schedule begins."""
+    """Write the fields that differ. The next run stays unless the schedule or the zone changes."""
     changed = {field for field, value in fields.items() if getattr(entry, field) != value}
     if not changed and not anew:
         return
@@ -151,7 +155,7 @@ def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bo
 
 
 def _next(entry: CronEntry, now: datetime) -> datetime | None:
-    """When it is due; None where it never is, and then `problem` may say why."""
+    """Return when the entry is due; None if it never is, and `problem` may contain the reason."""
     entry.problem = ""
     if entry.paused_at is not None or entry.removed_at is not None:
         return None
