@@ -1,7 +1,7 @@
 """Give lock keys to jobs that were pushed before their queue used locks.
 
-Claims do not wait for it: a job without a key when it is claimed runs without a lock. A running job gets its key when
-it is enqueued again.
+Claims do not wait for it: a job without a key when it is claimed runs without a lock. A running job receives its key
+when it is enqueued again.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def new(
     bid = batch.bid or new_bid()
 
     def verb(connection: BaseDatabaseWrapper) -> str:
-        if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():
+        if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():  # repeated after a lost reply
             return bid
         clock = _clock(connection, now)
         depth = 0
@@ -72,13 +72,13 @@ def new(
             created_at=clock,
             expires_at=clock + timedelta(seconds=commit_within_s),
         )
-        made.save(using=using, force_insert=True)
+        made.save(using=using, force_insert=True)  # an UPDATE of a concurrent attempt's row would count it twice
         return bid
 
     try:
         return run(using, verb)
-    except IntegrityError:  # an earlier attempt, whose reply was lost, has committed by now
-        if connections[using].in_atomic_block:
+    except IntegrityError:  # an earlier attempt without a reply has committed by now
+        if connections[using].in_atomic_block:  # the error has broken the caller's transaction
             raise
         return run(using, verb)
 
@@ -89,9 +89,10 @@ def new_bid() -> str:
 
 
 def withdraw(bids: Collection[str], *, using: str) -> int:
-    """Delete batches whose clients never received their bids; return how many.
+    """Delete batches without a client that knows their bid; return how many.
 
-    They are subtracted from their parents. A batch that was committed, or has a member or a child, is kept.
+    Their bids were never received. They are subtracted from their parents. A batch that was committed, or has a member
+    or a child, is kept.
     """
     stored = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
     found = run(using, lambda _: list(stored), atomic=False)
@@ -157,6 +158,7 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
         Batch.objects.using(using).filter(pk=found.pk).update(
             committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
         )
+        # All members may have ended before the commit: then the callbacks fire now.
         members.look_again(connection, [bid], clock)
 
     run(using, verb)

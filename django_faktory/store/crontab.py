@@ -68,7 +68,7 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
 def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
     """Store a person's edit of this entry. A new schedule or time zone applies from now on.
 
-    Only the fields of a definition are written, so runs that were taken meanwhile stay taken.
+    Only the fields of a definition are written, so runs that other nodes take at the same time stay taken.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
@@ -77,6 +77,7 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
             entry.next_at = _next(entry, clock)
             entry.save(using=using, force_insert=True)
             return
+        # Compared with the stored row, not with the form's copy: `next_at` moves while a person edits.
         for row in _locked(CronEntry.objects.using(using).filter(pk=entry.pk), using):
             _change(row, {field: getattr(entry, field) for field in Definition._fields}, clock)
             entry.next_at, entry.problem = row.next_at, row.problem
@@ -90,6 +91,7 @@ def pause(ids: Sequence[int], *, using: str) -> int:
     def change(entry: CronEntry, clock: datetime) -> bool:
         if entry.paused_at is not None:
             return False
+        # Maintenance reads the smallest `next_at`; NULL keeps the paused entry out of it.
         entry.paused_at, entry.next_at = clock, None
         return True
 
@@ -148,6 +150,7 @@ def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bo
         return
     for field in changed:
         setattr(entry, field, fields[field])
+    # A change of arguments or policies must not skip a run that is due already.
     if anew or changed & {"schedule", "zone"}:
         entry.next_at = _next(entry, now)
     using = entry._state.db  # noqa: SLF001  (documented)

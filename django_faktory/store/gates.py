@@ -96,6 +96,7 @@ def run_with_gates(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -> T
     """Run a function that calls `let_pass_in`; first make the limiters of keys that are used for the first time."""
     while True:
         try:
+            # In the caller's transaction a savepoint is needed: `_NoGate` must undo the changes of this attempt only.
             with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
                 return run(using, verb)
         except _NoGate as missing:
@@ -130,6 +131,7 @@ def _let_pass(
             # Limiters without a rate use `filled_at` as the time of their last use, which `forget_idle` reads.
             gate.filled_at = gate.filled_at if gate.has_rate else clock
         gates.save(cursor, used)
+    # A job that a limiter blocks must not keep its key locked (ADR 0024).
     locks.release(connection, [mine[row_id] for row_id in shut])
     return {mine[row_id].jid: text for row_id, text in passes.items()}
 
@@ -159,7 +161,10 @@ def _limits_of(keys: Sequence[str], using: str) -> QuerySet[Limit]:
 
 
 def make(keys: Sequence[str], *, using: str) -> None:
-    """Make limiters for keys that have a limit, their own or their family's, and count their running jobs."""
+    """Make limiters for keys that have a limit, and count the running jobs of these keys.
+
+    The limit is that of the key or of its family.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         limits = _limits_of(keys, using).order_by("id")
@@ -171,6 +176,7 @@ def make(keys: Sequence[str], *, using: str) -> None:
         GateRow.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
     run(using, verb)
+    # All closed limiters of these keys, including one that another process has inserted and not counted yet.
     closed = GateRow.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
     count_running(run(using, lambda _: list(closed.values_list("pk", flat=True)), atomic=False), using=using)
 
@@ -187,7 +193,7 @@ def gate_row(limit: Limit, name: str) -> GateRow:
 
 
 def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Gate]]) -> None:
-    """Block the refused jobs, and the jobs at the heads of their queues that would be refused too.
+    """Block the refused jobs and similar jobs at the heads of their queues.
 
     Jobs refused by the limit of a queue stay enqueued: claims skip the whole queue.
     """
@@ -216,6 +222,7 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         found = gates.by_id(cursor, dialect, counts)
+        # Only buckets need the time; limits on concurrency alone save this statement.
         clock = dialect.now(cursor) if any(gate.has_rate for gate in found) else None
         freed: set[str] = set()
         for gate in found:
@@ -231,11 +238,14 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
 def _opened(cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime | None, *, was_shut: bool) -> set[str]:
     """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
     if gate.scope == Scope.QUEUE:
+        # Jobs of a queue with a closed limiter were never blocked, so the waiting FETCHes only need a notification.
         return {gate.name} if was_shut and gate.room else set()
     if not gate.is_awaited:
         return set()
     found: dict[str, int] = {}
     if gate.room:
+        # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
+        # check the limiter again, so no limit is exceeded (ADR 0016).
         found, gate.is_awaited = gates.let_go(cursor, dialect, gate.id, min(gate.room, CHUNK))
     if gate.is_awaited and now is not None and gate.opens_at is None:
         if gate.room:
@@ -246,7 +256,7 @@ def _opened(cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime |
 
 
 def awaited_gates(*, using: str) -> list[int]:
-    """Return the ids of at most `CHUNK` limiters whose time to make jobs ready has come."""
+    """Return the ids of at most `CHUNK` limiters that are due to make jobs ready."""
     due = GateRow.objects.using(using).filter(opens_at__lte=Now()).order_by("id").values_list("pk", flat=True)
     return run(using, lambda _: list(due[:CHUNK]), atomic=False)
 
@@ -260,6 +270,7 @@ def look_again(ids: Sequence[int], *, using: str, now: datetime | None = None) -
     """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues."""
     queues: set[str] = set()
     for gate_id in ids:
+        # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
         queues |= run(using, lambda connection, gate_id=gate_id: _look_again(connection, gate_id, now))  # type: ignore[misc]
     return queues
 
@@ -346,6 +357,7 @@ def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[i
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
+        # Jobs are locked before the limiter, as everywhere (ADR 0024).
         rows = gates.without_pass(cursor, dialect, gate_id, after, CHUNK)
         found = gates.by_id(cursor, dialect, [gate_id])
         if not rows or not found or not found[0].holds_passes():
@@ -357,10 +369,10 @@ def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[i
 
 
 def sweep(*, using: str) -> int | None:
-    """Repair wrong counters and forgotten jobs of all limiters; return how many limiters were wrong.
+    """Repair the counters of all limiters and unblock forgotten jobs; return how many were wrong.
 
-    Such errors come from a crash or from rows changed by hand. Returns None if no limiter is in use: none counts a job,
-    and no job is blocked by one.
+    A crash or rows changed by hand cause such errors. Returns None if no limiter is in use: none counts a job, and no
+    job is blocked by one.
     """
 
     def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
@@ -379,6 +391,7 @@ def sweep(*, using: str) -> int | None:
     mended = _recount(stored, using)
     for gate_id in at:
         if gate_id not in stored:
+            # The limit was deleted, and the process ended before it had unblocked the jobs.
             mended += bool(free(gate_id, using=using))
         elif not stored[gate_id].is_awaited:
             run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
@@ -403,10 +416,7 @@ def free(gate_id: int, *, using: str) -> set[str]:
 
 
 def _recount(stored: Mapping[int, GateRow], using: str) -> int:
-    """Give permits to running jobs that lack one, and correct limiters whose counter is wrong.
-
-    Returns how many were.
-    """
+    """Give running jobs the permits they lack and correct wrong counters; return how many were wrong."""
 
     def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
         with connection.cursor() as cursor:
@@ -468,7 +478,7 @@ def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
 
 
 def forget_idle(*, using: str, idle_s: float = IDLE_S) -> int:
-    """Delete limiters of keys that are unused for `idle_s` and whose bucket is full; return how many."""
+    """Delete limiters of keys that were idle for `idle_s` and have a full bucket; return how many."""
     gates_ = GateRow.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
     longest = timedelta(seconds=idle_s)
     # A limit with a longer period may not have refilled yet: making its limiter again would give a full bucket too

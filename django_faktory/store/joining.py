@@ -1,4 +1,4 @@
-"""Batch membership: check who may add to a batch, and count new members. Rules: W26, `batching`; ADR 0011."""
+"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batching`; ADR 0011."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def joined(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
     for bid, count in sorted(Counter(bids).items()):
         batch = Batch.objects.using(connection.alias).filter(bid=bid)
         counted = {name: F(name) + count for name in ("total", "pending", "unrun")}
+        # Usually one UPDATE. Only a batch that already counts as complete has to be read and opened again.
         if not batch.filter(complete_st=Progress.NOT_YET).update(**counted):
             open_again(connection, existing(connection, bid))
             batch.update(**counted)
@@ -55,6 +56,7 @@ def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime)
     close_overdue(batch, now)
     if not is_open(batch) and not _is_inside(connection, bid, by):
         raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
+    # An addition reopens the ancestors, which is impossible once one of them has enqueued a callback.
     if fired := next(filter(has_fired, _told(connection, batch)), None):
         raise BatchClosed(bid, f"a callback of its parent {fired.bid} was enqueued already")
     return batch
@@ -75,7 +77,7 @@ def close_overdue(batch: Batch, now: datetime) -> None:
 def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
     """Undo the completion of a batch because members are added; its notified ancestors wait again.
 
-    Possible in a batch without a complete callback, whose member may add jobs on a later attempt.
+    Possible in a batch without a complete callback: a member may add jobs on a later attempt.
     """
     chain = [batch, *_told(connection, batch)]
     for child, parent in pairwise(chain):

@@ -118,6 +118,7 @@ def remove(limit: Limit, *, using: str) -> None:
         found = {row.name: row for row in _locked_all(connection, limit.scope, names)}
         if limit.name not in found:
             return []
+        # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
         mine = Gate.objects.using(using).filter(limit_id=limit.pk)
         locked = mine.order_by("pk")
         if connection.features.has_select_for_update:
@@ -133,6 +134,7 @@ def remove(limit: Limit, *, using: str) -> None:
 
     ids = run(using, verb)
     kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
     there = set(run(using, lambda _: list(kept), atomic=False))
     for gate_id in ids:
         if gate_id not in there:
@@ -168,6 +170,7 @@ def _forget(row: Limit, using: str) -> None:
     if row.origin == Limit.Origin.EDITED:
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     elif row.paused_at is not None:
+        # Drop the numbers of code, but keep the pause: it was set by a person.
         put(row.scope, row.name, Allowance(), using=using)
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     else:
@@ -225,6 +228,7 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         is_paused=limit.paused_at is not None,
         opens_at=None,
     )
+    # Last, because the UPDATE above opens every limiter of a limit that is not paused.
     mine.filter(pk__in=shut).update(is_paused=True)
     return limit
 

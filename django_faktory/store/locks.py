@@ -33,9 +33,9 @@ logger = get_logger(__name__)
 CHUNK = 500
 LEASE_S = 35.0
 SETTLE_AGAIN_S = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Pauses in seconds between attempts of `settle` on jobs whose rows other transactions have locked.
+"""Pauses in seconds of `settle` between attempts on rows that other transactions have locked.
 
-After the last one, `sweep` repairs the key.
+After the last attempt `sweep` repairs the key.
 """
 SETTLED_AFTER_S = 0.25
 """Seconds within which a live process hands the key of an ended job to the next job."""
@@ -52,7 +52,7 @@ SWEPT_AT_ONCE = 40
 """Portions that one sweep reads: 20,000 blocked jobs, about 100 ms."""
 
 on_ready: list[Callable[[str, set[str]], None]] = []
-"""Callbacks that receive the alias and the queues of jobs that a free lock made ready, after the commit."""
+"""Callbacks with the alias and the queues in which a free lock made jobs ready, after the commit."""
 
 
 _FORGOTTEN = f"""
@@ -74,6 +74,7 @@ def take(
     """
     is_one = dialect_of(connections[using]).takes is not None
     tokens = run(using, lambda connection: take_in(connection, reservations, lease_s, now), atomic=not is_one)
+    # The holder may have released the key before these jobs were committed as blocked, without seeing them.
     settle({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
     return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
 
@@ -85,7 +86,7 @@ def take_in(
 
     The caller settles the keys of the jobs without a token after the commit.
     """
-    # The sort is stable: the first job of a key by priority stays its first, and gets the lock.
+    # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
     reservations = sorted(reservations, key=lambda job: job.lock_key or "")
     takes = dialect_of(connection).takes
     return (takes or _take)(connection, reservations, lease_s, now)
@@ -122,7 +123,7 @@ def _take(
 
 
 def _awaits_lock(row: Job, job: Reservation) -> bool:
-    """Return whether a locked row still belongs to this claim and was not taken from its worker in between."""
+    """Return whether a locked row still belongs to this claim and waits for its lock."""
     is_held = row.state == State.WORKING and (row.wid, row.attempt) == (job.wid, job.attempt)
     return is_held and row.lock_token is None
 
@@ -132,6 +133,7 @@ def _acquired(
 ) -> dict[str, int]:
     """Insert lock rows in key order; return jid → token of the jobs that own their row."""
     locks = JobLock.objects.using(connection.alias).filter(key__in=wanted)
+    # An expired lock has no effect, even if maintenance has not marked it as lapsed yet (ADR 0015).
     locks.filter(expires_at__lte=now).delete()
     rows = [
         JobLock(
@@ -199,14 +201,16 @@ def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set
 
 
 def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
-    """Block those of these enqueued jobs whose key is held or has an earlier ready job.
+    """Block those of these enqueued jobs that have to wait for their key.
 
-    Call it inside the transaction that enqueued them. Jobs without a key are ignored.
+    The key is held, or an earlier job of it is ready. Call it inside the transaction that enqueued them. Jobs without a
+    key are ignored.
     """
     jobs = Job.objects.using(connection.alias)
     came = list(
         jobs.in_state(State.ENQUEUED)
         .filter(pk__in=ids, lock_key__isnull=False)
+        # In claim order, so that the first job of each queue and priority stays ready.
         .order_by("weight", "enqueued_at", "id")
         .values_list("pk", "lock_key", "queue", "weight")
     )
@@ -313,6 +317,7 @@ def extend(wids: Collection[str], *, using: str) -> int:
     changing, and the next heartbeat arrives within its lease.
     """
     locks = JobLock.objects.using(using).filter(wid__in=[wid for wid in wids if wid])
+    # Most workers hold no lock: the check saves a transaction for each heartbeat.
     return _extend(locks, skip_locked=True) if run(using, lambda _: locks.exists(), atomic=False) else 0
 
 
@@ -447,7 +452,10 @@ def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
 
 
 class LocketState(NamedTuple):
-    """How many jobs of a queue wait, and how many of them for a held key (the counter of resque-locket)."""
+    """Waiting jobs of a queue, and how many of them wait for a held key.
+
+    This is the counter of resque-locket.
+    """
 
     waiting: int
     locked: int

@@ -57,6 +57,7 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
         clock, *times = (value if value is None else _time(connection, value) for value in row[: heads + 3])
         ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
         due_in_s = min((seconds for seconds in ahead[2:] if seconds is not None), default=None)
+        # The defaults stand for the three checks that were not requested.
         lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
         return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
 
@@ -67,11 +68,12 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
 def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
     """Return the statement, its values, and the number of columns with the times of due jobs.
 
-    These columns follow three others: the database's time, the next cron run and the next limiter that opens. Each time
+    Before these it has three columns: the database's time, the next cron run and the next limiter that opens. Each time
     is the first entry of an index, compared outside the subquery. For an EXISTS with a time condition, PostgreSQL may
     scan the table if its statistics suggest that many rows match.
     """
     connection = connections[using]
+    # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
     ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
     opening = Gate.objects.using(using).filter(opens_at__isnull=False)
     due = [jobs.filter(run_at__isnull=False) for jobs in by_time(connection, using=using)]
@@ -81,6 +83,7 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
     passed = [_first(held_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
         passed.append(_first(reserved_jobs(using=using), "reserved_until", using))
+        # A condition is cheap here: the table has one row per worker process.
         silent, values = _compiled(silent_ones(worker_timeout_s, using=using).values("pk"), using)
         passed.append((f"EXISTS ({silent})", values))
         passed.append(_first(expiring(using=using), "expires_at", using))
@@ -113,6 +116,7 @@ def _now(using: str) -> tuple[str, tuple[Any, ...]]:
 def _time(connection: BaseDatabaseWrapper, value: Any) -> datetime:
     """Convert a value as the ORM converts this database's times."""
     column = Job._meta.get_field("run_at").get_col(Job._meta.db_table)  # noqa: SLF001  (Django's documented name)
+    # Raw SQL returns times in the database's own type, such as text on SQLite.
     for convert in connection.ops.get_db_converters(column):
         value = convert(value, column, connection)
     found: datetime = value

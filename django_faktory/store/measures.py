@@ -37,7 +37,7 @@ _COLUMNS = ("minute", "queue", "jobtype", *_SUMS)
 
 
 def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime | None = None) -> None:
-    """Add these series to the sums of the current minute and to the all-time sums, in one transaction."""
+    """Add these series to the sums of this minute and of all time, in one transaction."""
     if not series:
         return
 
@@ -53,6 +53,7 @@ def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime |
 def purge(*, using: str, kept_for_s: float) -> int:
     """Delete at most `CHUNK` rows of minutes older than `kept_for_s`; return how many."""
     measures = Measure.objects.using(using)
+    # All-time rows have the minute `EVER` and must not match.
     old = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:

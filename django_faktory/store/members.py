@@ -63,16 +63,16 @@ def note(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: dateti
 
 
 def of_batches(jobs: JobQuerySet) -> list[Job]:
-    """Return those of these jobs that belong to a batch, locked by id, for `note` after the change."""
+    """Return the jobs among these that belong to a batch, locked by id, for `note`."""
     found = jobs.filter(BELONGS).order_by("id").only(*FIELDS)
     return list(_locked(found))
 
 
 def apart(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
-    """Split these jobs into those without a batch and those of batches, the latter also as rows for `note`.
+    """Split these jobs into jobs without a batch and jobs of batches; return the latter also as rows.
 
-    The second set contains only rows locked here. A member that enters a matching state a moment later would be changed
-    without being counted, and its batch would never finish.
+    Pass the rows to `note` after the change. The second set contains only rows locked here. A member that enters a
+    matching state a moment later would be changed without being counted, and its batch would never finish.
     """
     theirs = of_batches(jobs)
     everything = Job.objects.using(jobs.db)
@@ -138,6 +138,7 @@ def _callback_ended(batch: Batch, end: Change) -> None:
         setattr(batch, f"{kind}_failed", False)
     elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
         setattr(batch, f"{kind}_failed", True)
+        # A dead callback can still be retried and succeed; after any other failed end it cannot.
         batch.is_broken |= end.to is not State.DEAD
 
 
@@ -165,6 +166,7 @@ def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetim
                 _carry_out(connection, batch, step, now)
             if batch.parent_bid and steps:
                 _tell_parent(sums.setdefault(batch.parent_bid, _Sum()), steps)
+                # The parent joins its own level, so that rows are locked deepest first.
                 depths[batch.parent_bid] = batch.depth - 1
             # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
             # long.
@@ -196,12 +198,14 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
     told = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
     custom = jsontext.last_members(told["custom"]) if told.get("custom", "null") != "null" else {}
     custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
+    # The client's own `_pbid` would name a wrong parent.
     custom.pop("_pbid", None)
     if batch.parent_bid:
         custom["_pbid"] = jsontext.encode(batch.parent_bid)
     told["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(told.items()))
     optioned.push(connection, [(0, job)], now, callback_of=batch.bid)
+    # A push ignores a jid that is stored already, so check that the stored row is this callback.
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
         told["jid"] = jsontext.encode(uuid4().hex)
         job = parse_job(jsontext.join(told.items()))
@@ -239,7 +243,8 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     note(connection, ends, clock)
     locks.release(connection, [rows[jid] for jid in held])
     gates.release(connection, [rows[jid].passes for jid in held])
-    # Last: all jobs share the counters' rows, which must not stay locked while this transaction waits for a batch.
+    # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
+    # which must not stay locked while this transaction waits for a batch.
     with connection.cursor() as cursor:
         dialect.count(cursor, clock, Tally(processed=len(held), late=len({ack.jid for ack in acks}) - len(held)))
     return {jid: held_job(rows[jid], clock) for jid in held}

@@ -90,7 +90,7 @@ _NAMES = (
 def add(names: Iterable[str], *, using: str) -> None:
     """Remember these queues, so that they are listed while empty, and record that they are used.
 
-    Existing rows first: `forget_unused` keeps a row whose use was just recorded. Then missing ones are inserted,
+    Existing rows are updated first: `forget_unused` keeps a row with a recent use. Then missing ones are inserted,
     including any that was forgotten at that moment.
     """
     names = sorted(names)
@@ -174,6 +174,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
         with connection.cursor() as cursor:
             cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
             found = dict.fromkeys(queues, 0.0)
+            # A job may carry a later time than the statement's clock.
             found.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
         return found
 

@@ -20,7 +20,7 @@ COST = 10
 """A result is reused for this many times the duration of its read."""
 
 CHEAP_S = 0.01
-"""A caller that asks for an exact result gets a new one if the read takes less than this many seconds."""
+"""Duration in seconds below which a read is repeated for callers that ask for an exact result."""
 
 MOST_READS = 64
 """Number of different reads that are kept; bounded because clients choose the names in QUEUE LATENCY."""
@@ -74,6 +74,7 @@ class SharedRead(Generic[T]):
 
     def _usable(self, asked_at: float, *, exact: bool) -> Result | None:
         kept = self._kept
+        # A read that began after the call is exact for this caller, however it ended.
         if kept is None or kept.began_at >= asked_at:
             return kept
         if kept.error is not None:  # an error counts only for the callers that waited for it
@@ -131,6 +132,7 @@ def shared(key: Hashable, read: Callable[[], T], *, exact: bool = False) -> T:
 
 def forget() -> None:
     """Drop all results. A forked process starts empty: a read that its parent was running would never end here."""
+    # Another thread of the parent may have held its lock at the fork, so the child needs a new one.
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _reads.clear()

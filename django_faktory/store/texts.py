@@ -39,6 +39,7 @@ class StoredText(NamedTuple):
 
 def read(row: Model, *fields: str) -> dict[str, StoredText]:
     """Read these texts of a row in one query. A deleted row and a NULL give empty texts."""
+    # The database cuts the texts, so that a long one is never sent to this process.
     sizes = {f"{field}_size": Length(field) for field in fields}
     texts: dict[str, Any] = {
         f"{field}_text": Case(
@@ -88,6 +89,7 @@ def cut(text: str, most: int = SHOWN_BYTES) -> str:
     """Return the beginning of a text that takes at most `most` bytes of HTML."""
     left = most
     for place, char in enumerate(text[:most]):
+        # Control characters are shown as symbols of 3 bytes in UTF-8, see `readable`.
         left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
         if left < 0:
             return text[:place]

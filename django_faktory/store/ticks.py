@@ -1,7 +1,7 @@
 """Run due cron entries: enqueue each run's job in the transaction that takes the run. ADR 0014.
 
-So a run happens at most once and is never lost. The module knows no tasks: the caller passes the function that makes an
-entry's job. Lock order: the entry, then what its job needs.
+So a run happens at most once and is never lost. The module knows no tasks: its caller supplies the function that makes
+an entry's job. Lock order: the entry, then the rows its job needs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ logger = get_logger(__name__)
 CHUNK = 500
 ENTRIES = 100
 KEPT_FOR_S = 3600
-"""Minimum seconds that the row of an entry's job is kept after its end, so that `note_ends` can record its outcome."""
+"""Minimum seconds that the row of an entry's job is kept after its end.
+
+`note_ends` reads its outcome from it.
+"""
 
 KEPT_RUNS = 100
-"""Runs kept per entry, plus those whose job has not ended."""
+"""Runs kept per entry; runs with an unfinished job are kept in addition."""
 
 LONGEST_NOTE = 1000
 
@@ -139,7 +142,7 @@ def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: 
 
 
 def _is_busy(entry: CronEntry, using: str) -> bool:
-    """Return whether a job of an earlier run waits or runs, including for a retry or as dead."""
+    """Return whether a job of an earlier run is unfinished: waiting, running, retrying or dead."""
     earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
     jids = list(earlier.order_by("-id").values_list("jid", flat=True)[:CHUNK])
     return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()
@@ -176,7 +179,7 @@ def note_ends(*, using: str, now: datetime | None = None) -> bool:
                 rows.filter(pk=one.pk, outcome=one.outcome).update(outcome=outcome, ended_at=ended_at)
 
     rows = CronRun.objects.using(using)
-    # By primary key and in chunks: runs whose job is still live stay in the set and would be read again and again.
+    # By primary key and in chunks: runs with a live job stay in the set and would be read again and again.
     last = 0
     is_open = Q(outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
     while some := run(using, lambda _: list(rows.filter(is_open, pk__gt=last).order_by("pk")[:CHUNK]), atomic=False):  # noqa: B023

@@ -39,7 +39,7 @@ but not its duration.
 SHORTEST_REST_S = 5.0
 
 # Returns no row if we lack permission to vacuum the table or a vacuum is already running. Every vacuum, autovacuum too,
-# writes these statistics at its end, so each node sees what any other has done.
+# writes these statistics at its end, so each node sees the vacuums of all nodes.
 _DEAD = """
 SELECT stat.n_dead_tup, EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - GREATEST(stat.last_vacuum, stat.last_autovacuum)),
   pg_indexes_size(class.oid)
@@ -47,7 +47,7 @@ FROM pg_stat_user_tables AS stat JOIN pg_class AS class ON class.oid = stat.reli
 WHERE class.oid = to_regclass(%s) AND pg_has_role(class.relowner, 'USAGE')
   AND NOT EXISTS (SELECT 1 FROM pg_stat_progress_vacuum AS running WHERE running.relid = class.oid)"""
 
-# The cost comes from dead index entries, however few pages of the table they belong to. With 50,000 of them at the head
+# Dead index entries cause the cost, however few pages of the table they belong to. With 50,000 of them at the head
 # of a queue a claim reads 793 pages; after a vacuum without INDEX_CLEANUP still 793, after one with it 33. TRUNCATE is
 # off because returning space needs a lock that claims would wait for.
 _VACUUM = f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF, PARALLEL 0) {JOB}"

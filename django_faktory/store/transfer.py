@@ -48,7 +48,7 @@ def known(jids: Sequence[str], *, using: str) -> set[str]:
 def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
     """Restore the state of jobs pushed in this transaction: retry, dead, or earlier failures.
 
-    A retry whose time has come stays enqueued.
+    A retry that is due stays enqueued.
     """
     told = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
     rows = list(Job.objects.using(using).filter(jid__in=list(told)))
@@ -59,6 +59,7 @@ def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
         row.history = _history(past)
         if past.state is State.DEAD and past.ends_at is not None:
             row.state, row.run_at, row.gate = State.DEAD, None, None
+            # The original server stores only the time at which a dead job is deleted.
             row.finished_at, row.purge_at = past.ends_at - timedelta(seconds=DEAD_FOR_S), past.ends_at
         elif past.state is State.RETRIES and row.state == State.SCHEDULED:
             row.state = State.RETRIES
@@ -107,6 +108,7 @@ def leave_receipt(jids: Sequence[str], *, using: str) -> int:
         jid=name,
         jobtype=RECEIPT,
         queue="default",
+        # A finished state: no worker claims the row, and purge deletes it if it is never dropped.
         state=State.SUCCEEDED,
         payload=text,
         created_at=now,
@@ -128,7 +130,7 @@ def receipts(*, using: str) -> dict[int, list[str]]:
 
 
 def drop_receipts(ids: Sequence[int], *, using: str) -> None:
-    """Delete receipts whose jobs were removed from the source."""
+    """Delete these receipts, after their jobs were removed from the source."""
     run(using, lambda _: _receipts(using).filter(pk__in=ids).delete(), atomic=False)
 
 
@@ -153,14 +155,16 @@ EXPORTED = tuple(state for state in State if state in sources(Event.EXPORT))
 def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, using: str, limit: int) -> int:
     """Pass at most `limit` of these jobs to `write`, then delete them; return how many.
 
-    Their rows are locked meanwhile, so that no worker claims them. `write` may receive a job twice if the transaction
-    is retried.
+    Their rows are locked during that time, so that no worker claims them. `write` may receive a job twice if the
+    transaction is retried.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows = list(skip_locked(jobs.in_state(*EXPORTED))[:limit])
         if not rows:
             return 0
+        # Written there before the rows are deleted here: a crash in between leaves a job in both places, never in none
+        # (ADR 0018).
         write(rows)
         # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)

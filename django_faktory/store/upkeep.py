@@ -22,12 +22,12 @@ from .transactions import run
 
 CHUNK = 500
 CLEARED_AT_ONCE = 20
-"""Sets of finished rows whose expiry is cleared before maintenance continues with its other steps."""
+"""Sets of finished rows that lose their expiry before maintenance continues with its other steps."""
 WAITING = (State.SCHEDULED, State.RETRIES)
 
 
 def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> set[str]:
-    """Enqueue at most `limit` jobs whose time has come; return their queues, empty if none was due."""
+    """Enqueue at most `limit` due jobs; return their queues, empty if none was due."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
@@ -37,6 +37,7 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
         if rows:
             with connection.cursor() as cursor:
                 clock = now or dialect_of(connection).now(cursor)
+            # The state is checked again: without SKIP LOCKED another node may have enqueued the same rows.
             Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*WAITING).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
@@ -120,9 +121,9 @@ def _is_partial(using: str) -> bool:
 
 
 def _clear_expiries(using: str, now: datetime | None) -> None:
-    """Remove finished rows from the head of an index without condition (MariaDB), a bounded number at a time.
+    """Remove finished rows from the head of the expiry index (MariaDB), a bounded number at a time.
 
-    Otherwise each look at the head would read past every finished row that is kept.
+    The index has no condition there. Otherwise each look at the head would read past every finished row that is kept.
     """
     finished = expiring(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
 
@@ -137,7 +138,7 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
 
 
 def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Delete at most `limit` finished jobs whose retention is over; return how many."""
+    """Delete at most `limit` finished jobs after their retention; return how many."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows: list[Job] = []
@@ -168,6 +169,6 @@ def _by_purge(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
 
 
 def skip_locked(jobs: Any) -> Any:
-    """Lock these rows and skip those that another node has locked, where the database supports it."""
+    """Lock these rows and skip rows that another node has locked, where the database supports it."""
     features = connections[jobs.db].features
     return jobs.select_for_update(skip_locked=True) if features.has_select_for_update_skip_locked else jobs

@@ -43,12 +43,13 @@ def in_index_order(state: State, *, using: str) -> JobQuerySet:
 
 
 def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iterator[list[int]]:
-    """Yield the ids of those of these jobs that are in this state, at most `PORTION` at a time, in no fixed order.
+    """Yield the ids of those of these jobs that are in this state, in no fixed order.
 
-    `jobs` may have any filters, also ones without an index: they are applied to the ids read from the index. Jobs
-    stored after the iteration began are left out.
+    At most `PORTION` at a time. `jobs` may have any filters, also ones without an index: they are applied to the ids
+    read from the index. Jobs stored after the iteration began are left out.
     """
     using = jobs.db
+    # Without this bound, jobs that are pushed as fast as they are read would keep the iteration running.
     newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:1]
     last = next(iter(run(using, lambda _: list(newest), atomic=False)), 0)
     has_filters = jobs.query.where.children
@@ -94,8 +95,10 @@ def portion(
     if after is not None:
         jobs = jobs.filter(After(order, after))
     found = jobs.values_list(*columns, *order)[:size]
+    # Each portion is read outside a transaction: one snapshot for all of them would keep dead rows from being vacuumed.
     rows = run(using, lambda _: list(found), atomic=False)
-    # Continue after a position instead of an OFFSET: rows that leave the index meanwhile do not shift the next portion.
+    # Continue after a position instead of an OFFSET: rows that leave the index in between do not shift the next
+    # portion.
     place = tuple(rows[-1][len(columns) :]) if len(rows) == size else None
     return [row[: len(columns)] for row in rows], place
 

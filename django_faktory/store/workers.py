@@ -37,6 +37,7 @@ def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[Faktor
         # When all are known, as after a reconnect, the UPDATE is the only statement.
         if known.update(seen_at=Now()) < len(new):
             seen = set(known.values_list("wid", flat=True))
+            # In wid order: two nodes that insert the same workers in different orders would deadlock.
             missing = [_row(worker) for wid, worker in sorted(new.items()) if wid not in seen]
             rows.bulk_create(missing, ignore_conflicts=True)
 
@@ -72,6 +73,7 @@ def beat(
     """
     latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
     workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
+    # One UPDATE for all beats, each with its own memory size.
     rss_kb = Case(
         *(When(wid=wid, then=Value(_kb(beat.rss_kb))) for wid, beat in latest.items()),
         default=F("rss_kb"),
@@ -81,6 +83,7 @@ def beat(
         run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False, writes=True)
     # Read after the UPDATE: a state set by another process between the two statements is returned, not overwritten.
     known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
+    # Only known workers: an unknown one receives an error and has to register again.
     locks.extend(known, using=using)
     _extend([beat for beat in beats if beat.wid in known], at_least_s, using=using, now=now)
     states = dict(known)
@@ -108,7 +111,7 @@ def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: dateti
 
 
 def _delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
-    """Return (wid, jid, attempt) of these workers' jobs whose delivery is confirmed.
+    """Return (wid, jid, attempt) of these workers' jobs with a confirmed delivery.
 
     An unconfirmed claim was perhaps never delivered: the BEAT of a worker that does not know the job must not extend
     it.
@@ -159,6 +162,7 @@ def bye(wids: Sequence[str], *, using: str) -> int:
     """Unregister workers that ended normally; return how many jobs went back to their old position."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
+        # One transaction with the deletion: jobs of a wid without a row would wait until `vanished` finds them.
         returned = failures.interrupt_workers(connection, wids, using=using)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
         return returned
@@ -195,6 +199,7 @@ def forget_unseen(timeout_s: float, *, using: str) -> int:
     def verb(_: BaseDatabaseWrapper) -> int:
         workers = WorkerProcess.objects.using(using).filter(beat_at=None, seen_at__lt=limit)
         wids = list(workers.filter(~Exists(held)).values_list("wid", flat=True))
+        # Deletes with the condition on `seen_at` again, so a worker that was seen since stays.
         return workers.filter(wid__in=wids).delete()[0]
 
     return run(using, verb)

@@ -28,6 +28,7 @@ def has_hints(alias: str) -> bool:
     connection = connections[alias]
     if connection.vendor == "postgresql":
         return postgresql.can_listen()
+    # No other process can open an in-memory database.
     return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own
 
 
@@ -41,8 +42,8 @@ def listen(
 ) -> Listener:
     """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
 
-    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Crier`'s) those that this
-    process sent. One listener of a node `tells`, that is, logs problems that all of them have. Nothing is connected
+    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Crier`'s) notifications of
+    this process. One listener of a node has `tells`: it logs problems that all of them have. Nothing is connected
     before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
     if not has_hints(alias):

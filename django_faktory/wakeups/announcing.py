@@ -111,5 +111,6 @@ class Crier:
                     connection.close()
                     since = time.monotonic()
                 postgresql.notify(connection, news, self._senders)
+                # Collects the announcements of this time for the next NOTIFY; `stop` ends the wait.
                 self._stopping.wait(DEBOUNCE_S)
         connection.close()

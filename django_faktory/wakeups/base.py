@@ -1,6 +1,6 @@
 """The listener interface for notifications, and a listener that only polls.
 
-Knows no database and no job rows. Notifications may be lost or come without reason, so polling remains the source of
+Knows no database and no job rows. Notifications may be lost or arrive without reason, so polling remains the source of
 truth.
 """
 
@@ -14,10 +14,16 @@ DEBOUNCE_S = 0.010
 """A process announces a queue at most once within this time; see `announcing`."""
 
 SECOND_LOOK_S = 0.012
-"""Delay of the second look. It exceeds `DEBOUNCE_S`, so that work whose announcement was dropped is stored by then."""
+"""Delay of the second look; longer than `DEBOUNCE_S`.
+
+By then the work is stored for which an announcement was dropped.
+"""
 
 SELDOM = 5
-"""Factor by which polls are rarer while notifications arrive: they then only find work whose notification was lost."""
+"""Factor by which polls are rarer while notifications arrive.
+
+Polls then only find work after a lost notification.
+"""
 
 
 class Listener(ABC):
@@ -36,14 +42,16 @@ class Listener(ABC):
         self._second_look_at: float | None = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a notification; return True if one came. Never raises: without notifications it waits.
+        """Wait for a notification; return True if one arrived. Never raises: without notifications it waits.
 
         A notification since the last call counts. Returns False at once after `close`.
         """
         due = self._second_look_at
         if due is not None:
+            # Wait no longer than until the second look.
             timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
         if self._hear(timeout_s):
+            # A notification restarts the delay: its own second look covers the earlier one.
             self._second_look_at = time.monotonic() + SECOND_LOOK_S if self.looks_twice else None
             return True
         if due is None or time.monotonic() < due:

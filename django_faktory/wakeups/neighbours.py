@@ -63,6 +63,7 @@ class NeighbourListener(Listener):
         if self._closed.is_set() or self._heard not in ready:
             return False
         with suppress(BlockingIOError):
+            # Discards all pending bytes: one look covers them all.
             os.read(self._heard, 65_536)
         return True
 

@@ -248,7 +248,7 @@ class PostgresListener(Listener):
             self._heard.set()
 
     def _become_deaf(self) -> None:
-        """Wake the waiter so that it looks now, and let it poll at the short interval from now on."""
+        """Wake the waiter so that it looks now and polls at the short interval from now on."""
         if self.hears_all:
             self.hears_all = False
             self._heard.set()

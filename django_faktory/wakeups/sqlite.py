@@ -1,9 +1,9 @@
 """Notifications on SQLite: `PRAGMA data_version` changes when another connection has committed. Reads no job rows.
 
-On Linux inotify says when to look: the file is written just before the commit becomes visible, so after a write the
-listener looks at short, growing intervals. Elsewhere it looks at fixed intervals. Measured on a virtual machine where
-waking up is expensive (110 µs per look, 3 µs of it in SQLite): a look every 40 ms costs 0.28 % of a CPU, every 5 ms 2
-%. So it looks often only for a while after a change.
+On Linux inotify indicates when to look: the file is written just before the commit becomes visible, so after a write
+the listener looks at short, growing intervals. Elsewhere it looks at fixed intervals. Measured on a virtual machine
+where waking up is expensive (110 µs per look, 3 µs of it in SQLite): a look every 40 ms costs 0.28 % of a CPU, every 5
+ms 2 %. So it looks often only for a while after a change.
 """
 
 from __future__ import annotations
