@@ -89,10 +89,10 @@ def new_bid() -> str:
 
 
 def withdraw(bids: Collection[str], *, using: str) -> int:
-    """Delete batches without a client that knows their bid; return how many.
+    """Delete batches after a NEW that failed for its client; return how many.
 
-    Their bids were never received. They are subtracted from their parents. A batch that was committed, or has a member
-    or a child, is kept.
+    The client never received the bid. Parents are corrected. A batch that was committed, or has a member or a child, is
+    kept.
     """
     stored = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
     found = run(using, lambda _: list(stored), atomic=False)
@@ -203,6 +203,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         members.look_again(connection, [batch.bid for batch in found], clock)
         return len(found)
 
+    # `is_broken` reaches the ancestors through `look_again`: their success callbacks must not wait for this batch.
     gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
     count = 0
     for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
@@ -235,6 +236,7 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
     batches = Batch.objects.using(using).filter(
         committed_at__isnull=False, finished_at__isnull=True, reopened_until__isnull=True
     )
+    # The conditions of `batching.advance` as a query.
     due = batches.filter(
         Q(complete_st=Progress.NOT_YET, unrun=0, open_children=0)
         | Q(complete_st=Progress.FINISHED, success_st=Progress.NOT_YET)

@@ -55,6 +55,7 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
         for entry in new:
             entry.next_at = _next(entry, clock)
         rows.bulk_create(new, ignore_conflicts=True)  # another node may insert them too
+        # In name order: nodes that start at the same time would deadlock otherwise.
         for entry in _locked(rows.order_by("name"), using):
             one = wanted.get(entry.name)
             if entry.origin == CronEntry.Origin.CODE:
@@ -135,9 +136,11 @@ def _change_each(
 def _bring_up(entry: CronEntry, one: Definition | None, now: datetime) -> None:
     """Update an entry of code to its definition; None marks it as removed."""
     if one is not None:
+        # An entry that code defines again starts from now: runs of the time in between are not made up for.
         comes_back, entry.removed_at = entry.removed_at is not None, None
         _change(entry, one._asdict(), now, anew=comes_back)
     elif entry.removed_at is None:
+        # The row stays with its history (ADR 0014).
         entry.removed_at, entry.next_at = now, None
         entry.save(using=entry._state.db, update_fields=["removed_at", "next_at"])  # noqa: SLF001  (documented)
         logger.info("cron entry is defined no more name=%s", entry.name)

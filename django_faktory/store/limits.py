@@ -37,6 +37,7 @@ def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str 
     def verb(connection: BaseDatabaseWrapper) -> Limit:
         wanted = Limit(scope=scope, name=name, origin=origin, **_numbers(allowance))
         limit = _locked(connection, scope, name) or _made(connection, wanted)
+        # An edit in the admin must survive the next `sync` with code.
         is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
         limit.origin = Limit.Origin.EDITED if is_edited else origin
         for field, value in _numbers(allowance).items():
@@ -152,6 +153,7 @@ def sync(definitions: Iterable[Definition], *, using: str) -> None:
         row = stored.get(place)
         if row is None or (row.origin == Limit.Origin.CODE and row.allowance != one.allowance):
             put(*one, using=using, origin=Limit.Origin.CODE)
+        # Code now defines a name that was created in the admin.
         elif row.origin == Limit.Origin.ADMIN:
             run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_claimed(pk, rows)))  # type: ignore[misc]
     for place, row in stored.items():
@@ -267,4 +269,5 @@ def waiting(limit: Limit, *, using: str) -> int:
     """Count the jobs blocked by this limit, up to `MOST_COUNTED`."""
     gates_ = Gate.objects.using(using).filter(limit=limit).values("pk")
     parked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gates_).order_by()
+    # Bounded, so that the page of a limit with a long backlog stays fast.
     return run(using, lambda _: parked[:MOST_COUNTED].count(), atomic=False)

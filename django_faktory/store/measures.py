@@ -96,6 +96,7 @@ def fold_unused(
         if found:
             _write(connection, [(EVER, OTHER, OTHER, sums)])
 
+    # Usually there is nothing to fold: one read, no transaction.
     if run(using, lambda _: unused[:1].exists(), atomic=False):
         run(using, verb)
     return some[-1] if len(some) == CHUNK else None
@@ -107,6 +108,7 @@ def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
     The `most` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
     """
     rows = Measure.objects.using(using).filter(minute=EVER)
+    # One row more than needed shows whether the sums of `OTHER` have to be computed.
     top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: most + 1])
     found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:most]}
     if len(top) > most:
@@ -148,6 +150,7 @@ def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datet
 
 def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
     rows = [
+        # Raw SQL bypasses the conversion of times by the ORM.
         (connection.ops.adapt_datetimefield_value(at), queue, jobtype, *_values(sums))
         for at, queue, jobtype, sums in series
     ]

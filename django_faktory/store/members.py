@@ -233,6 +233,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
             held[ack.jid] = ack
     with connection.cursor() as cursor:
         clock = now or dialect.now(cursor)
+        # Jobs with a lifetime for their result stay as succeeded; all other jobs are deleted.
         kept = [(rows[jid].pk, ack, ttl) for jid, ack in held.items() if (ttl := rows[jid].result_ttl) is not None]
         dialect.keep(cursor, kept, clock)
     if gone := [rows[jid].pk for jid in held if rows[jid].result_ttl is None]:

@@ -118,7 +118,8 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
     found = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        # Check again with the rows locked: a queue that was used, paused or limited in between stays.
+        # Check again with the rows locked: a queue that was used, paused or limited in between stays. A row that
+        # another transaction has locked is in use and skipped.
         skips = connections[using].features.has_select_for_update_skip_locked
         still = unused.filter(name__in=found).order_by("name").select_for_update(skip_locked=skips)
         return rows.filter(name__in=list(still.values_list("name", flat=True))).delete()[0]
@@ -184,6 +185,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     """Return `latency`, shared by callers of this process with the same queues: see `shared`."""
     now = partial(latency, queues, using=using)
+    # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
     return shared((latency, using, *queues), now, exact=True) if may_share(using) else now()
 
 

@@ -32,6 +32,7 @@ def _counted(rows: QuerySet[Any], using: str) -> Part:
     # Django compiles no SQL for a set that is always empty, such as `pk__in=[]`.
     except EmptyResultSet:
         return "0", ()
+    # The LIMIT of the inner query ends the count early.
     return f"(SELECT COUNT(*) FROM ({sql}) counted)", tuple(values)
 
 

@@ -100,6 +100,7 @@ class AllCounts:
             "total_processed": self.totals["processed"],
             "total_failures": self.totals["failed"],
             "total_late": self.totals["late"],
+            # Blocked jobs count as enqueued: clients of the protocol do not know that state (ADR 0015).
             "total_enqueued": sum(self.queues.values()),
             "total_queues": len(self.queues),
             "workers": sum(self.workers.values()),
@@ -145,6 +146,7 @@ def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = Fal
 
 def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
     """Return `counts`, shared by the callers of this process: see `shared`."""
+    # Shared separately: callers of `shared_glance` do not wait for the portions of `whole`.
     found = _shared(glance, using, worker_timeout_s, exact=exact)
     return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
 
@@ -171,7 +173,7 @@ class CountedSet(NamedTuple):
     size: int
     """Rows that the first statement counts."""
     columns: tuple[str, ...]
-    """Columns that the summary needs; with `order` no more than the index contains."""
+    """Columns that the summary needs. The index contains them and `order`, so the table is not read."""
     summary: str
     """Name, count and age, with `{age}` for the age of the oldest job; may end with GROUP BY."""
     groups: str = ""
@@ -251,6 +253,7 @@ def _first_text(using: str, worker_timeout_s: float, sizes: Sizes) -> Part:
     sql, values = _compiled(living_ones.values("state").annotate(n=Count("pk")), connection)
     parts.append((f"SELECT '{_WORKERS}', state, n, 0 FROM ({sql}) AS part", values))
     parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in _TOTALS]
+    # One statement sees one snapshot on every database.
     return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, some in parts for value in some)
 
 

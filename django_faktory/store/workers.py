@@ -20,6 +20,7 @@ from .jobs import is_storable
 from .transactions import run
 
 CHUNK = 500
+# A worker only moves forward through these states (W21).
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
 
 

@@ -79,6 +79,7 @@ class Listener(ABC):
 class PollingListener(Listener):
     """Listener for databases without notifications: waits the whole time and relies on polling."""
 
+    # `ring` is called for every announcement, without debouncing.
     looks_twice = False
 
     def __init__(self) -> None:

@@ -42,6 +42,7 @@ class FileWatch:
     def clear(self) -> bool:
         """Discard the events so far; return whether there were any."""
         try:
+            # The events are not parsed: that any file was written is enough.
             return bool(os.read(self._fd, 65_536))
         except BlockingIOError:
             return False
