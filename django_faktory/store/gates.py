@@ -297,7 +297,7 @@ def settle_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) ->
 
 
 def let_go_by(jobs: JobQuerySet) -> list[int]:
-    """Return the limiters that made those of these jobs ready that are enqueued.
+    """Return the limiters that had made the enqueued ones among these jobs ready.
 
     Pass them to `settle_later` once the jobs are gone.
     """

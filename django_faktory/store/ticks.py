@@ -166,7 +166,10 @@ def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
 
 
 def note_ends(*, using: str, now: datetime | None = None) -> bool:
-    """Record how the entries' jobs ended, before their rows are purged. Return whether more is left."""
+    """Record how the entries' jobs ended, before their rows are purged.
+
+    Handles all unfinished runs; returns False, since nothing is left for another call.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:

@@ -84,8 +84,7 @@ class Crier:
         if connection.vendor != "postgresql":
             announce(alias, queues)
         elif not connection.in_atomic_block:
-            # Updates of a set are atomic under the GIL, and `_run` removes only what it has copied, so no lock is
-            # needed.
+            # No lock: set operations are atomic under the GIL, and `_run` removes only queues it has copied.
             self._pending.update(queues)
             self._called.set()
 
