@@ -1,6 +1,7 @@
-"""Keys for jobs that were pushed before their queue was locketed. Jobs that run get theirs when they wait again.
+"""Give lock keys to jobs that were pushed before their queue used locks.
 
-A claim takes no look at it: a job that has no key when it is claimed runs without a lock.
+Claims do not wait for it: a job without a key when it is claimed runs without a lock. A running job receives its key
+when it is enqueued again.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ CHUNK = 200
 WAITING = (State.ENQUEUED, State.SCHEDULED, State.RETRIES)
 
 Keyed = Callable[[JobPayload], JobPayload]
-"""The job with its key, or as it is where it takes no part; raises InvalidPayload where that cannot be told."""
+"""Returns the job with its key, or unchanged if it takes no lock.
+
+Raises InvalidPayload if its key cannot be computed.
+"""
 
 
 Position = tuple[int, tuple[Any, ...] | None]
-"""The number of a walk, see `_walks`, and the place in it."""
+"""The index of a walk in `_walks`, and the position in it."""
 
 
 def give_keys(
     keyed: Keyed, queues: Collection[str] | None, *, using: str, after: Position | None = None, limit: int = CHUNK
 ) -> Position | None:
-    """Give keys to jobs without one that wait in these queues, None for all: looks at `limit` jobs, by their index.
+    """Give keys to the next `limit` waiting jobs without one in these queues, None for all.
 
-    Returns the position to go on after, None at the end.
+    Returns the position to continue at, None at the end.
     """
     walks = _walks(queues)
     number, place = after or (0, None)
-    if number >= len(walks):  # fewer queues are locketed than a moment ago
+    if number >= len(walks):  # fewer queues use locks than at the previous call
         return None
     state, queue = walks[number]
     rows, place = walking.portion(state, ("pk",), using=using, queue=queue, after=place, size=limit)
@@ -55,7 +59,7 @@ def give_keys(
 
 
 def _walks(queues: Collection[str] | None) -> list[tuple[State, str | None]]:
-    """The walks that lead past all jobs that wait in these queues: by state, and by queue where the index allows it."""
+    """Return the index walks that cover all waiting jobs of these queues: by state, and by queue for enqueued jobs."""
     enqueued = [(State.ENQUEUED, None)] if queues is None else [(State.ENQUEUED, queue) for queue in sorted(queues)]
     return [*enqueued, (State.SCHEDULED, None), (State.RETRIES, None)]
 
@@ -66,6 +70,7 @@ def _give_keys(
     jobs = Job.objects.using(connection.alias).in_state(*WAITING).filter(lock_key__isnull=True)
     found = jobs.filter(pk__in=ids) if queues is None else jobs.filter(pk__in=ids, queue__in=queues)
     theirs: dict[str, list[int]] = defaultdict(list)
+    # Waiting for a claim's transaction would gain nothing: the claimed job already runs without a key.
     for row in skip_locked(found.order_by("pk").only("jid", "jobtype", "queue", "weight", "payload")):
         if key := _key_of(row, keyed):
             theirs[key].append(row.pk)
@@ -78,7 +83,7 @@ def _key_of(row: Job, keyed: Keyed) -> str | None:
     job = JobPayload(jid=row.jid, jobtype=row.jobtype, text=row.payload, queue=row.queue, priority=row.priority)
     try:
         options = keyed(job).options
-    except InvalidPayload as error:  # it was accepted: it runs without
+    except InvalidPayload as error:  # the job was accepted, so it runs without a lock
         logger.warning("a job pushed before its queue was locketed gets no key jid=%s error=%s", row.jid, error)
         return None
     return options.lock_key if options else None

@@ -1,6 +1,6 @@
-"""The batch verbs: NEW, OPEN, COMMIT, STATUS, and who may add what. Rules: W26, `batching`; ADR 0011.
+"""Batch operations: create, open, commit, status, expire, purge and sweep. Rules: W26, `batching`; ADR 0011.
 
-Each is one transaction, or part of the caller's.
+Each operation is one transaction, or part of the caller's.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def new(
     commit_within_s: float = COMMIT_WITHIN_S,
     now: datetime | None = None,
 ) -> str:
-    """Store a batch and return its bid. As a child it is part of its parent from now on.
+    """Store a batch and return its bid. A child counts in its parent from now on.
 
-    A batch that has a `bid` is stored once, however often it is sent. Raises UnknownBatch or BatchClosed for a parent
-    that cannot take it.
+    A batch with a `bid` is stored once, however often it is sent. Raises UnknownBatch or BatchClosed for a parent that
+    cannot take it.
     """
     bid = batch.bid or new_bid()
 
     def verb(connection: BaseDatabaseWrapper) -> str:
-        if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():
+        if batch.bid and Batch.objects.using(using).filter(bid=bid).exists():  # repeated after a lost reply
             return bid
         clock = _clock(connection, now)
         depth = 0
@@ -72,26 +72,27 @@ def new(
             created_at=clock,
             expires_at=clock + timedelta(seconds=commit_within_s),
         )
-        made.save(using=using, force_insert=True)
+        made.save(using=using, force_insert=True)  # an UPDATE of a concurrent attempt's row would count it twice
         return bid
 
     try:
         return run(using, verb)
-    except IntegrityError:  # an earlier attempt, whose answer was lost, has committed meanwhile
-        if connections[using].in_atomic_block:
+    except IntegrityError:  # an earlier attempt without a reply has committed by now
+        if connections[using].in_atomic_block:  # the error has broken the caller's transaction
             raise
         return run(using, verb)
 
 
 def new_bid() -> str:
-    """Draw the id of a new batch."""
+    """Generate the id of a new batch."""
     return f"b-{uuid4().hex}"
 
 
 def withdraw(bids: Collection[str], *, using: str) -> int:
-    """Delete batches whose makers never got their bids, and take them back from their parents; returns how many.
+    """Delete batches after a NEW that failed for its client; return how many.
 
-    One that was committed, or has a member or a child, is left alone.
+    The client never received the bid. Parents are corrected. A batch that was committed, or has a member or a child, is
+    kept.
     """
     stored = Batch.objects.using(using).filter(bid__in=bids).values_list("bid", flat=True)
     found = run(using, lambda _: list(stored), atomic=False)
@@ -100,6 +101,7 @@ def withdraw(bids: Collection[str], *, using: str) -> int:
 
 def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     try:
+        # Read again, under its lock: the client may use the batch at the same moment.
         found = existing(connection, bid)
     except UnknownBatch:
         return False
@@ -115,16 +117,16 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
 
 
 def check_open(bid: str, *, using: str, by: str = "", now: datetime | None = None) -> None:
-    """Raise UnknownBatch or BatchClosed when `by` cannot add to this batch now. Changes nothing."""
+    """Raise UnknownBatch or BatchClosed if `by` cannot add to this batch now. Changes nothing."""
     run(using, lambda connection: add_to(connection, bid, by=by, now=_clock(connection, now)))
 
 
 def reopen(
     bid: str, *, using: str, by: str = "", commit_within_s: float = COMMIT_WITHIN_S, now: datetime | None = None
 ) -> str:
-    """Open a committed batch again, and return its bid: no callback comes until it is committed once more.
+    """Open a committed batch again and return its bid: no callback fires until its next commit.
 
-    One that is not committed, or was opened before, stays as it is. Raises UnknownBatch, BatchClosed.
+    A batch that is not committed, or is open again already, stays unchanged. Raises UnknownBatch, BatchClosed.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
@@ -142,9 +144,9 @@ def reopen(
 
 
 def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
-    """Complete the definition of a batch: callbacks come when they are due. A second time it changes nothing.
+    """Complete the definition of a batch: from now on its callbacks fire when they are due. Idempotent.
 
-    Raises UnknownBatch, and BatchClosed when it was not committed in time.
+    Raises UnknownBatch, and BatchClosed if it was not committed in time.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
@@ -156,13 +158,14 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
         Batch.objects.using(using).filter(pk=found.pk).update(
             committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
         )
+        # All members may have ended before the commit: then the callbacks fire now.
         members.look_again(connection, [bid], clock)
 
     run(using, verb)
 
 
 def status(bid: str, *, using: str) -> BatchStatus:
-    """How it is doing: one row is read."""
+    """Return the progress of a batch; reads one row. Raises UnknownBatch."""
 
     def verb(connection: BaseDatabaseWrapper) -> BatchStatus:
         found = existing(connection, bid, lock=False)
@@ -183,12 +186,15 @@ def status(bid: str, *, using: str) -> BatchStatus:
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Give up batches that were not committed in time, and count as committed those that were opened again and were
-    not; returns how many. Their jobs run on."""
+    """Expire batches that were not committed in time; return how many changed.
+
+    A batch that was opened again counts as committed when its time is over. The jobs of both keep running.
+    """
     never = _overdue("expires_at", using, now)
     reopened = _overdue("reopened_until", using, now)
 
     def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
+        # Deepest first, then by bid: the order in which `members` locks batches (ADR 0024).
         found = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
         clock = _clock(connection, now)
         Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
@@ -197,9 +203,11 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         members.look_again(connection, [batch.bid for batch in found], clock)
         return len(found)
 
+    # `is_broken` reaches the ancestors through `look_again`: their success callbacks must not wait for this batch.
     gone = {"expired_at": Now, "expires_at": None, "is_broken": True}
     count = 0
     for late, changes in ((never, gone), (reopened, {"reopened_until": None})):
+        # Nearly always there is none: one read by the index, and no transaction.
         if run(using, lambda _, late=late: late.exists(), atomic=False):  # type: ignore[misc]
             count += run(using, partial(verb, late=late, changes=changes))
     return count
@@ -210,7 +218,7 @@ def _overdue(field: str, using: str, now: datetime | None) -> QuerySet[Batch]:
 
 
 def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Delete batches that ended long enough ago; returns how many."""
+    """Delete batches that ended more than `kept_for_s` seconds ago; return how many."""
     old = Batch.objects.using(using).filter(finished_at__lt=(now or Now()) - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:
@@ -221,13 +229,14 @@ def purge(*, using: str, kept_for_s: float = KEPT_FOR_S, now: datetime | None = 
 
 
 def sweep(*, using: str, now: datetime | None = None) -> int:
-    """Take steps that are due in committed batches and that nobody took; returns how many batches had some.
+    """Take due steps of committed batches that were not taken; return how many batches had such steps.
 
-    None has, unless somebody changed rows by hand, or there is a bug: each change takes its steps itself.
+    There are none unless rows were changed by hand or there is a bug: each change takes its steps itself.
     """
     batches = Batch.objects.using(using).filter(
         committed_at__isnull=False, finished_at__isnull=True, reopened_until__isnull=True
     )
+    # The conditions of `batching.advance` as a query.
     due = batches.filter(
         Q(complete_st=Progress.NOT_YET, unrun=0, open_children=0)
         | Q(complete_st=Progress.FINISHED, success_st=Progress.NOT_YET)

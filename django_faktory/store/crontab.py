@@ -1,6 +1,6 @@
-"""Cron entries: what code defines and people write, pauses. Each verb locks the rows it changes. Decision: ADR 0014.
+"""Cron entries: sync with code, edits, pauses, and the time each one is next due. ADR 0014.
 
-Here is said when an entry is due; `ticks` says what happens then.
+Each operation locks the rows it changes. `ticks` runs the entries that are due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 class Definition(NamedTuple):
-    """An entry as code says it; what is JSON in the row is JSON here."""
+    """A cron entry as defined in code. JSON columns are JSON text here too."""
 
     name: str
     schedule: str
@@ -40,9 +40,10 @@ class Definition(NamedTuple):
 
 
 def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None = None) -> None:
-    """Make the entries of code those that are defined: new ones begin, changed ones change, others are marked removed.
+    """Make the stored entries of code equal to these definitions; absent ones are marked as removed.
 
-    Histories and pauses stay. A name that somebody took in the admin stays his. Safe to run on all nodes at once.
+    Run histories and pauses stay. A name that an entry of the admin uses stays with that entry. Safe to run on all
+    nodes at once.
     """
     wanted = {one.name: one for one in definitions}
 
@@ -53,7 +54,8 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
         new = [CronEntry(origin="code", **one._asdict()) for name, one in sorted(wanted.items()) if name not in known]
         for entry in new:
             entry.next_at = _next(entry, clock)
-        rows.bulk_create(new, ignore_conflicts=True)  # another node may be at it
+        rows.bulk_create(new, ignore_conflicts=True)  # another node may insert them too
+        # In name order: nodes that start at the same time would deadlock otherwise.
         for entry in _locked(rows.order_by("name"), using):
             one = wanted.get(entry.name)
             if entry.origin == CronEntry.Origin.CODE:
@@ -65,9 +67,9 @@ def sync(definitions: Iterable[Definition], *, using: str, now: datetime | None 
 
 
 def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
-    """Write what a person made of this entry; a new schedule or zone counts from now on.
+    """Store a person's edit of this entry. A new schedule or time zone applies from now on.
 
-    Ticks that were taken meanwhile stay taken: only the fields of a definition are written.
+    Only the fields of a definition are written, so runs that other nodes take at the same time stay taken.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
@@ -76,6 +78,7 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
             entry.next_at = _next(entry, clock)
             entry.save(using=using, force_insert=True)
             return
+        # Compared with the stored row, not with the form's copy: `next_at` moves while a person edits.
         for row in _locked(CronEntry.objects.using(using).filter(pk=entry.pk), using):
             _change(row, {field: getattr(entry, field) for field in Definition._fields}, clock)
             entry.next_at, entry.problem = row.next_at, row.problem
@@ -84,11 +87,12 @@ def save(entry: CronEntry, *, using: str, now: datetime | None = None) -> None:
 
 
 def pause(ids: Sequence[int], *, using: str) -> int:
-    """From now on no tick is due; returns how many were not paused before."""
+    """Let no run of these entries be due from now on; return how many were not paused before."""
 
     def change(entry: CronEntry, clock: datetime) -> bool:
         if entry.paused_at is not None:
             return False
+        # Maintenance reads the smallest `next_at`; NULL keeps the paused entry out of it.
         entry.paused_at, entry.next_at = clock, None
         return True
 
@@ -96,7 +100,10 @@ def pause(ids: Sequence[int], *, using: str) -> int:
 
 
 def resume(ids: Sequence[int], *, using: str, now: datetime | None = None) -> int:
-    """Ticks are due again from now on: those of the pause are not made up for. Returns how many were paused."""
+    """Let runs be due again from now on; return how many entries were paused.
+
+    Runs that fell into the pause are not made up for.
+    """
 
     def change(entry: CronEntry, clock: datetime) -> bool:
         if entry.paused_at is None:
@@ -127,23 +134,26 @@ def _change_each(
 
 
 def _bring_up(entry: CronEntry, one: Definition | None, now: datetime) -> None:
-    """Make an entry of code what it is defined as; None: not at all."""
+    """Update an entry of code to its definition; None marks it as removed."""
     if one is not None:
+        # An entry that code defines again starts from now: runs of the time in between are not made up for.
         comes_back, entry.removed_at = entry.removed_at is not None, None
         _change(entry, one._asdict(), now, anew=comes_back)
     elif entry.removed_at is None:
+        # The row stays with its history (ADR 0014).
         entry.removed_at, entry.next_at = now, None
         entry.save(using=entry._state.db, update_fields=["removed_at", "next_at"])  # noqa: SLF001  (documented)
         logger.info("cron entry is defined no more name=%s", entry.name)
 
 
 def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bool = False) -> None:
-    """Write what differs. The next tick stays unless another schedule begins."""
+    """Write the fields that differ. The next run stays unless the schedule or the zone changes."""
     changed = {field for field, value in fields.items() if getattr(entry, field) != value}
     if not changed and not anew:
         return
     for field in changed:
         setattr(entry, field, fields[field])
+    # A change of arguments or policies must not skip a run that is due already.
     if anew or changed & {"schedule", "zone"}:
         entry.next_at = _next(entry, now)
     using = entry._state.db  # noqa: SLF001  (documented)
@@ -151,7 +161,7 @@ def _change(entry: CronEntry, fields: dict[str, Any], now: datetime, *, anew: bo
 
 
 def _next(entry: CronEntry, now: datetime) -> datetime | None:
-    """When it is due; None where it never is, and then `problem` may say why."""
+    """Return when the entry is due; None if it never is, and `problem` may contain the reason."""
     entry.problem = ""
     if entry.paused_at is not None or entry.removed_at is not None:
         return None

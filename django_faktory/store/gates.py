@@ -1,8 +1,9 @@
-"""Gates: who may start now of the jobs that limits concern, and who waits, out of the claims' way. ADR 0016.
+"""Limiters: give claimed jobs their permits, and block the jobs for which a limit has no room. ADR 0016.
 
-At every commit a gate counts as many jobs as have its id in their `passes`: both change in one transaction, the count
-by as many rows as this transaction changed. `let_pass` and `adopt` give passes, `release` takes them back in the
-transaction that ends the run. Gates are locked by id after jobs and lock rows (ADR 0024).
+A limiter is a row of `Gate`. Invariant at every commit: its `in_use` equals the number of jobs with its id in `passes`.
+Both change in one transaction, `in_use` by the number of rows that the transaction changed. `let_pass` and `adopt` give
+permits; `release` returns them in the transaction that ends the run. Limiters are locked by id, after jobs and lock
+rows (ADR 0024).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ logger = get_logger(__name__)
 
 CHUNK = 500
 IDLE_S = 3600.0
-"""How long the gate of a key is kept that nobody uses."""
+"""Seconds that the limiter of an unused key is kept."""
 
 _NUMBERS = ("concurrency", "rate", "per", "burst")
 
@@ -43,7 +44,10 @@ T = TypeVar("T")
 
 
 class _NoGate(Exception):
-    """Keys have a limit and no gate yet: the transaction is rolled back, the gates made, and it is tried again."""
+    """Keys have a limit and no limiter yet.
+
+    The transaction is rolled back, the limiters are made, and it is retried.
+    """
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__()
@@ -51,14 +55,17 @@ class _NoGate(Exception):
 
 
 def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime | None = None) -> list[Reservation]:
-    """Those of jobs just claimed that no limit concerns or that may start, with their passes; others are parked.
+    """Give permits to jobs just claimed; return the jobs that may start.
 
-    No job may be handed out before this is committed. A set is one transaction of a few statements.
+    Jobs that no limit concerns are returned too. The other jobs become blocked. Do not deliver a job before this is
+    committed. A set of jobs takes one transaction of a few statements.
     """
     wanted = [job for job in reservations if job.passes is not None]
     if not wanted:
         return list(reservations)
     at_once = dialect_of(connections[using]).passes
+    # The dialect's single statement gives permits to all jobs or changes nothing; the slow path handles the second
+    # case.
     passed = run(using, lambda connection: at_once(connection, wanted, now), atomic=False) if at_once else {}
     if not passed:
         passed = run_with_gates(lambda connection: _let_pass(connection, wanted, now), using=using)
@@ -68,7 +75,7 @@ def let_pass(reservations: Sequence[Reservation], *, using: str, now: datetime |
 def let_pass_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], now: datetime | None
 ) -> list[Reservation]:
-    """`let_pass` as part of a transaction that `run_with_gates` runs. A job that is refused frees the lock it holds."""
+    """Give permits as part of a transaction of `run_with_gates`; see `let_pass`. A blocked job frees its lock."""
     wanted = [job for job in reservations if job.passes is not None]
     if not wanted:
         return list(reservations)
@@ -86,9 +93,10 @@ def _passed(reservations: Sequence[Reservation], passed: Mapping[str, str | None
 
 
 def run_with_gates(verb: Callable[[BaseDatabaseWrapper], T], *, using: str) -> T:
-    """`run` a verb that lets jobs pass; gates of keys that are needed for the first time are made before it."""
+    """Run a function that calls `let_pass_in`; first make the limiters of keys that are used for the first time."""
     while True:
         try:
+            # In the caller's transaction a savepoint is needed: `_NoGate` must undo the changes of this attempt only.
             with transaction.atomic(using=using) if connections[using].in_atomic_block else nullcontext():
                 return run(using, verb)
         except _NoGate as missing:
@@ -105,7 +113,7 @@ def _let_pass(
         mine = {
             rows[jid][0]: job
             for jid, job in wanted.items()
-            if jid in rows and rows[jid][1:] == (job.wid, job.attempt)  # else it was taken from its worker meanwhile
+            if jid in rows and rows[jid][1:] == (job.wid, job.attempt)  # else it was taken from its worker
         }
         found = _gates_of(connection, cursor, mine.values())
         clock = now or dialect.now(cursor)
@@ -120,8 +128,10 @@ def _let_pass(
             _park(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in shut.items()})
         used = [gate for gate in found.values() if any(gate in held for held in asked)]
         for gate in used:
+            # Limiters without a rate use `filled_at` as the time of their last use, which `forget_idle` reads.
             gate.filled_at = gate.filled_at if gate.has_rate else clock
         gates.save(cursor, used)
+    # A job that a limiter blocks must not keep its key locked (ADR 0024).
     locks.release(connection, [mine[row_id] for row_id in shut])
     return {mine[row_id].jid: text for row_id, text in passes.items()}
 
@@ -134,7 +144,7 @@ def _names(job: Reservation) -> list[tuple[str, str]]:
 def _gates_of(
     connection: BaseDatabaseWrapper, cursor: CursorWrapper, jobs: Iterable[Reservation]
 ) -> dict[tuple[str, str], Gate]:
-    """The gates of these jobs, locked. Raises _NoGate where a key has a limit and no gate."""
+    """Return the limiters of these jobs, locked. Raises _NoGate if a key has a limit and no limiter."""
     names = {name for job in jobs for name in _names(job)}
     if not names:
         return {}
@@ -146,12 +156,15 @@ def _gates_of(
 
 
 def _limits_of(keys: Sequence[str], using: str) -> QuerySet[Limit]:
-    """The limits of these keys, their own and those of their kinds."""
+    """Return the limits of these keys: their own and those of their key families."""
     return Limit.objects.using(using).filter(scope=Scope.KEY, name__in={*keys, *map(family_of, keys)})
 
 
 def make(keys: Sequence[str], *, using: str) -> None:
-    """Make gates for keys that have a limit, their own or that of their kind, and count the jobs of these that run."""
+    """Make limiters for keys that have a limit, and count the running jobs of these keys.
+
+    The limit is that of the key or of its family.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         limits = _limits_of(keys, using).order_by("id")
@@ -163,12 +176,16 @@ def make(keys: Sequence[str], *, using: str) -> None:
         GateRow.objects.using(using).bulk_create(rows, ignore_conflicts=True)
 
     run(using, verb)
+    # All closed limiters of these keys, including one that another process has inserted and not counted yet.
     closed = GateRow.objects.using(using).filter(scope=Scope.KEY, name__in=list(keys), is_paused=True)
     count_running(run(using, lambda _: list(closed.values_list("pk", flat=True)), atomic=False), using=using)
 
 
 def gate_row(limit: Limit, name: str) -> GateRow:
-    """A gate of this limit that no job has passed, shut until `count_running` has counted the jobs that run already."""
+    """Build a limiter of this limit without permits in use.
+
+    It stays closed until `count_running` has counted the jobs that already run.
+    """
     numbers = {field: getattr(limit, field) for field in _NUMBERS}
     tokens = limit.allowance.capacity if limit.rate else 0.0
     is_paused = limit.paused_at is not None or limit.concurrency is not None
@@ -176,9 +193,9 @@ def gate_row(limit: Limit, name: str) -> GateRow:
 
 
 def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Gate]]) -> None:
-    """Put back whom gates have refused, and put away the others at the heads of their queues that would be too.
+    """Block the refused jobs and similar jobs at the heads of their queues.
 
-    A queue's own are left where they are: claims leave out the whole queue.
+    Jobs refused by the limit of a queue stay enqueued: claims skip the whole queue.
     """
     gates.take_back(
         cursor, {row_id: None if gate.scope == Scope.QUEUE else gate.id for row_id, (_, gate) in shut.items()}
@@ -191,19 +208,21 @@ def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Ga
         for scope in (Scope.TASK, Scope.KEY)
     }
     for queue in sorted({queue for queue, gate in shut.values() if gate.scope != Scope.QUEUE}):
+        # Otherwise the next claims would take, and put back, the same kind of job again and again.
         gates.park_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
     for gate in closed.values():
         gate.is_awaited = True
 
 
 def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> None:
-    """Give passes back, inside the transaction that ended the runs, and let go of whom there is room for then."""
+    """Return permits inside the transaction that ended the runs, and make blocked jobs ready that now fit."""
     counts = Counter(gate for text in passes for gate in passes_of(text))
     if not counts:
         return
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         found = gates.by_id(cursor, dialect, counts)
+        # Only buckets need the time; limits on concurrency alone save this statement.
         clock = dialect.now(cursor) if any(gate.has_rate for gate in found) else None
         freed: set[str] = set()
         for gate in found:
@@ -217,13 +236,16 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
 
 
 def _opened(cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime | None, *, was_shut: bool) -> set[str]:
-    """Let go of whom a gate has room for; returns the queues that got work."""
+    """Make as many blocked jobs ready as a limiter has room for; return the queues that got work."""
     if gate.scope == Scope.QUEUE:
+        # Jobs of a queue with a closed limiter were never blocked, so the waiting FETCHes only need a notification.
         return {gate.name} if was_shut and gate.room else set()
     if not gate.is_awaited:
         return set()
     found: dict[str, int] = {}
     if gate.room:
+        # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
+        # check the limiter again, so no limit is exceeded (ADR 0016).
         found, gate.is_awaited = gates.let_go(cursor, dialect, gate.id, min(gate.room, CHUNK))
     if gate.is_awaited and now is not None and gate.opens_at is None:
         if gate.room:
@@ -234,20 +256,21 @@ def _opened(cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime |
 
 
 def awaited_gates(*, using: str) -> list[int]:
-    """Gates whose time has come."""
+    """Return the ids of at most `CHUNK` limiters that are due to make jobs ready."""
     due = GateRow.objects.using(using).filter(opens_at__lte=Now()).order_by("id").values_list("pk", flat=True)
     return run(using, lambda _: list(due[:CHUNK]), atomic=False)
 
 
 def open_due(*, using: str, now: datetime | None = None) -> set[str]:
-    """Let go of the next sets of jobs that wait for their rate; returns the queues that got work."""
+    """Make the next sets of rate-limited jobs ready; return the queues that got work."""
     return look_again(awaited_gates(using=using), using=using, now=now)
 
 
 def look_again(ids: Sequence[int], *, using: str, now: datetime | None = None) -> set[str]:
-    """See whether these gates can let anybody go, each in a transaction of its own; returns the queues."""
+    """Make jobs of these limiters ready if there is room, one transaction per limiter; return the queues."""
     queues: set[str] = set()
     for gate_id in ids:
+        # One short transaction per limiter: a hot limiter's row is not locked while other limiters are handled.
         queues |= run(using, lambda connection, gate_id=gate_id: _look_again(connection, gate_id, now))  # type: ignore[misc]
     return queues
 
@@ -266,7 +289,7 @@ def _look_again(connection: BaseDatabaseWrapper, gate_id: int, now: datetime | N
 
 
 def settle_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) -> None:
-    """After jobs that these gates had let go went elsewhere: others may come in their place, after the commit."""
+    """After the commit, let these limiters make other jobs ready in place of jobs that left."""
     ids = sorted({gate for gate in left if gate is not None})
     if ids:
         alias = connection.alias
@@ -274,18 +297,21 @@ def settle_later(connection: BaseDatabaseWrapper, left: Iterable[int | None]) ->
 
 
 def let_go_by(jobs: JobQuerySet) -> list[int]:
-    """The gates that have let go those of these jobs that are ready: to `settle_later` when they are gone."""
+    """Return the limiters that had made the enqueued ones among these jobs ready.
+
+    Pass them to `settle_later` once the jobs are gone.
+    """
     ready = jobs.in_state(State.ENQUEUED).filter(gate__isnull=False)
     return [gate for gate in ready.order_by().values_list("gate", flat=True).distinct() if gate is not None]
 
 
 def count_running(ids: Iterable[int], *, using: str) -> None:
-    """Give running jobs the permits of these gates that they lack, count them, and open the gates.
+    """Give running jobs the permits of these limiters that they lack, count them, and open the limiters.
 
-    A gate that is new, or counted no running jobs before, is shut until then, so that jobs that run already count from
-    the commit of the change on. Claims that have read the limits before that commit are waited for, because their jobs
-    run too: see `Dialect.await_claims`. In a transaction of the caller's there is no such commit yet: the gates open
-    at once, and the jobs are counted again after it.
+    A limiter that is new, or did not count running jobs before, is closed until then, so that running jobs count from
+    the commit of the change on. Claims that read the limits before that commit are waited for, because their jobs run
+    too: see `Dialect.await_claims`. In the caller's transaction there is no such commit yet: the limiters open at once,
+    and the jobs are counted again after the commit.
     """
     ids = list(ids)
     if not ids:
@@ -305,7 +331,7 @@ def _count_each(ids: Iterable[int], using: str) -> None:
 
 
 def _open(connection: BaseDatabaseWrapper, gate_id: int) -> None:
-    """Shut a counted gate only if its limit is paused. Limits are locked before gates."""
+    """Leave a counted limiter closed only if its limit is paused. Limits are locked before limiters."""
     limits = Limit.objects.using(connection.alias).filter(gates=gate_id)
     if connection.features.has_select_for_update:
         limits = limits.select_for_update()
@@ -314,7 +340,7 @@ def _open(connection: BaseDatabaseWrapper, gate_id: int) -> None:
 
 
 def adopt(gate_id: int, *, using: str) -> int:
-    """Give permits of this gate to running jobs that began before they needed one; returns how many."""
+    """Give permits of this limiter to running jobs that started before they needed one; return how many."""
     after, adopted = 0, 0
     while True:
         last, count = run(using, lambda connection, after=after: _adopt(connection, gate_id, after))  # type: ignore[misc]
@@ -325,9 +351,13 @@ def adopt(gate_id: int, *, using: str) -> int:
 
 
 def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[int | None, int]:
-    """A step of `adopt`: at most `CHUNK` jobs with higher ids; returns the last of them, if there may be more."""
+    """Run one step of `adopt`: at most `CHUNK` jobs with ids above `after`.
+
+    Returns the last id, or None at the end, and the number of permits given.
+    """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
+        # Jobs are locked before the limiter, as everywhere (ADR 0024).
         rows = gates.without_pass(cursor, dialect, gate_id, after, CHUNK)
         found = gates.by_id(cursor, dialect, [gate_id])
         if not rows or not found or not found[0].holds_passes():
@@ -339,10 +369,10 @@ def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[i
 
 
 def sweep(*, using: str) -> int | None:
-    """Repair what gates count, and let jobs go that a gate forgot: after a crash, or rows changed by hand. Returns how
-    many gates it were.
+    """Repair the counters of all limiters and unblock forgotten jobs; return how many were wrong.
 
-    None where no gate is in use: none counts a job, and no job is at one.
+    A crash or rows changed by hand cause such errors. Returns None if no limiter is in use: none counts a job, and no
+    job is blocked by one.
     """
 
     def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
@@ -355,11 +385,13 @@ def sweep(*, using: str) -> int | None:
     at = run(using, waited_at, atomic=False)
     if not stored and not at:
         return None
+    # A limiter that is closed although its limit is not paused: the process that made it ended before it had counted.
     count_running([row.pk for row in listed if row.is_paused and row.limit.paused_at is None], using=using)
     is_used = bool(at) or any(row.in_use or row.is_awaited for row in listed)
     mended = _recount(stored, using)
     for gate_id in at:
         if gate_id not in stored:
+            # The limit was deleted, and the process ended before it had unblocked the jobs.
             mended += bool(free(gate_id, using=using))
         elif not stored[gate_id].is_awaited:
             run(using, lambda _, pk=gate_id: rows.filter(pk=pk).update(is_awaited=True))  # type: ignore[misc]
@@ -368,7 +400,7 @@ def sweep(*, using: str) -> int | None:
 
 
 def free(gate_id: int, *, using: str) -> set[str]:
-    """Let all jobs go that wait at a gate that is no more; returns their queues."""
+    """Make all jobs ready that are blocked by a deleted limiter; return their queues."""
     queues: set[str] = set()
 
     def verb(connection: BaseDatabaseWrapper) -> int:
@@ -384,7 +416,7 @@ def free(gate_id: int, *, using: str) -> set[str]:
 
 
 def _recount(stored: Mapping[int, GateRow], using: str) -> int:
-    """Give permits to running jobs that lack one, and compare what gates count with the jobs that hold permits."""
+    """Give running jobs the permits they lack and correct wrong counters; return how many were wrong."""
 
     def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
         with connection.cursor() as cursor:
@@ -398,6 +430,7 @@ def _recount(stored: Mapping[int, GateRow], using: str) -> int:
         held.update(dict.fromkeys(mine, count))
         names = ((Scope.QUEUE, queue), (Scope.TASK, jobtype), (Scope.KEY, key or ""))
         lacking.update(pk for scope, name in names if (pk := by_name.get((str(scope), name))) and pk not in mine)
+    # These limiters are left out of the comparison below, since `adopt` has just changed their counters.
     adopted = sum(adopt(gate_id, using=using) for gate_id in sorted(lacking))
     if adopted:
         logger.info("running jobs got permits of limits that were set meanwhile jobs=%d", adopted)
@@ -409,10 +442,10 @@ def _recount(stored: Mapping[int, GateRow], using: str) -> int:
 
 
 def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
-    """Set what a gate counts to the number of jobs that hold its passes; whether it was another. Inside a transaction.
+    """Set the counter of a limiter to the number of jobs that hold its permits; return whether it was wrong.
 
-    Exact at any time: each transaction that changes the passes of jobs locks the gate before it commits, so none of
-    them can commit between the look at the jobs, which is a statement after the lock, and ours.
+    Call it inside a transaction. The result is exact: each transaction that changes permits locks the limiter before it
+    commits, so none can commit between the count, which runs after the lock, and this commit.
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
@@ -431,7 +464,10 @@ def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
 
 
 def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
-    """Jobs claimed so long ago that have not passed: handed to nobody, to be given back."""
+    """Return jobs claimed at least `held_for_s` seconds ago that have no permits yet.
+
+    They were never delivered, so the caller releases them.
+    """
     since = Now() - timedelta(seconds=held_for_s)
     found = Job.objects.using(using).in_state(State.WORKING).filter(passes="", started_at__lt=since).order_by("id")
     rows = run(using, lambda _: list(found.values_list("jid", "queue", "wid", "attempt")[:CHUNK]), atomic=False)
@@ -442,9 +478,11 @@ def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
 
 
 def forget_idle(*, using: str, idle_s: float = IDLE_S) -> int:
-    """Delete the gates of keys that nobody used for long, whose bucket is full; returns how many."""
+    """Delete limiters of keys that were idle for `idle_s` and have a full bucket; return how many."""
     gates_ = GateRow.objects.using(using).filter(scope=Scope.KEY, in_use=0, is_awaited=False, opens_at=None)
     longest = timedelta(seconds=idle_s)
+    # A limit with a longer period may not have refilled yet: making its limiter again would give a full bucket too
+    # early.
     idle = gates_.filter(filled_at__lt=Now() - longest).exclude(per__gt=idle_s).exclude(name=F("limit__name"))
     ids = run(using, lambda _: list(idle.values_list("pk", flat=True)[:CHUNK]), atomic=False)
     return run(using, lambda _: gates_.filter(pk__in=ids).delete()[0], atomic=False) if ids else 0

@@ -1,4 +1,4 @@
-"""Who may add to a batch, and the counting of new members. Rules: W26, `batching`; ADR 0011."""
+"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batching`; ADR 0011."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..payloads import JobPayload, is_storable
 
 
 def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:
-    """Lock the batches these jobs want to join; returns, by jid, why some may not."""
+    """Lock the batches these jobs want to join; return the errors of jobs that may not, by jid."""
     wanted = {job.jid: (job.options.bid, job.options.by) for job in jobs if job.options and job.options.bid}
     if not wanted:
         return {}
@@ -27,6 +27,7 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: date
     )
     depths = dict(known.values_list("bid", "depth"))
     errors: dict[tuple[str, str], FaktoryError] = {}
+    # Deepest first, then by bid: the lock order of batches (ADR 0024). Unknown bids have no depth and come last.
     for bid, by in sorted(set(wanted.values()), key=lambda one: (-depths.get(one[0], 0), *one)):
         try:
             add_to(connection, bid, by=by, now=now)
@@ -36,17 +37,18 @@ def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: date
 
 
 def joined(connection: BaseDatabaseWrapper, bids: Sequence[str]) -> None:
-    """Count new members, one for each bid in the list, of batches that `admit` has locked."""
+    """Count new members of batches that `admit` has locked, one per bid in the list."""
     for bid, count in sorted(Counter(bids).items()):
         batch = Batch.objects.using(connection.alias).filter(bid=bid)
         counted = {name: F(name) + count for name in ("total", "pending", "unrun")}
+        # Usually one UPDATE. Only a batch that already counts as complete has to be read and opened again.
         if not batch.filter(complete_st=Progress.NOT_YET).update(**counted):
             open_again(connection, existing(connection, bid))
             batch.update(**counted)
 
 
 def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime) -> Batch:
-    """Lock and return a batch to which `by` may add. Raises UnknownBatch, BatchClosed."""
+    """Lock and return a batch to which the worker `by` may add. Raises UnknownBatch, BatchClosed."""
     batch = existing(connection, bid)
     refuse_overdue(batch, now)
     if has_fired(batch):
@@ -54,26 +56,29 @@ def add_to(connection: BaseDatabaseWrapper, bid: str, *, by: str, now: datetime)
     close_overdue(batch, now)
     if not is_open(batch) and not _is_inside(connection, bid, by):
         raise BatchClosed(bid, "it is committed, so only one of its own jobs, while it runs, can add to it")
+    # An addition reopens the ancestors, which is impossible once one of them has enqueued a callback.
     if fired := next(filter(has_fired, _told(connection, batch)), None):
         raise BatchClosed(bid, f"a callback of its parent {fired.bid} was enqueued already")
     return batch
 
 
 def refuse_overdue(batch: Batch, now: datetime) -> None:
-    """Raise BatchClosed when a batch was not committed in time, whether maintenance has noticed that or not."""
+    """Raise BatchClosed if a batch was not committed in time, whether or not maintenance has marked it."""
     if batch.is_expired or (batch.expires_at is not None and batch.expires_at <= now):
         raise BatchClosed(batch.bid, "it was not committed in time, and expired")
 
 
 def close_overdue(batch: Batch, now: datetime) -> None:
-    """Count a batch as committed when it was not committed in time after it was opened again. Does not save it."""
+    """Count a batch as committed if it was opened again and not committed in time. Does not save it."""
     if batch.reopened_until is not None and batch.reopened_until <= now:
         batch.reopened_until = None
 
 
 def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
-    """Take back that all in it was executed, because more is added: where it has no complete callback, a member may do
-    so on a later attempt. Parents that were told wait again."""
+    """Undo the completion of a batch because members are added; its notified ancestors wait again.
+
+    Possible in a batch without a complete callback: a member may add jobs on a later attempt.
+    """
     chain = [batch, *_told(connection, batch)]
     for child, parent in pairwise(chain):
         child.told_complete = False
@@ -85,7 +90,10 @@ def open_again(connection: BaseDatabaseWrapper, batch: Batch) -> None:
 
 
 def _told(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
-    """The parents, locked, that take this batch for executed; without those that are over, which wait for nothing."""
+    """Return the ancestors, locked, that count this batch as complete.
+
+    Stops at an ancestor that is over, which waits for nothing.
+    """
     told: list[Batch] = []
     below = batch
     while below.told_complete and below.parent_bid:
@@ -98,9 +106,9 @@ def _told(connection: BaseDatabaseWrapper, batch: Batch) -> list[Batch]:
 
 
 def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
-    """Whether `by` runs a member of this batch, or a callback of a descendant; "": whether any worker does.
+    """Return whether `by` runs a member of this batch or a callback of a descendant; "" matches any worker.
 
-    A callback cannot come too late: its batch's ancestors wait for its end.
+    A callback cannot be too late: the ancestors of its batch wait for its end.
     """
     working = Job.objects.using(connection.alias).in_state(State.WORKING)
     if by:
@@ -112,7 +120,7 @@ def _is_inside(connection: BaseDatabaseWrapper, bid: str, by: str) -> bool:
 
 
 def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> bool:
-    """Whether one of these batches is a descendant of the batch `bid`. One query a level, from the leaves."""
+    """Return whether one of these batches is a descendant of `bid`. One query per level, from the leaves up."""
     batches = Batch.objects.using(connection.alias)
     seen: set[str] = set()
     while bids:
@@ -120,12 +128,13 @@ def _descend_from(connection: BaseDatabaseWrapper, bid: str, bids: set[str]) -> 
         parents = set(batches.filter(bid__in=bids).exclude(parent_bid="").values_list("parent_bid", flat=True))
         if bid in parents:
             return True
+        # Rows changed by hand could form a loop, which `seen` ends.
         bids = parents - seen
     return False
 
 
 def existing(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch:
-    """This batch. Raises UnknownBatch."""
+    """Return this batch, locked unless `lock` is false. Raises UnknownBatch."""
     batch = _found(connection, bid, lock=lock)
     if batch is None:
         raise UnknownBatch(bid)
@@ -134,7 +143,7 @@ def existing(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) ->
 
 def _found(connection: BaseDatabaseWrapper, bid: str, *, lock: bool = True) -> Batch | None:
     if not is_storable(bid):
-        return None  # no database could be asked for it
+        return None  # such text cannot be a query parameter (NUL, lone surrogates)
     found = Batch.objects.using(connection.alias).filter(bid=bid)
     if lock and connection.features.has_select_for_update:
         found = found.select_for_update()

@@ -1,4 +1,4 @@
-"""Limits as people and code set them: written, edited, paused and taken away; each holds at once. ADR 0016."""
+"""Create, edit, pause and remove limits. Each change takes effect at its commit. ADR 0016."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_COUNTED = 10_000
 
 
 class Definition(NamedTuple):
-    """A limit as code or settings have it."""
+    """A limit as defined in code or settings."""
 
     scope: str
     name: str
@@ -29,11 +29,15 @@ class Definition(NamedTuple):
 
 
 def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str = Limit.Origin.ADMIN) -> Limit:
-    """Set a limit, or change it; running jobs count. What it is paused since stays."""
+    """Create or change a limit; jobs that already run count. A pause stays.
+
+    A change from the admin of a limit from code marks it as edited, so that `sync` leaves it alone.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> Limit:
         wanted = Limit(scope=scope, name=name, origin=origin, **_numbers(allowance))
         limit = _locked(connection, scope, name) or _made(connection, wanted)
+        # An edit in the admin must survive the next `sync` with code.
         is_edited = origin == Limit.Origin.ADMIN and limit.origin != Limit.Origin.ADMIN
         limit.origin = Limit.Origin.EDITED if is_edited else origin
         for field, value in _numbers(allowance).items():
@@ -44,7 +48,10 @@ def put(scope: str, name: str, allowance: Allowance, *, using: str, origin: str 
 
 
 def pause(names: Iterable[str], *, using: str) -> list[str]:
-    """Let no job of these tasks start from now on; returns those that were not paused yet. Running ones go on."""
+    """Let no job of these tasks start from now on; return the tasks that were not paused before.
+
+    Running jobs continue.
+    """
     paused: list[str] = []
     for name in sorted(set(names)):
 
@@ -66,11 +73,11 @@ def pause(names: Iterable[str], *, using: str) -> list[str]:
 
 
 def resume(names: Iterable[str], *, using: str) -> list[str]:
-    """Let jobs of these tasks start again, as their limits allow; returns those that were paused."""
+    """Let jobs of these tasks start again, within their limits; return the tasks that were paused."""
     resumed: list[str] = []
     for name in sorted(set(names)):
         paused = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False)
-        # Read again after a change of another process: a limit that is only a pause is removed, not resumed.
+        # Read the limit again after a change by another process: a limit that is only a pause is removed, not resumed.
         while (limit := paused.first()) is not None:
             if _is_only_a_pause(limit):
                 remove(limit, using=using)
@@ -96,26 +103,31 @@ def _is_only_a_pause(limit: Limit) -> bool:
 
 
 def paused_tasks(*, using: str) -> list[str]:
-    """The tasks that are paused, by name."""
+    """Return the names of the paused tasks, sorted."""
     found = Limit.objects.using(using).filter(scope=Scope.TASK, paused_at__isnull=False).order_by("name")
     return run(using, lambda _: list(found.values_list("name", flat=True)), atomic=False)
 
 
 def remove(limit: Limit, *, using: str) -> None:
-    """Take a limit away: whatever waited for it is ready. A crash on the way leaves jobs that the sweep lets go."""
+    """Delete a limit and make the jobs ready that waited for it.
+
+    A crash between the two steps leaves blocked jobs, which `gates.sweep` makes ready.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> list[int]:
         names = {limit.name, family_of(limit.name)} if limit.scope == Scope.KEY else {limit.name}
         found = {row.name: row for row in _locked_all(connection, limit.scope, names)}
         if limit.name not in found:
             return []
+        # Both limits are locked by now, so no edit of the family's limit can miss a limiter that moves to it.
         mine = Gate.objects.using(using).filter(limit_id=limit.pk)
         locked = mine.order_by("pk")
         if connection.features.has_select_for_update:
             locked = locked.select_for_update()
         ids = [gate.pk for gate in locked]
         kind = found.get(family_of(limit.name)) if limit.scope == Scope.KEY else None
-        if kind is not None and kind.pk != limit.pk:  # the key is one of its kind again, with all that runs and waits
+        # The key falls back to the limit of its family, together with its running and blocked jobs.
+        if kind is not None and kind.pk != limit.pk:
             mine.update(limit=kind)
             _written(connection, kind)
         Limit.objects.using(using).filter(pk=limit.pk).delete()
@@ -123,6 +135,7 @@ def remove(limit: Limit, *, using: str) -> None:
 
     ids = run(using, verb)
     kept = Gate.objects.using(using).filter(pk__in=ids).values_list("pk", flat=True)
+    # Limiters that moved to the family's limit remain. The others were deleted with the limit; their jobs become ready.
     there = set(run(using, lambda _: list(kept), atomic=False))
     for gate_id in ids:
         if gate_id not in there:
@@ -132,7 +145,7 @@ def remove(limit: Limit, *, using: str) -> None:
 
 
 def sync(definitions: Iterable[Definition], *, using: str) -> None:
-    """Bring limits up to what code says. One that was edited stays as it is, until the edit is taken back."""
+    """Bring the stored limits up to date with code. An edited limit stays until the edit is reverted."""
     wanted = {(one.scope, one.name): one for one in definitions}
     rows = Limit.objects.using(using)
     stored = run(using, lambda _: {(row.scope, row.name): row for row in rows.all()}, atomic=False)
@@ -140,6 +153,7 @@ def sync(definitions: Iterable[Definition], *, using: str) -> None:
         row = stored.get(place)
         if row is None or (row.origin == Limit.Origin.CODE and row.allowance != one.allowance):
             put(*one, using=using, origin=Limit.Origin.CODE)
+        # Code now defines a name that was created in the admin.
         elif row.origin == Limit.Origin.ADMIN:
             run(using, lambda _, pk=row.pk: rows.filter(pk=pk).update(origin=_claimed(pk, rows)))  # type: ignore[misc]
     for place, row in stored.items():
@@ -148,16 +162,17 @@ def sync(definitions: Iterable[Definition], *, using: str) -> None:
 
 
 def _claimed(pk: int, rows: QuerySet[Limit]) -> str:
-    """Whose a row is that code names too: one that says nothing but that it is paused is taken over."""
+    """Return the origin of a row that code defines too: a row that is only a pause becomes code's."""
     limit = rows.get(pk=pk)
     return Limit.Origin.CODE if limit.concurrency is None and limit.rate is None else Limit.Origin.EDITED
 
 
 def _forget(row: Limit, using: str) -> None:
-    """Code has it no more: a pause of it, or an edit, is a person's and stays."""
+    """Handle a limit that code no longer defines: pauses and edits were made by a person and stay."""
     if row.origin == Limit.Origin.EDITED:
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     elif row.paused_at is not None:
+        # Drop the numbers of code, but keep the pause: it was set by a person.
         put(row.scope, row.name, Allowance(), using=using)
         run(using, lambda _: Limit.objects.using(using).filter(pk=row.pk).update(origin=Limit.Origin.ADMIN))
     else:
@@ -165,7 +180,7 @@ def _forget(row: Limit, using: str) -> None:
 
 
 def take_edit_back(limit: Limit, *, using: str) -> bool:
-    """Let code say again what holds, from the next `sync` on; whether it was edited."""
+    """Revert an edit: from the next `sync` on the definition in code applies. Returns whether it was edited."""
     edited = Limit.objects.using(using).filter(pk=limit.pk, origin=Limit.Origin.EDITED)
     return bool(run(using, lambda _: edited.update(origin=Limit.Origin.CODE)))
 
@@ -175,7 +190,7 @@ def _locked(connection: BaseDatabaseWrapper, scope: str, name: str) -> Limit | N
 
 
 def _made(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
-    """Insert a limit and return it locked: another node may insert it at the same moment."""
+    """Insert a limit and return it locked; another node may insert it at the same moment."""
     Limit.objects.using(connection.alias).bulk_create([limit], ignore_conflicts=True)
     return _locked(connection, limit.scope, limit.name) or limit
 
@@ -190,11 +205,12 @@ def _locked_all(connection: BaseDatabaseWrapper, scope: str, names: Collection[s
 
 
 def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
-    """Write a limit and its numbers into its gates, whose rows are locked by it: they hold from the commit on."""
+    """Save a limit and copy its numbers into its limiters, locked before; they apply from the commit on."""
     alias = connection.alias
     limit.save(using=alias)
     rows = Gate.objects.using(alias)
-    if limit.scope == Scope.KEY:  # keys of its kind that have no limit of their own, or this very key
+    # An existing limiter of this very key used the limit of its family until now. Other keys of a family keep theirs.
+    if limit.scope == Scope.KEY:
         rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
     else:
         rows.bulk_create([gates.gate_row(limit, limit.name)], ignore_conflicts=True)
@@ -204,7 +220,7 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         locked = locked.select_for_update()
     shut = [gate.pk for gate in locked if _counts_from_now(gate, limit)]
     most = limit.allowance.capacity
-    mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a rate begins with a full bucket
+    mine.filter(rate=None).update(tokens=most, filled_at=Now())  # a new rate starts with a full bucket
     mine.filter(tokens__gt=most).update(tokens=most)
     mine.update(
         concurrency=limit.concurrency,
@@ -214,17 +230,21 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
         is_paused=limit.paused_at is not None,
         opens_at=None,
     )
+    # Last, because the UPDATE above opens every limiter of a limit that is not paused.
     mine.filter(pk__in=shut).update(is_paused=True)
     return limit
 
 
 def _counts_from_now(gate: Gate, limit: Limit) -> bool:
-    """Whether a gate must be shut until running jobs are counted: it counted none, or is shut for that already."""
+    """Return whether a limiter must be closed until its running jobs are counted.
+
+    It must if it did not count jobs before, or if it is closed for that reason already.
+    """
     return limit.concurrency is not None and (gate.concurrency is None or gate.is_paused)
 
 
 def _looked_after(limit: Limit, using: str) -> Limit:
-    """Count the jobs that run already, and let those go that there is room for now."""
+    """Count the jobs that already run, and make blocked jobs ready for which there is room now."""
     mine = Gate.objects.using(using).filter(limit=limit).order_by("pk").values_list("pk", "is_paused")
     found = run(using, lambda _: list(mine), atomic=False)
     ids = [pk for pk, _ in found]
@@ -236,14 +256,18 @@ def _looked_after(limit: Limit, using: str) -> Limit:
 
 
 def use(ids: Iterable[int], *, using: str) -> dict[int, tuple[int, datetime | None]]:
-    """Of these limits, those in use: how many hold a place, and when the next set is let go, of all gates together."""
+    """Return the use of these limits: permits in use, and the time the next set of jobs becomes ready.
+
+    Sums over all limiters of a limit; limits without a limiter are left out.
+    """
     mine = Gate.objects.using(using).filter(limit__in=list(ids)).order_by().values_list("limit")
     told = mine.annotate(Sum("in_use"), Min("opens_at"))
     return run(using, lambda _: {pk: (in_use, opens_at) for pk, in_use, opens_at in told}, atomic=False)
 
 
 def waiting(limit: Limit, *, using: str) -> int:
-    """Jobs that are parked for it, counted no further than `MOST_COUNTED`."""
+    """Count the jobs blocked by this limit, up to `MOST_COUNTED`."""
     gates_ = Gate.objects.using(using).filter(limit=limit).values("pk")
     parked = Job.objects.using(using).in_state(State.BLOCKED).filter(gate__in=gates_).order_by()
+    # Bounded, so that the page of a limit with a long backlog stays fast.
     return run(using, lambda _: parked[:MOST_COUNTED].count(), atomic=False)

@@ -1,7 +1,8 @@
-"""Locks: of the jobs with one key one runs at a time, and those that wait for it are out of the claims' way. ADR 0015.
+"""Locks: at most one job per lock key runs at a time; the jobs behind it are blocked. ADR 0015.
 
-`take` is the only way to a lock, and `release` the way back, in the transaction that ends the run. Who makes jobs
-enqueued calls `arrived`; who takes waiting ones away calls `settle` after the commit.
+`take` is the only way to acquire a lock. `release` frees it in the transaction that ends the run. Code that enqueues
+jobs calls `arrived`; code that removes ready jobs calls `settle` after the commit. Blocked jobs are outside the index
+that claims read.
 """
 
 from __future__ import annotations
@@ -32,22 +33,26 @@ logger = get_logger(__name__)
 CHUNK = 500
 LEASE_S = 35.0
 SETTLE_AGAIN_S = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Pauses of `settle` before it looks again at jobs whose rows other transactions have locked; then the sweep does."""
-SETTLED_AFTER_S = 0.25
-"""Who ended a job and lives has given its key to the next one by then."""
+"""Pauses in seconds of `settle` between attempts on rows that other transactions have locked.
 
+After the last attempt `sweep` repairs the key.
+"""
+SETTLED_AFTER_S = 0.25
+"""Seconds within which a live process hands the key of an ended job to the next job."""
+
+# With `unique_until_start` the unique key is free as soon as the job starts.
 _UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
 
 Place = Sequence[Any]
-"""A place among the blocked jobs, see `walking.portion`."""
+"""A position among the blocked jobs, see `walking.portion`."""
 
 SWEPT_TOGETHER = 500
 KEYS_TOGETHER = 200
 SWEPT_AT_ONCE = 40
-"""Portions that a sweep looks at: 20,000 blocked jobs, some 100 ms."""
+"""Portions that one sweep reads: 20,000 blocked jobs, about 100 ms."""
 
 on_ready: list[Callable[[str, set[str]], None]] = []
-"""Called with alias and queues when jobs that waited for a lock became ready, after the commit."""
+"""Callbacks with the alias and the queues in which a free lock made jobs ready, after the commit."""
 
 
 _FORGOTTEN = f"""
@@ -63,12 +68,13 @@ WHERE waiting.lock_key IN ({{keys}}) AND waiting.state = 'blocked' AND waiting.g
 def take(
     reservations: Sequence[Reservation], *, using: str, lease_s: float = LEASE_S, now: datetime | None = None
 ) -> list[Reservation]:
-    """Take the locks of jobs just claimed; returns those that got theirs, with the token.
+    """Acquire the locks of jobs just claimed; return the jobs that have theirs, with the token.
 
-    The others are parked, as if they had not been claimed. Nobody may be handed a job before its lock is committed.
+    The other jobs become blocked, as if they had not been claimed. Do not deliver a job before its lock is committed.
     """
     is_one = dialect_of(connections[using]).takes is not None
     tokens = run(using, lambda connection: take_in(connection, reservations, lease_s, now), atomic=not is_one)
+    # The holder may have released the key before these jobs were committed as blocked, without seeing them.
     settle({job.lock_key for job in reservations if job.lock_key and job.jid not in tokens}, using=using)
     return [msgspec.structs.replace(job, lock_token=tokens[job.jid]) for job in reservations if job.jid in tokens]
 
@@ -76,8 +82,12 @@ def take(
 def take_in(
     connection: BaseDatabaseWrapper, reservations: Sequence[Reservation], lease_s: float, now: datetime | None
 ) -> dict[str, int]:
-    """`take` as part of a transaction; returns the tokens by jid. The keys of the others are to be settled after it."""
-    reservations = sorted(reservations, key=lambda job: job.lock_key or "")  # stable: the best of a key comes first
+    """Acquire locks as part of a transaction; return the tokens by jid.
+
+    The caller settles the keys of the jobs without a token after the commit.
+    """
+    # The sort is stable: the first job of a key by priority stays its first, and receives the lock.
+    reservations = sorted(reservations, key=lambda job: job.lock_key or "")
     takes = dialect_of(connection).takes
     return (takes or _take)(connection, reservations, lease_s, now)
 
@@ -88,6 +98,8 @@ def _take(
     rows = Job.objects.using(connection.alias).filter(jid__in=[job.jid for job in reservations]).order_by("id")
     if connection.features.has_select_for_update:
         rows = rows.select_for_update()
+    # Rows are compared with the claims after they are locked: a job can be taken from its worker between the claim and
+    # this statement.
     stored = {row.jid: row for row in rows.only("jid", "state", "wid", "attempt", "lock_token", "passes")}
     mine = [job for job in reservations if job.jid in stored and _awaits_lock(stored[job.jid], job)]
     first: dict[str, Reservation] = {}
@@ -99,7 +111,8 @@ def _take(
     jobs = Job.objects.using(connection.alias)
     for jid, token in tokens.items():
         row = stored[jid]
-        begins = {"unique_key": _UNIQUE_FROM_HERE} if row.passes is None else {}  # else when it passes its gates
+        # A job that also needs permits has not started yet: its unique key is freed when it has them.
+        begins = {"unique_key": _UNIQUE_FROM_HERE} if row.passes is None else {}
         jobs.filter(pk=row.pk).update(lock_token=token, **begins)
     if lost := [stored[job.jid].pk for job in mine if job.jid not in tokens]:
         jobs.filter(pk__in=lost).update(
@@ -110,7 +123,7 @@ def _take(
 
 
 def _awaits_lock(row: Job, job: Reservation) -> bool:
-    """Whether a locked row is that of this claim still, and not taken from its worker meanwhile."""
+    """Return whether a locked row still belongs to this claim and waits for its lock."""
     is_held = row.state == State.WORKING and (row.wid, row.attempt) == (job.wid, job.attempt)
     return is_held and row.lock_token is None
 
@@ -118,8 +131,9 @@ def _awaits_lock(row: Job, job: Reservation) -> bool:
 def _acquired(
     connection: BaseDatabaseWrapper, wanted: dict[str, Reservation], now: datetime, lease: timedelta
 ) -> dict[str, int]:
-    """Insert lock rows, in the order of the keys; returns jid → token of those that are ours."""
+    """Insert lock rows in key order; return jid → token of the jobs that own their row."""
     locks = JobLock.objects.using(connection.alias).filter(key__in=wanted)
+    # An expired lock has no effect, even if maintenance has not marked it as lapsed yet (ADR 0015).
     locks.filter(expires_at__lte=now).delete()
     rows = [
         JobLock(
@@ -127,6 +141,8 @@ def _acquired(
         )
         for key, job in sorted(wanted.items())
     ]
+    # A concurrent transaction may insert the same key first. The conflict is ignored, and the select below shows which
+    # job owns the key.
     JobLock.objects.using(connection.alias).bulk_create(rows, ignore_conflicts=True)
     held = {key: (jid, attempt, pk) for pk, key, jid, attempt in locks.values_list("pk", "key", "jid", "attempt")}
     return {
@@ -135,9 +151,10 @@ def _acquired(
 
 
 def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
-    """Those of held keys that are ready: few, for each key at most one a queue and priority, but for races.
+    """Block the ready jobs of keys that were just acquired.
 
-    Rows that somebody is claiming just now are left: he will not get their lock.
+    Without races there is at most one per key, queue and priority. Rows that another transaction is claiming are
+    skipped: that claim does not get the lock and blocks its job itself.
     """
     if not keys:
         return
@@ -151,9 +168,10 @@ def _park_siblings(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None
 
 
 def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) -> None:
-    """Let go of what these jobs held, inside the transaction that ended their runs, and make the next ones ready.
+    """Release the locks of these jobs and make the next ones ready.
 
-    The jobs are as they were before: with key and token. Jobs without a lock may be among them.
+    Call it inside the transaction that ended the runs. The jobs are as they were before it, with key and token; jobs
+    without a lock may be among them.
     """
     held = {job.lock_token: job.lock_key for job in jobs if job.lock_token is not None and job.lock_key}
     if held:
@@ -162,17 +180,19 @@ def release(connection: BaseDatabaseWrapper, jobs: Iterable[Job | Reservation]) 
 
 
 def _delete(connection: BaseDatabaseWrapper, tokens: Sequence[int]) -> None:
-    """Delete these lock rows, locked in the order of their keys."""
+    """Delete these lock rows, locked in key order."""
     rows = JobLock.objects.using(connection.alias).filter(pk__in=tokens)
+    # A DELETE locks rows in any order; two transactions with the same two keys would deadlock (ADR 0024).
     if len(tokens) > 1 and connection.features.has_select_for_update:
         list(rows.order_by("key").select_for_update().values_list("pk", flat=True))
     rows.delete()
 
 
 def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
-    """Make the next jobs of these keys ready, inside a transaction; returns the keys to `settle` after it.
+    """Make the next jobs of these keys ready, inside a transaction; return the skipped keys.
 
-    They are settled after the commit: their next job's row was locked by another transaction, which may change nothing.
+    A key is skipped if its next job's row was locked by another transaction, which may end without changing it. Skipped
+    keys are settled after the commit.
     """
     queues, skipped = dialect_of(connection).make_next_ready(connection, keys)
     tell(connection, queues)
@@ -181,11 +201,16 @@ def make_next_ready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set
 
 
 def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
-    """Those of these enqueued jobs that have a key: whose turn it is not is parked. Inside the transaction."""
+    """Block those of these enqueued jobs that have to wait for their key.
+
+    The key is held, or an earlier job of it is ready. Call it inside the transaction that enqueued them. Jobs without a
+    key are ignored.
+    """
     jobs = Job.objects.using(connection.alias)
     came = list(
         jobs.in_state(State.ENQUEUED)
         .filter(pk__in=ids, lock_key__isnull=False)
+        # In claim order, so that the first job of each queue and priority stays ready.
         .order_by("weight", "enqueued_at", "id")
         .values_list("pk", "lock_key", "queue", "weight")
     )
@@ -195,11 +220,12 @@ def arrived(connection: BaseDatabaseWrapper, ids: Sequence[int]) -> None:
     parked = [pk for pk, key, queue, weight in came if not crowd.lets_in(key or "", queue, weight)]
     if parked:
         jobs.in_state(State.ENQUEUED).filter(pk__in=parked).update(state=State.BLOCKED, gate=None)
+        # The holder may have released the key after `Crowd` read it, without seeing these uncommitted jobs.
         settle_later(connection, crowd.keys)
 
 
 class Crowd:
-    """What waits for some keys: who comes to it is ready or blocked."""
+    """The lock queue of some keys: decides whether a job that is added is ready or blocked."""
 
     def __init__(self, connection: BaseDatabaseWrapper, keys: Collection[str], *, but: Sequence[int] = ()) -> None:
         self.keys = sorted(keys)
@@ -214,7 +240,10 @@ class Crowd:
             self._ready = {(key, queue, weight) for row_id, key, queue, weight in ready if row_id not in gone}
 
     def lets_in(self, key: str, queue: str, weight: int) -> bool:
-        """Whether one that comes now is ready: the first one of its queue and priority, where nobody holds the key."""
+        """Return whether a job that is added now is ready, and record it as such.
+
+        It is ready if no job holds the key and it is the first of its queue and priority.
+        """
         place = key, queue, weight
         if key in self._held or place in self._ready:
             return False
@@ -223,9 +252,9 @@ class Crowd:
 
 
 def settle(keys: Collection[str], *, using: str) -> None:
-    """See that for each of these keys somebody is ready, unless somebody holds it. After the commit of a change.
+    """Make a job ready for each of these keys, unless a job holds it. Call it after the commit of a change.
 
-    It waits for who is just releasing one, so that of two changes at the same time the later one sees both.
+    It waits for transactions that are just releasing a key, so that of two concurrent changes the later one sees both.
     """
     if not keys:
         return
@@ -236,6 +265,8 @@ def settle(keys: Collection[str], *, using: str) -> None:
             locks = locks.select_for_update()
         with connection.cursor() as cursor:
             now = dialect_of(connection).now(cursor)
+        # The time is read before the rows are locked, so a lock that expires while waiting still counts as held;
+        # `lapse` handles it.
         held = {key for key, expires_at in locks.values_list("key", "expires_at") if expires_at > now}
         queues, skipped = dialect_of(connection).make_next_ready(connection, [key for key in some if key not in held])
         tell(connection, queues)
@@ -248,7 +279,7 @@ def settle(keys: Collection[str], *, using: str) -> None:
             some = ordered[start : start + CHUNK]
             skipped |= run(
                 using, verb, raises_lock_timeout=False
-            )  # what it follows is committed: it must not be repeated
+            )  # the change is committed: a lock timeout must not make the caller repeat it
         if not skipped or connections[using].in_atomic_block:
             return
         ordered = sorted(skipped)
@@ -256,16 +287,16 @@ def settle(keys: Collection[str], *, using: str) -> None:
 
 
 def settle_later(connection: BaseDatabaseWrapper, keys: Collection[str]) -> None:
-    """`settle`, after the commit."""
+    """Call `settle` for these keys after the commit."""
     if keys:
         settling = partial(settle, set(keys), using=connection.alias)
         transaction.on_commit(settling, using=connection.alias, robust=True)
 
 
 def keys_of(jobs: JobQuerySet) -> list[str]:
-    """The keys of those of these jobs that are ready, or parked at a gate: to `settle` when they are gone.
+    """Return the keys of those of these jobs that are ready or blocked by a limiter.
 
-    Either kind keeps the next job of its key waiting.
+    Call `settle` for them once the jobs are gone: a job in either condition keeps the next job of its key blocked.
     """
     keeps_others = Q(state=str(State.ENQUEUED)) | Q(state=str(State.BLOCKED), gate__isnull=False)
     found = jobs.filter(keeps_others, lock_key__isnull=False)
@@ -273,23 +304,28 @@ def keys_of(jobs: JobQuerySet) -> list[str]:
 
 
 def tell(connection: BaseDatabaseWrapper, queues: set[str]) -> None:
-    """Send the hint that jobs of these queues are ready, after the commit."""
+    """Notify `on_ready` after the commit that jobs of these queues are ready."""
     if queues:
         for hear in on_ready:
             transaction.on_commit(partial(hear, connection.alias, queues), using=connection.alias, robust=True)
 
 
 def extend(wids: Collection[str], *, using: str) -> int:
-    """Extend the leases of these workers' locks, and return their number. A lapsed one that is still free is revived.
+    """Extend the leases of these workers' locks; return how many were extended.
 
-    A row that another transaction has locked is skipped: it is changing, and the next heartbeat comes within its lease.
+    A lapsed lock that no other job has acquired is revived. A row that another transaction has locked is skipped: it is
+    changing, and the next heartbeat arrives within its lease.
     """
     locks = JobLock.objects.using(using).filter(wid__in=[wid for wid in wids if wid])
+    # Most workers hold no lock: the check saves a transaction for each heartbeat.
     return _extend(locks, skip_locked=True) if run(using, lambda _: locks.exists(), atomic=False) else 0
 
 
 def extend_held(tokens: Collection[int], *, using: str) -> set[int]:
-    """Let these locks live on; returns those that are lost: another holds the key by now, or could have."""
+    """Extend these locks; return the tokens that are lost because their row is gone.
+
+    Another job has, or could have, acquired the key of a lost token.
+    """
     locks = JobLock.objects.using(using).filter(pk__in=tokens)
     _extend(locks)
     return set(tokens) - set(run(using, lambda _: list(locks.values_list("pk", flat=True)), atomic=False))
@@ -300,7 +336,7 @@ def _extend(locks: Any, *, skip_locked: bool = False) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         mine = locks
-        if connection.features.has_select_for_update:  # in the order of their keys, which an UPDATE does not keep
+        if connection.features.has_select_for_update:  # in key order, which an UPDATE does not keep
             skips = skip_locked and connection.features.has_select_for_update_skip_locked
             rows = locks.order_by("key").select_for_update(skip_locked=skips)
             tokens = list(rows.values_list("pk", flat=True))
@@ -312,19 +348,22 @@ def _extend(locks: Any, *, skip_locked: bool = False) -> int:
 
 
 def lapsed_locks(*, using: str) -> Any:
-    """Locks that are over and were not marked as lapsed yet."""
+    """Return the locks that have expired and are not marked as lapsed yet."""
     return held_locks(using=using).filter(expires_at__lte=Now())
 
 
 def held_locks(*, using: str) -> Any:
-    """Locks that are not marked as lapsed: the first to end says whether `lapse` has anything to do."""
+    """Return the locks that are not marked as lapsed.
+
+    The earliest expiry among them shows whether `lapse` has anything to do.
+    """
     return JobLock.objects.using(using).filter(is_lapsed=False)
 
 
 def lapse(*, using: str, limit: int = CHUNK) -> int:
-    """Mark locks that are over as lapsed, at most `limit`: the next jobs become ready. Returns how many.
+    """Mark at most `limit` expired locks as lapsed and make the next jobs ready; return how many.
 
-    Read by their index first, and locked in the order of their keys, as everywhere.
+    The locks are first found through their index and then locked in key order, as everywhere (ADR 0024).
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
@@ -345,12 +384,12 @@ def lapse(*, using: str, limit: int = CHUNK) -> int:
 
 
 class LockSweep(NamedTuple):
-    """The result of `sweep`."""
+    """Result of `sweep`: the repaired keys and the next position."""
 
     healed: int
-    """Keys for which a job was made ready."""
+    """Number of keys for which a job was made ready."""
     after: Place | None
-    """Where the next sweep goes on; None: from the beginning."""
+    """Position at which the next sweep continues; None to start from the beginning."""
 
 
 def sweep(
@@ -360,17 +399,18 @@ def sweep(
     portions: int = SWEPT_AT_ONCE,
     pause: Callable[[float], object] = time.sleep,
 ) -> LockSweep:
-    """Find keys that no job holds and for which no job is ready, as a crash just after a commit leaves them, and make
-    the next job of each ready.
+    """Find free keys without a ready job, and make the next job of each ready.
 
-    Looks at a bounded number of blocked jobs, from a place on. A key is so for a moment after each end that is not in
-    one transaction with the next start: only keys that are so twice are changed.
+    A crash just after a commit leaves such keys. Reads a bounded number of blocked jobs, starting at a position. A key
+    also looks like this for a moment after each end that is not in one transaction with the next start, so only keys
+    found twice are changed.
     """
     found: set[str] = set()
     for _ in range(portions):
         rows, after = walking.portion(
             State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEPT_TOGETHER
         )
+        # Jobs blocked by a limiter are left out: the limiter makes them ready.
         found |= _forgotten({key for key, gate in rows if key and gate is None}, using)
         if after is None:
             break
@@ -382,7 +422,7 @@ def sweep(
 
 
 def _forgotten(keys: Collection[str], using: str) -> set[str]:
-    """Those of these keys that no job holds and for which no job is ready."""
+    """Return those of these keys that no job holds and for which no job is ready."""
     ordered, found = sorted(keys), set()
     for start in range(0, len(ordered), KEYS_TOGETHER):
         some = ordered[start : start + KEYS_TOGETHER]
@@ -400,7 +440,10 @@ def _unready(connection: BaseDatabaseWrapper, keys: Sequence[str]) -> set[str]:
 
 
 def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
-    """Jobs claimed so long ago whose locks nobody has taken: handed to nobody, to be given back."""
+    """Return jobs claimed at least `held_for_s` seconds ago that have no lock yet.
+
+    They were never delivered, so the caller releases them.
+    """
     since = Now() - timedelta(seconds=held_for_s)
     jobs = Job.objects.using(using).in_state(State.WORKING)
     found = jobs.filter(lock_key__isnull=False, lock_token__isnull=True, started_at__lt=since).order_by("id")[:CHUNK]
@@ -409,19 +452,25 @@ def stranded(held_for_s: float, *, using: str) -> list[Reservation]:
 
 
 class LocketState(NamedTuple):
-    """How many jobs of a queue wait, and how many of these for a key that is held: resque-locket's counter."""
+    """Waiting jobs of a queue, and how many of them wait for a held key.
+
+    This is the counter of resque-locket.
+    """
 
     waiting: int
     locked: int
 
     @property
     def is_locked(self) -> bool:
-        """Whether nothing in the queue can run just now."""
+        """Return whether no job of the queue can run at this moment."""
         return 0 < self.waiting <= self.locked
 
 
 def locket_state(queue: str, *, using: str) -> LocketState:
-    """Counted anew each time; nothing is kept that could be wrong."""
+    """Count the waiting and the locked jobs of a queue at each call.
+
+    No counter is stored that could become wrong.
+    """
 
     def verb(_: BaseDatabaseWrapper) -> LocketState:
         jobs = Job.objects.using(using).filter(queue=queue)

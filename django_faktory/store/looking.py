@@ -1,7 +1,7 @@
-"""One look at whether time has done anything to jobs: one statement, whatever it finds. Changes nothing.
+"""Check in one query whether any time-based work is due. Changes nothing.
 
-Django builds a query anew each time it is used, which costs several times what the database takes to answer this one:
-its text is made once for each database.
+Django compiles a query each time it is used, which takes several times as long as the database needs to answer this
+one. So the SQL text is compiled once per database.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .workers import silent_ones
 
 
 class Look(NamedTuple):
-    """What a look saw."""
+    """Result of `look`: when work is due, and which kinds of work are pending."""
 
     due_in_s: float | None
-    """Until the next scheduled or retrying job is due, 0 or less if one is; None where none waits."""
+    """Seconds until the next scheduled or retrying job is due, at most 0 if one is due; None if there is none."""
     lapsed: bool = False
-    """Whether locks are over."""
+    """Whether locks have expired."""
     over: bool = False
-    """Whether reservations are over (W19); like the next two, False where that was not asked."""
+    """Whether reservations have expired (W19). Like the next two, False if it was not requested."""
     silent: bool = False
-    """Whether workers have fallen silent (W20)."""
+    """Whether workers have stopped sending heartbeats (W20)."""
     expired: bool = False
     """Whether jobs have expired."""
     tick_in_s: float | None = None
-    """Until the next tick of a cron entry; None where none is to come."""
+    """Seconds until the next run of a cron entry; None if there is none."""
     opens_in_s: float | None = None
-    """Until a gate lets the next set of jobs go; None where none waits for that."""
+    """Seconds until a limiter makes the next set of jobs ready; None if no job waits for a rate."""
 
 
 def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | None = None) -> Look:
-    """When the next job is due; with `worker_timeout_s` also whether anything else is to be done.
+    """Return when the next job is due; with `worker_timeout_s` also whether other work is pending.
 
-    Each part reads the head of an index, whatever waits behind it.
+    Each part reads the head of an index, so its cost does not depend on the number of stored jobs.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> Look:
@@ -55,8 +55,9 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
             cursor.execute(sql, values)
             row = cursor.fetchone()
         clock, *times = (value if value is None else _time(connection, value) for value in row[: heads + 3])
-        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the clock is never None
+        ahead = [None if time is None else (time - (now or clock)).total_seconds() for time in times]  # type: ignore[operator]  # the first column is never NULL
         due_in_s = min((seconds for seconds in ahead[2:] if seconds is not None), default=None)
+        # The defaults stand for the three checks that were not requested.
         lapsed, over, silent, expired, *_ = (*map(bool, row[heads + 3 :]), False, False, False)
         return Look(due_in_s, lapsed, over, silent, expired, tick_in_s=ahead[0], opens_in_s=ahead[1])
 
@@ -65,13 +66,14 @@ def look(*, using: str, now: datetime | None = None, worker_timeout_s: float | N
 
 @lru_cache(maxsize=8)
 def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, ...], int]:
-    """The statement, its values, and how many columns after the first three, the time, the next tick and the next gate
-    that opens, are times of due jobs.
+    """Return the statement, its values, and the number of columns with the times of due jobs.
 
-    Each time is the first of an index, compared outside of the subquery: asked whether a row exists before a time,
-    PostgreSQL may read the table, where its statistics say that many rows are so.
+    Before these it has three columns: the database's time, the next cron run and the next limiter that opens. Each time
+    is the first entry of an index, compared outside the subquery. For an EXISTS with a time condition, PostgreSQL may
+    scan the table if its statistics suggest that many rows match.
     """
     connection = connections[using]
+    # Rows without a time are left out: SQLite and MariaDB sort NULL first, so it would be the head of the index.
     ticks = CronEntry.objects.using(using).filter(next_at__isnull=False)
     opening = Gate.objects.using(using).filter(opens_at__isnull=False)
     due = [jobs.filter(run_at__isnull=False) for jobs in by_time(connection, using=using)]
@@ -81,6 +83,7 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
     passed = [_first(held_locks(using=using), "expires_at", using)]
     if worker_timeout_s is not None:
         passed.append(_first(reserved_jobs(using=using), "reserved_until", using))
+        # A condition is cheap here: the table has one row per worker process.
         silent, values = _compiled(silent_ones(worker_timeout_s, using=using).values("pk"), using)
         passed.append((f"EXISTS ({silent})", values))
         passed.append(_first(expiring(using=using), "expires_at", using))
@@ -95,7 +98,7 @@ def _text(using: str, worker_timeout_s: float | None) -> tuple[str, tuple[Any, .
 
 
 def _first(rows: QuerySet[Any], column: str, using: str) -> tuple[str, tuple[Any, ...]]:
-    """The lowest value of the column: the head of an index."""
+    """Return a subquery for the lowest value of the column: the head of an index."""
     sql, values = _compiled(rows.order_by(column).values(column)[:1], using)
     return f"({sql})", values
 
@@ -111,8 +114,9 @@ def _now(using: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _time(connection: BaseDatabaseWrapper, value: Any) -> datetime:
-    """As the ORM reads this database's times."""
+    """Convert a value as the ORM converts this database's times."""
     column = Job._meta.get_field("run_at").get_col(Job._meta.db_table)  # noqa: SLF001  (Django's documented name)
+    # Raw SQL returns times in the database's own type, such as text on SQLite.
     for convert in connection.ops.get_db_converters(column):
         value = convert(value, column, connection)
     found: datetime = value

@@ -1,6 +1,6 @@
-"""The measures of all processes, added up: for each minute a while, and since the beginning.
+"""Histograms of waiting and running times of all processes, added up per minute and since the beginning.
 
-Added to every few seconds by those who have something to add, in one statement; an idle node writes nothing.
+Processes with new values add them every few seconds, in one statement; an idle node writes nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .upkeep import skip_locked
 
 CHUNK = 200
 UNUSED_S = 14 * 86_400
-"""How long the sums since the beginning of a queue and task are kept after the last job."""
+"""Seconds after the last job that the all-time sums of a queue and task are kept."""
 
 EVER = datetime(1970, 1, 1, tzinfo=UTC)
-"""The "minute" of the rows that are never purged."""
+"""The "minute" of the all-time rows, which are never purged."""
 
 _TABLE = "django_faktory_measure"
 _SUMS = (
@@ -37,22 +37,23 @@ _COLUMNS = ("minute", "queue", "jobtype", *_SUMS)
 
 
 def add(series: Mapping[tuple[str, str], Series], *, using: str, now: datetime | None = None) -> None:
-    """Add these to the sums of this minute and to those of all time, in one transaction."""
+    """Add these series to the sums of this minute and of all time, in one transaction."""
     if not series:
         return
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:
             minute = (now or dialect_of(connection).now(cursor)).replace(second=0, microsecond=0)
-        # In one order everywhere: two processes that add at the same time wait, and do not deadlock.
+        # The same order in every process: two that add at the same time wait for each other instead of deadlocking.
         _write(connection, [(at, *names, series[names]) for at in (EVER, minute) for names in sorted(series)])
 
     run(using, verb)
 
 
 def purge(*, using: str, kept_for_s: float) -> int:
-    """Forget minutes that are long over, at most `CHUNK`; returns how many rows went."""
+    """Delete at most `CHUNK` rows of minutes older than `kept_for_s`; return how many."""
     measures = Measure.objects.using(using)
+    # All-time rows have the minute `EVER` and must not match.
     old = measures.filter(minute__gt=EVER, minute__lt=Now() - timedelta(seconds=kept_for_s))
 
     def verb(_: BaseDatabaseWrapper) -> int:
@@ -67,14 +68,16 @@ def purge(*, using: str, kept_for_s: float) -> int:
 def fold_unused(
     *, using: str, after: tuple[str, str] | None = None, unused_s: float = UNUSED_S
 ) -> tuple[str, str] | None:
-    """Add the sums since the beginning that did not change for `unused_s` to those of `OTHER`, and delete them.
+    """Add all-time sums that did not change for `unused_s` to those of `OTHER`, and delete them.
 
-    So the sum of all stays. Looks at the next `CHUNK` pairs of queue and jobtype; returns the last, None at the end.
+    The grand total stays the same. Handles the next `CHUNK` pairs of queue and jobtype; returns the last pair, None at
+    the end.
     """
     measures = Measure.objects.using(using)
     rows = measures.filter(minute=EVER).order_by("queue", "jobtype")
     if after is not None:
         queue, jobtype = after
+        # A row comparison (queue, jobtype) > (…) written as terms that the index serves on each database.
         rows = rows.filter(Q(queue__gt=queue) | Q(jobtype__gt=jobtype), queue__gte=queue)
     pairs = rows.values_list("queue", "jobtype")[:CHUNK]
     some = run(using, lambda _: list(pairs), atomic=False)
@@ -85,6 +88,7 @@ def fold_unused(
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         sums = Series()
+        # Locked before they are added up: an `add` between the read and the DELETE would be lost.
         found = list(skip_locked(unused.values_list("pk", *_SUMS))[:CHUNK])
         for _, *values in found:
             sums.add(_series(values))
@@ -92,20 +96,23 @@ def fold_unused(
         if found:
             _write(connection, [(EVER, OTHER, OTHER, sums)])
 
+    # Usually there is nothing to fold: one read, no transaction.
     if run(using, lambda _: unused[:1].exists(), atomic=False):
         run(using, verb)
     return some[-1] if len(some) == CHUNK else None
 
 
 def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
-    """The sums since the beginning, by queue and jobtype.
+    """Return the all-time sums by queue and jobtype.
 
-    The `most` pairs that were started most often; the sums of all others are those of `OTHER`.
+    The `most` pairs with the most started jobs; `OTHER` contains the sums of all remaining pairs.
     """
     rows = Measure.objects.using(using).filter(minute=EVER)
+    # One row more than needed shows whether the sums of `OTHER` have to be computed.
     top = list(rows.order_by("-started", "queue", "jobtype").values_list("queue", "jobtype", *_SUMS)[: most + 1])
     found = {(queue, jobtype): _series(sums) for queue, jobtype, *sums in top[:most]}
     if len(top) > most:
+        # The remaining pairs are the total minus the top ones, so that not every row has to be fetched.
         everything = rows.aggregate(**{f"{name}__sum": Sum(name) for name in _SUMS})
         rest = _series([everything[f"{name}__sum"] or 0 for name in _SUMS])
         for series in found.values():
@@ -117,7 +124,7 @@ def ever(*, using: str, most: int = 1000) -> dict[tuple[str, str], Series]:
 def by_minute(
     *, using: str, since: datetime, queue: str | None = None, jobtype: str | None = None
 ) -> dict[datetime, Series]:
-    """The sums of each minute in which something happened, oldest first; of one queue, of one task, or of all."""
+    """Return the sums of each minute with activity, oldest first; of one queue, one task, or all."""
     rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
     if queue is not None:
         rows = rows.filter(queue=queue)
@@ -129,7 +136,7 @@ def by_minute(
 
 
 def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datetime, tuple[int, int]]:
-    """How many succeeded and failed in each minute in which something ended; in one queue, or in all."""
+    """Return (succeeded, failed) of each minute in which a job ended; of one queue or all."""
     rows = Measure.objects.using(using).filter(minute__gt=max(since, EVER))
     rows = rows if queue is None else rows.filter(queue=queue)
     sums = (
@@ -143,6 +150,7 @@ def pace(*, using: str, since: datetime, queue: str | None = None) -> dict[datet
 
 def _write(connection: BaseDatabaseWrapper, series: Sequence[tuple[datetime, str, str, Series]]) -> None:
     rows = [
+        # Raw SQL bypasses the conversion of times by the ORM.
         (connection.ops.adapt_datetimefield_value(at), queue, jobtype, *_values(sums))
         for at, queue, jobtype, sums in series
     ]
@@ -159,7 +167,7 @@ def _values(series: Series) -> list[float]:
 
 
 def _series(sums: Sequence[Any]) -> Series:
-    """Read the columns of `_SUMS`."""
+    """Build a series from the columns of `_SUMS`."""
     started, succeeded, failed, waited_s, ran_s, *counts = sums
     return Series(
         started=int(started),

@@ -1,6 +1,7 @@
-"""Members and callbacks of batches: what their changes count, and what follows, in the transaction of the change.
+"""Members and callbacks of batches: count their state changes and take the steps that follow.
 
-`note` is the one function that whatever changes such a job has to tell. Rules: `batching`; ADR 0011.
+Both happen in the transaction of the change. Code that changes a job of a batch calls `note`. Rules: `batching`; ADR
+0011.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ _OF_HOLDER = ("wid", "attempt", "result_ttl", "queue", "jobtype", "started_at", 
 FIELDS = ("id", "jid", "bid", "callback_of", "has_run", "counts_failed")
 COUNTED = ("pending", "unrun", "failed", "open_children", "unsucceeded_children", "is_broken")
 on_callback: list[Callable[[str, set[str]], None]] = []
-"""Called with alias and queues when a callback was enqueued, after the commit."""
+"""Callbacks that receive the alias and the queues of an enqueued batch callback, after the commit."""
 
 BELONGS = Q(bid__isnull=False) | Q(callback_of__isnull=False)
 
 
 class Change(NamedTuple):
-    """A job that belongs to a batch went to another state, or its row went."""
+    """A job of a batch that moved to another state or was deleted."""
 
     job: Job
-    """With `FIELDS` as they were."""
+    """The job with `FIELDS` as they were before the change."""
     to: State | None
     succeeded: bool = False
 
 
 def note(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: datetime) -> None:
-    """Count these changes, and take the steps they lead to. Inside the transaction that made them.
+    """Count these changes and take the steps that follow, inside the transaction that made them.
 
-    Jobs of no batch may be among them. Batches are locked the deepest first, and by bid among those as deep.
+    Jobs without a batch may be among them. Batches are locked deepest first, then by bid.
     """
     pending: dict[str, _Sum] = {}
     for change in changes:
@@ -62,16 +63,16 @@ def note(connection: BaseDatabaseWrapper, changes: Iterable[Change], now: dateti
 
 
 def of_batches(jobs: JobQuerySet) -> list[Job]:
-    """Those of these jobs that belong to one, locked, in the order of their ids: for `note`, after the change."""
+    """Return the jobs among these that belong to a batch, locked by id, for `note`."""
     found = jobs.filter(BELONGS).order_by("id").only(*FIELDS)
     return list(_locked(found))
 
 
 def apart(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
-    """These jobs without those that belong to batches, and those, as a set to be changed and for `note` after it.
+    """Split these jobs into jobs without a batch and jobs of batches; return the latter also as rows.
 
-    Only what was locked here is in the second: a member that comes into a state that can be changed a moment later
-    would be changed unseen, and its batch would wait for it for ever.
+    Pass the rows to `note` after the change. The second set contains only rows locked here. A member that enters a
+    matching state a moment later would be changed without being counted, and its batch would never finish.
     """
     theirs = of_batches(jobs)
     everything = Job.objects.using(jobs.db)
@@ -79,7 +80,7 @@ def apart(jobs: JobQuerySet) -> tuple[JobQuerySet, JobQuerySet, list[Job]]:
 
 
 def note_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
-    """`note` for jobs that went the same way, at the database's time."""
+    """Call `note` for jobs that moved to the same state, at the database's time."""
     if jobs:
         connection = connections[using]
         with connection.cursor() as cursor:
@@ -88,12 +89,12 @@ def note_all(using: str, jobs: Sequence[Job], to: State | None) -> None:
 
 
 def look_again(connection: BaseDatabaseWrapper, bids: Collection[str], now: datetime) -> int:
-    """Take steps that are due and were not taken; returns how many batches had some."""
+    """Take due steps of these batches; return how many batches had some."""
     return _settle(connection, {bid: _Sum() for bid in bids}, now)
 
 
 class _Sum:
-    """What is to be added to one batch."""
+    """Changes to add to one batch."""
 
     def __init__(self) -> None:
         self.pending = self.unrun = self.failed = 0
@@ -119,7 +120,7 @@ class _Sum:
 
 
 def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batching.Counted:
-    """How the change counts; a row that can count again remembers that it did."""
+    """Return how the change counts, and mark a row that can count again as counted."""
     job = change.job
     counted = batching.count(
         change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
@@ -130,20 +131,24 @@ def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batching.Counte
 
 
 def _callback_ended(batch: Batch, end: Change) -> None:
-    """A callback goes on to its end like any job. One that is given up does not hold up the parent for ever."""
+    """Record the end of a callback. A callback that is given up does not block the parent batch."""
     kind = batching.ended_kind(batch)
     if end.succeeded:
         setattr(batch, f"{kind}_st", Progress.FINISHED)
         setattr(batch, f"{kind}_failed", False)
     elif end.to in (State.DEAD, State.DISCARDED, State.EXPIRED, GONE):
         setattr(batch, f"{kind}_failed", True)
+        # A dead callback can still be retried and succeed; after any other failed end it cannot.
         batch.is_broken |= end.to is not State.DEAD
 
 
 def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetime) -> int:
-    """Add to the batches and take their steps, level by level: what a child tells comes to its parent's turn."""
+    """Add the changes to the batches and take their steps, level by level.
+
+    A child is handled before its parent, which receives the results of all its children at once.
+    """
     batches = Batch.objects.using(connection.alias)
-    if len(sums) == 1:  # no order of locks to be found
+    if len(sums) == 1:  # one batch needs no lock order
         depths = dict.fromkeys(sums, 0)
     else:
         depths = dict(batches.filter(bid__in=sums).values_list("bid", "depth"))
@@ -161,7 +166,10 @@ def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetim
                 _carry_out(connection, batch, step, now)
             if batch.parent_bid and steps:
                 _tell_parent(sums.setdefault(batch.parent_bid, _Sum()), steps)
+                # The parent joins its own level, so that rows are locked deepest first.
                 depths[batch.parent_bid] = batch.depth - 1
+            # Most changes touch only counters; writing all columns would rewrite the callbacks' texts, which may be
+            # long.
             is_whole = steps or sums[batch.bid].ends or was_reopened
             batch.save(using=connection.alias, update_fields=None if is_whole else COUNTED)
         for bid in level:
@@ -186,16 +194,18 @@ def _carry_out(connection: BaseDatabaseWrapper, batch: Batch, step: Step, now: d
 
 
 def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: datetime) -> str:
-    """Enqueue a callback; returns its jid: another one where somebody took it meanwhile."""
+    """Enqueue a callback and return its jid, a new one if another job has taken it."""
     told = jsontext.members(batch.complete if kind is Kind.COMPLETE else batch.success)
     custom = jsontext.last_members(told["custom"]) if told.get("custom", "null") != "null" else {}
     custom |= {"_bid": jsontext.encode(batch.bid), "_cb": jsontext.encode(str(kind))}
+    # The client's own `_pbid` would name a wrong parent.
     custom.pop("_pbid", None)
     if batch.parent_bid:
         custom["_pbid"] = jsontext.encode(batch.parent_bid)
     told["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(told.items()))
     optioned.push(connection, [(0, job)], now, callback_of=batch.bid)
+    # A push ignores a jid that is stored already, so check that the stored row is this callback.
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
         told["jid"] = jsontext.encode(uuid4().hex)
         job = parse_job(jsontext.join(told.items()))
@@ -207,10 +217,10 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
 
 
 def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None) -> Ended:
-    """`Dialect.end` for those it leaves alone: jobs that belong to batches, or hold locks or permits. Inside a
-    transaction. What they hold is read from the locked rows.
+    """End jobs that belong to batches or hold locks or permits, which `Dialect.end` skips.
 
-    Counts each jid once: what was said of it more often was counted there.
+    Call it inside a transaction. Locks and permits are read from the locked rows. Each jid counts once; repeated
+    acknowledgements count as late.
     """
     dialect = dialect_of(connection)
     jobs = Job.objects.using(connection.alias)
@@ -223,6 +233,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
             held[ack.jid] = ack
     with connection.cursor() as cursor:
         clock = now or dialect.now(cursor)
+        # Jobs with a lifetime for their result stay as succeeded; all other jobs are deleted.
         kept = [(rows[jid].pk, ack, ttl) for jid, ack in held.items() if (ttl := rows[jid].result_ttl) is not None]
         dialect.keep(cursor, kept, clock)
     if gone := [rows[jid].pk for jid in held if rows[jid].result_ttl is None]:
@@ -233,13 +244,15 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     note(connection, ends, clock)
     locks.release(connection, [rows[jid] for jid in held])
     gates.release(connection, [rows[jid].passes for jid in held])
-    with connection.cursor() as cursor:  # last, so that no other job's counting waits for a batch
+    # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
+    # which must not stay locked while this transaction waits for a batch.
+    with connection.cursor() as cursor:
         dialect.count(cursor, clock, Tally(processed=len(held), late=len({ack.jid for ack in acks}) - len(held)))
     return {jid: held_job(rows[jid], clock) for jid in held}
 
 
 def held_job(job: Job, now: datetime) -> Held:
-    """What there is to tell of a job that ends now."""
+    """Return the event data of a job that ends now."""
     ran_s = (now - job.started_at).total_seconds() if job.started_at else 0.0
     return Held(job.wid, job.attempt, job.queue, job.jobtype, max(0.0, ran_s))
 

@@ -1,7 +1,7 @@
-"""Jobs on their way elsewhere: rows of the caller's transaction, handed on in order (ADR 0008).
+"""Outbox of jobs for another broker: rows in the caller's transaction, sent in order (ADR 0008).
 
-A row is deleted when its job was taken. Whoever hands rows on leases them first, in a short transaction, so that
-no transaction waits for a network; a lease that ends without that is anybody's.
+A row is deleted once its job was accepted. The relay leases rows first, in a short transaction, so that no transaction
+waits for the network. After a lease ends without a result, any process may lease the row.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ _decoder = msgspec.json.Decoder(JobPayload)
 
 
 class Leased(NamedTuple):
-    """A row to hand on; `job` is None where it cannot be read."""
+    """A row to send; `job` is None if it cannot be decoded."""
 
     id: int
     job: JobPayload | None
 
 
 def add(jobs: Sequence[JobPayload], *, using: str) -> None:
-    """Store jobs in the caller's transaction, or in one of their own."""
+    """Store jobs in the caller's transaction, or in a new one."""
     entries = [OutboxEntry(jid=job.jid, queue=job.queue, job=_encoder.encode(job).decode()) for job in jobs]
     run(using, lambda _: OutboxEntry.objects.using(using).bulk_create(entries, batch_size=CHUNK))
 
 
 def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> list[Leased]:
-    """The oldest rows, for the caller to hand on within `LEASE_S`; none where somebody else is at it."""
+    """Lease the oldest rows for `LEASE_S`; an empty list while another process has leased them."""
 
     def verb(connection: BaseDatabaseWrapper) -> list[Leased]:
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
         waiting = OutboxEntry.objects.using(using).filter(error="").order_by("id")
         if connection.features.has_select_for_update:
-            waiting = waiting.select_for_update()  # without SKIP LOCKED: the oldest first, or none
+            waiting = waiting.select_for_update()  # without SKIP LOCKED: skipping rows would break the order
         free: list[OutboxEntry] = []
         for entry in waiting[:limit]:
+            # A leased row blocks all later ones: they must not overtake it.
             if entry.leased_until and entry.leased_until > clock:
                 break
             free.append(entry)
@@ -57,14 +58,17 @@ def lease(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> lis
         return [Leased(entry.pk, _read(entry.job)) for entry in free]
 
     if not run(using, lambda _: OutboxEntry.objects.using(using).filter(error="").exists(), atomic=False):
-        return []  # nearly always: one statement, no transaction
+        return []  # the usual case: one statement, no transaction
     return run(using, verb)
 
 
 def settle(
     *, using: str, done: Collection[int] = (), free: Collection[int] = (), refused: Mapping[int, str] | None = None
 ) -> None:
-    """End leases: these rows are done, those go on waiting, and those stay for a person, each with its error."""
+    """End leases: delete `done` rows, make `free` rows available, and keep `refused` rows with their errors.
+
+    Refused rows are not leased again until a person clears the error.
+    """
 
     def verb(_: BaseDatabaseWrapper) -> None:
         entries = OutboxEntry.objects.using(using)

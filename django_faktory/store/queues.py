@@ -1,4 +1,7 @@
-"""Queues as a whole: their names, pauses and latency. Rule: W24. A pause is a row; claims look at it each time."""
+"""Queues as a whole: their names, pauses and latency. Rule: W24.
+
+A pause is a column of the queue's row, which every claim reads.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +29,29 @@ CHUNK = 100
 """Names that one transaction changes: on SQLite every other writer waits for it."""
 
 NAMES_AT_ONCE = 200
-"""Names that a statement finds among the jobs that wait: each is a look at an index, some pages deep."""
+"""Names that one statement finds among the waiting jobs; each takes one index lookup of a few pages."""
 
 UNUSED_S = 14 * 86_400
-"""How long an empty queue is kept, unless it is paused or has a limit."""
+"""Seconds that an empty queue is kept, unless it is paused or has a limit."""
 
 USED_AGAIN_S = 3600
-"""How long the time of a queue's last use is not written again."""
+"""Minimum seconds between two updates of a queue's last use."""
 
 COUNTED = 500
-"""Jobs of each queue that `waiting` counts, unless it is told otherwise."""
+"""Default number of jobs per queue up to which `waiting` counts."""
 
 
 class Waiting(NamedTuple):
-    """What waits in a queue."""
+    """Size and latency of a queue."""
 
     size: int
-    """Jobs; the most that were counted where there are as many or more."""
+    """Number of waiting jobs, cut at the maximum that was counted."""
     latency_s: float
-    """Seconds the oldest has waited; 0.0 where none waits."""
+    """Seconds the oldest job has waited; 0.0 if none waits."""
 
 
 def known_names(*, using: str) -> list[str]:
-    """Every queue there is, by name: those remembered, and those that jobs wait in."""
+    """Return every queue name, sorted: remembered queues and queues with waiting jobs."""
     found = run(using, lambda _: set(Queue.objects.using(using).values_list("name", flat=True)), atomic=False)
     names = names_in_use(using=using)
     while names:
@@ -58,7 +61,7 @@ def known_names(*, using: str) -> list[str]:
 
 
 def names_in_use(*, using: str, after: str = "") -> list[str]:
-    """The next queues by name in which jobs wait, at most `NAMES_AT_ONCE`."""
+    """Return the next queue names with waiting jobs, at most `NAMES_AT_ONCE`, sorted."""
 
     def verb(connection: BaseDatabaseWrapper) -> list[str]:
         with connection.cursor() as cursor:
@@ -68,7 +71,7 @@ def names_in_use(*, using: str, after: str = "") -> list[str]:
     return run(using, verb, atomic=False)
 
 
-# From one name to the next in the index FETCH uses.
+# A loose index scan: each step jumps to the next name in FETCH's index. SELECT DISTINCT would read every waiting job.
 _IN_USE = f"""
 {{state}}(name, place) AS (
   SELECT MIN(job.queue), 1 FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue > %s
@@ -85,10 +88,10 @@ _NAMES = (
 
 
 def add(names: Iterable[str], *, using: str) -> None:
-    """Remember these queues, so that they are shown while they are empty, and that they are used.
+    """Remember these queues, so that they are listed while empty, and record that they are used.
 
-    First the rows that are there: one whose use was written, or is new, is not forgotten by `forget_unused`. Then the
-    others, also those that were forgotten at that moment.
+    Existing rows are updated first: `forget_unused` keeps a row with a recent use. Then missing ones are inserted,
+    including any that was forgotten at that moment.
     """
     names = sorted(names)
     if not names:
@@ -101,9 +104,9 @@ def add(names: Iterable[str], *, using: str) -> None:
 
 
 def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) -> tuple[int, str]:
-    """Forget empty queues that were not used for `unused_s`, that are not paused and have no limit.
+    """Delete empty queues that were not used for `unused_s`, are not paused and have no limit.
 
-    Looks at the next `NAMES_AT_ONCE` queues by name. Returns how many were forgotten, and the last name; "" at the end.
+    Checks the next `NAMES_AT_ONCE` queues by name. Returns how many were deleted, and the last name, "" at the end.
     Scheduled and retrying jobs bring their queue back when they are enqueued.
     """
     rows, jobs = Queue.objects.using(using), Job.objects.filter(queue=OuterRef("name"))
@@ -115,7 +118,8 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
     found = run(using, lambda _: list(empty.values_list("name", flat=True)), atomic=False)
 
     def verb(_: BaseDatabaseWrapper) -> int:
-        # Asked again with the rows locked: one that was used, paused or limited meanwhile stays.
+        # Check again with the rows locked: a queue that was used, paused or limited in between stays. A row that
+        # another transaction has locked is in use and skipped.
         skips = connections[using].features.has_select_for_update_skip_locked
         still = unused.filter(name__in=found).order_by("name").select_for_update(skip_locked=skips)
         return rows.filter(name__in=list(still.values_list("name", flat=True))).delete()[0]
@@ -125,9 +129,9 @@ def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) ->
 
 
 def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
-    """Give out no job of these queues, or of all that are known, from now on; a name never used becomes a queue.
+    """Stop claims of jobs from these queues, or from all known ones; return the queues not paused before.
 
-    Returns those that were not paused yet.
+    A name that was never used becomes a queue.
     """
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     before: set[str] = run(using, lambda _: set(paused.values_list("name", flat=True)), atomic=False)
@@ -145,13 +149,13 @@ def pause(queues: Sequence[str] | None, *, using: str) -> list[str]:
 
 
 def paused(*, using: str) -> set[str]:
-    """The names of those that give out no jobs."""
+    """Return the names of the paused queues."""
     rows = Queue.objects.using(using).filter(paused_at__isnull=False).values_list("name", flat=True)
     return run(using, lambda _: set(rows), atomic=False)
 
 
 def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
-    """Give out jobs of these queues, or of all that are paused, again; returns those that were paused."""
+    """Allow claims from these queues again, or from all paused ones; return the queues that were paused."""
     paused = Queue.objects.using(using).filter(paused_at__isnull=False)
     names: list[str] = run(using, lambda _: list(paused.values_list("name", flat=True)), atomic=False)
     resumed = sorted(names if queues is None else {*names} & {*queues})
@@ -160,9 +164,10 @@ def resume(queues: Sequence[str] | None, *, using: str) -> list[str]:
 
 
 def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
-    """Seconds the oldest job of each has waited; 0.0 for a queue without enqueued or blocked jobs.
+    """Return the seconds the oldest waiting job of each queue has waited; 0.0 for queues without one.
 
-    One statement for any number of names, which reads the first job of each priority from the index.
+    Counts enqueued and blocked jobs. One statement for any number of names; it reads the first job of each priority
+    from the index.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> dict[str, float]:
@@ -170,6 +175,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
         with connection.cursor() as cursor:
             cursor.execute(f"{heads} {ages}", [jsontext.encode(list(queues))])
             found = dict.fromkeys(queues, 0.0)
+            # A job may carry a later time than the statement's clock.
             found.update((name, max(0.0, age)) for name, _, age in cursor.fetchall())
         return found
 
@@ -177,16 +183,16 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 
 
 def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
-    """`latency`, shared by the callers of this process that name the same queues: see `shared`."""
+    """Return `latency`, shared by callers of this process with the same queues: see `shared`."""
     now = partial(latency, queues, using=using)
+    # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
     return shared((latency, using, *queues), now, exact=True) if may_share(using) else now()
 
 
 def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:
-    """How much waits in each of these queues, and for how long: a statement for each state, none reads a queue to its
-    end.
+    """Return the size and latency of each of these queues, with one statement per state.
 
-    For at most 100 names: they are terms of one statement.
+    No queue is read to its end. Allows at most 100 names, since each is a term of the statement.
     """
     if not names:
         return {}
@@ -206,7 +212,7 @@ def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[st
     return run(using, verb, atomic=False)
 
 
-# Of each queue and priority the oldest is the first in the index FETCH uses: from one priority to the next.
+# The oldest job of each queue and priority is first in FETCH's index: jump from one priority to the next.
 _HEADS = f"""
 {{state}}(queue, weight) AS (
   SELECT known.name, (SELECT MIN(job.weight) FROM {JOB} AS job WHERE job.state = '{{state}}' AND job.queue = known.name)
@@ -223,7 +229,10 @@ FROM {{state}} AS heads WHERE heads.weight IS NOT NULL"""
 
 
 def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) -> tuple[str, str]:
-    """A WITH clause, whose parameter is a JSON array of names, and a SELECT of name, 0 and age of the oldest job."""
+    """Build a WITH clause and a SELECT of name, 0 and the age of the oldest job.
+
+    The parameter of the WITH clause is a JSON array of names.
+    """
     dialect = dialect_of(connection)
     heads = ", ".join(_HEADS.format(state=state) for state in states)
     oldest = " UNION ALL ".join(_OLDEST.format(state=state) for state in states)
@@ -234,10 +243,10 @@ def _heads(connection: BaseDatabaseWrapper, states: Sequence[State] = _WAITING) 
 
 
 def _sizes(names: Sequence[str], state: State, using: str, most: int) -> tuple[str, list[Any]]:
-    """A SELECT with a term for each queue; Django makes the text once, for they differ by the name only."""
-    any_name = "\n"  # no queue has this name, no state either
+    """Build a SELECT with a term per queue. Django compiles one term, since they differ only by name."""
+    any_name = "\n"  # placeholder: no queue and no state has this name
     jobs = Job.objects.using(using).in_state(state).filter(queue=any_name)
-    some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # as the index has them: it ends there
+    some = jobs.order_by("weight", "enqueued_at", "pk").values("pk")[:most]  # index order, so the scan stops at `most`
     sql, params = some.query.get_compiler(using).as_sql()
     parts = [f"SELECT %s, COUNT(*), 0 FROM ({sql}) AS some_{place}" for place in range(len(names))]
     values = [name if value == any_name else value for name in names for value in (name, *params)]

@@ -1,4 +1,4 @@
-"""How many rows several sets have, each counted no further than so many: one statement for all."""
+"""Count rows of several sets in one statement, each up to a limit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from django.db.models import QuerySet
 from .transactions import run
 
 AT_ONCE = 200
-"""Questions of one statement: SQLite takes two thousand columns."""
+"""Counts in one statement: SQLite allows 2,000 columns."""
 
 Part = tuple[str, tuple[Any, ...]]
 
 
 def counts(sets: Sequence[QuerySet[Any]], *, most: int, using: str) -> list[int]:
-    """How many rows each of these has, and `most` where it has more: nothing is counted to its end.
+    """Return the number of rows of each set, at most `most` each.
 
-    Sets that are in the order of an index are read by it: see `walking.in_index_order`.
+    No set is read to its end. Sets in the order of an index are read through it: see `walking.in_index_order`.
     """
     parts = [_counted(rows.values("pk")[:most], using) for rows in sets]
     return [int(value) for value in _asked(parts, using)]
@@ -29,8 +29,10 @@ def counts(sets: Sequence[QuerySet[Any]], *, most: int, using: str) -> list[int]
 def _counted(rows: QuerySet[Any], using: str) -> Part:
     try:
         sql, values = rows.query.get_compiler(using).as_sql()
+    # Django compiles no SQL for a set that is always empty, such as `pk__in=[]`.
     except EmptyResultSet:
         return "0", ()
+    # The LIMIT of the inner query ends the count early.
     return f"(SELECT COUNT(*) FROM ({sql}) counted)", tuple(values)
 
 

@@ -1,6 +1,6 @@
-"""Reads that callers of one process share: at most one runs at a time, and its result is reused for a while.
+"""Share reads between the callers of one process: at most one runs at a time, and its result is reused for a while.
 
-The time grows with the cost of the read, so that polling takes no more than a tenth of a database connection.
+The time grows with the cost of the read, so that polling takes at most a tenth of a database connection.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from django.db import connections
 
 KEPT_S = 1.0
-"""How long a result is reused at least, unless the caller asks for an exact one."""
+"""Minimum seconds a result is reused, unless the caller asks for an exact one."""
 
 COST = 10
 """A result is reused for this many times the duration of its read."""
 
 CHEAP_S = 0.01
-"""A caller that asks for an exact result gets a new one if the read takes less than this."""
+"""Duration in seconds below which a read is repeated for callers that ask for an exact result."""
 
 MOST_READS = 64
-"""Different reads that are kept: clients choose the names of QUEUE LATENCY."""
+"""Number of different reads that are kept; bounded because clients choose the names in QUEUE LATENCY."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Result(NamedTuple):
 
 
 class SharedRead(Generic[T]):
-    """One read and its latest result. Thread-safe; callers that come while it runs wait for it."""
+    """One read and its latest result. Thread-safe; callers that arrive while it runs wait for it."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -51,10 +51,10 @@ class SharedRead(Generic[T]):
         self._kept: Result | None = None
 
     def get(self, read: Callable[[], T], *, exact: bool = False) -> T:
-        """Return the kept result if it is recent enough, else that of `read`.
+        """Return the kept result if it is recent enough, otherwise the result of `read`.
 
-        With `exact` only a read that began after the call counts, provided that reads take less than `CHEAP_S`: the
-        call then waits at most `COST` times `CHEAP_S`. Raises what `read` raises, also to the callers that waited.
+        With `exact` only a read that began after the call counts, provided that reads take less than `CHEAP_S`; the
+        call then waits at most `COST` times `CHEAP_S`. Raises what `read` raises, also in the callers that waited.
         """
         asked_at = time.monotonic()
         with self._condition:
@@ -63,6 +63,7 @@ class SharedRead(Generic[T]):
                 if not self._is_reading and pause_s <= 0:
                     self._is_reading = True
                     break
+                # While a read runs its end notifies; otherwise only the time that has passed allows the next read.
                 self._condition.wait(None if self._is_reading else pause_s)
         if found is None:
             found = self._read(read)
@@ -73,16 +74,17 @@ class SharedRead(Generic[T]):
 
     def _usable(self, asked_at: float, *, exact: bool) -> Result | None:
         kept = self._kept
+        # A read that began after the call is exact for this caller, however it ended.
         if kept is None or kept.began_at >= asked_at:
             return kept
-        if kept.error is not None:  # only for the callers that waited for it
+        if kept.error is not None:  # an error counts only for the callers that waited for it
             return kept if kept.ended_at >= asked_at else None
         if exact and kept.took_s < CHEAP_S:
             return None
         return kept if time.monotonic() - kept.began_at <= max(KEPT_S, COST * kept.took_s) else None
 
     def _pause_s(self) -> float:
-        """Seconds until the next read may begin."""
+        """Return the seconds until the next read may begin."""
         kept = self._kept
         if kept is None or kept.error is not None:
             return 0.0
@@ -105,9 +107,9 @@ class SharedRead(Generic[T]):
 
 
 def may_share(using: str) -> bool:
-    """Whether a read on this thread's connection sees only what is committed.
+    """Return whether a read on this thread's connection sees committed data only.
 
-    A transaction that a request is wrapped in (ATOMIC_REQUESTS) changes nothing before a page that shows numbers.
+    ATOMIC_REQUESTS is allowed: a transaction around a request changes nothing before a page shows its counts.
     """
     connection = connections[using]
     return not connection.in_atomic_block or bool(connection.settings_dict.get("ATOMIC_REQUESTS"))
@@ -118,10 +120,10 @@ _reads: dict[Hashable, SharedRead[Any]] = {}
 
 
 def shared(key: Hashable, read: Callable[[], T], *, exact: bool = False) -> T:
-    """Return the result of `read`, or a recent one of the same key; see `SharedRead.get`."""
+    """Return the result of `read`, or a recent one with the same key; see `SharedRead.get`."""
     with _lock:
         one = _reads.pop(key, None) or SharedRead()
-        _reads[key] = one  # the latest at the end
+        _reads[key] = one  # moved to the end: the first key is the least recently used
         if len(_reads) > MOST_READS:
             del _reads[next(iter(_reads))]
     found: T = one.get(read, exact=exact)
@@ -129,7 +131,8 @@ def shared(key: Hashable, read: Callable[[], T], *, exact: bool = False) -> T:
 
 
 def forget() -> None:
-    """Drop all results. A forked process begins with none: a read of its parent would never end here."""
+    """Drop all results. A forked process starts empty: a read that its parent was running would never end here."""
+    # Another thread of the parent may have held its lock at the fork, so the child needs a new one.
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _reads.clear()

@@ -1,4 +1,4 @@
-"""The numbers of INFO, metrics and the admin: exact, from one snapshot, and true on every node (W22)."""
+"""Counts for INFO, metrics and the admin: exact, from one snapshot, and equal on every node (W22)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TOTALS = ("processed", "failed", "late")
 _QUEUES, _BATCHES, _WORKERS, _TOTAL = "queues", "batches", "workers", "totals"
 _DUE = "due"
 _WHOLE = frozenset({str(State.WORKING), _WORKERS, _TOTAL})
-"""Counted to their end: as many as worker processes have threads."""
+"""Kinds that are always counted completely: they have at most as many rows as worker processes have threads."""
 
 Row = tuple[str, str, int, float]
-"""Kind, name, count, and the age in seconds of the oldest; of a queue 1 if it is paused; of a total its value."""
+"""Kind, name, count, and the age in seconds of the oldest job; for a queue 1 if it is paused, for a total its value."""
 
 _WAITING = frozenset(map(str, (State.ENQUEUED, State.BLOCKED)))
 _SETS = (State.BLOCKED, State.DEAD, State.RETRIES, State.SCHEDULED, State.WORKING)
@@ -37,20 +37,20 @@ Part = tuple[str, tuple[Any, ...]]
 
 
 class Sizes(NamedTuple):
-    """Rows that a statement counts, so that it reads fewer than 2,000 pages.
+    """Rows that one statement counts, chosen so that it reads fewer than 2,000 pages.
 
-    So few that PostgreSQL goes by the index too while the table is not vacuumed, when it looks into it for each row.
+    With these sizes PostgreSQL uses the index even before a vacuum, when it has to look into the table for each row.
     """
 
     at_once: int = 5_000
-    """Of each set of jobs and of batches, by the first statement."""
+    """Rows of each set of jobs and of batches in the first statement."""
     queues: int = 30_000
-    """Of the table of queues."""
+    """Rows of the table of queues in the first statement."""
     portion: int = 20_000
-    """Of one set, by each further statement."""
+    """Rows of one set in each further statement."""
 
     def is_full(self, kind: str, count: int) -> bool:
-        """Whether a set has perhaps more rows than the first statement has counted."""
+        """Return whether a set may have more rows than the first statement counted."""
         return kind not in _WHOLE and count >= (self.queues if kind == _QUEUES else self.at_once)
 
 
@@ -59,47 +59,48 @@ SIZES = Sizes()
 
 @dataclass(slots=True)
 class AllCounts:
-    """What is stored, by name."""
+    """Everything that is counted, by name."""
 
     queues: dict[str, int] = field(default_factory=dict)
-    """Jobs that are enqueued or blocked, of every queue that is known or has such jobs."""
+    """Enqueued and blocked jobs of every queue that is known or has such jobs."""
     latencies: dict[str, float] = field(default_factory=dict)
-    """Seconds that the oldest of them has waited; queues without jobs are not in it."""
+    """Seconds that the oldest of them has waited; queues without jobs are left out."""
     paused: set[str] = field(default_factory=set)
     sets: dict[str, int] = field(default_factory=dict)
-    """Jobs by state; blocked ones are in their queues' sizes too."""
+    """Jobs by state; blocked jobs are in the sizes of their queues too."""
     workers: dict[str, int] = field(default_factory=dict)
-    """Worker processes that live, by state."""
+    """Live worker processes by state."""
     batches: dict[str, int] = field(default_factory=dict)
-    """Batches that are not over: open, committed."""
+    """Unfinished batches: open and committed."""
     totals: dict[str, int] = field(default_factory=dict)
-    """Ends of jobs, failures and late reports since the beginning."""
+    """Ended jobs, failures and late reports since the beginning."""
     full: set[str] = field(default_factory=set)
-    """Kinds of sets that may be larger than this says: their first rows are counted only."""
+    """Kinds of sets of which only the first rows were counted; they may be larger."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of all sets is counted."""
+        """Return whether every set was counted completely."""
         return not self.full
 
     def of(self, state: State) -> int:
-        """Jobs of a state that waits or runs, or of dead ones."""
+        """Return the number of jobs in a state; not for finished states other than dead."""
         if state is State.ENQUEUED:
             return sum(self.queues.values()) - self.sets[str(State.BLOCKED)]
         return self.sets[str(state)]
 
     def is_partial(self, state: State) -> bool:
-        """Whether only the first jobs of this state were counted."""
+        """Return whether only the first jobs of this state were counted."""
         return str(state) in self.full or (_DUE in self.full and state in (State.SCHEDULED, State.RETRIES))
 
     def info(self) -> dict[str, Any]:
-        """The numbers as `Broker.info` returns them."""
+        """Return the counts in the format of `Broker.info`."""
         return {
             "queues": self.queues,
             "sets": self.sets,
             "total_processed": self.totals["processed"],
             "total_failures": self.totals["failed"],
             "total_late": self.totals["late"],
+            # Blocked jobs count as enqueued: clients of the protocol do not know that state (ADR 0015).
             "total_enqueued": sum(self.queues.values()),
             "total_queues": len(self.queues),
             "workers": sum(self.workers.values()),
@@ -107,21 +108,21 @@ class AllCounts:
 
 
 def glance(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
-    """Read all numbers with one statement, which counts no further than `sizes`."""
+    """Read all counts with one statement, each up to `sizes`."""
     return run(using, lambda connection: _sum(_first(connection, worker_timeout_s, sizes), sizes), atomic=False)
 
 
 def counts(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
-    """Read all numbers: with one statement, or with `whole` if a set is larger than that one counts."""
+    """Read all counts: with one statement, or with `whole` if a set is larger than that statement counts."""
     found = glance(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
     return found if found.is_complete else whole(using=using, worker_timeout_s=worker_timeout_s, sizes=sizes)
 
 
 def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> AllCounts:
-    """Read all numbers, large sets by portions, in a transaction that only reads, so from one snapshot.
+    """Read all counts from one snapshot, large sets in portions, in a read-only transaction.
 
-    No statement reads more than some 2,000 pages of a vacuumed table. In a transaction of the caller's each portion
-    sees what that transaction sees.
+    No statement reads more than about 2,000 pages of a vacuumed table. In the caller's transaction each portion sees
+    what that transaction sees.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> AllCounts:
@@ -134,16 +135,18 @@ def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> 
         found.full = set()
         return found
 
+    # One snapshot: a job that changes its state between two statements would count twice or not at all.
     return run(using, verb, snapshot=True)
 
 
 def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
-    """`glance`, shared by the callers of this process: see `shared`."""
+    """Return `glance`, shared by the callers of this process: see `shared`."""
     return _shared(glance, using, worker_timeout_s, exact=exact)
 
 
 def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
-    """`counts`, shared by the callers of this process: see `shared`."""
+    """Return `counts`, shared by the callers of this process: see `shared`."""
+    # Shared separately: callers of `shared_glance` do not wait for the portions of `whole`.
     found = _shared(glance, using, worker_timeout_s, exact=exact)
     return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)
 
@@ -154,7 +157,7 @@ def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float,
 
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
-    """The numbers as `Broker.info` returns them, read now."""
+    """Read the counts now, in the format of `Broker.info`."""
     return counts(using=using, worker_timeout_s=worker_timeout_s).info()
 
 
@@ -162,7 +165,7 @@ def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:
 
 
 class CountedSet(NamedTuple):
-    """Rows in the order of an index, and how a part of them is summed up."""
+    """Rows in index order, and the SQL that sums up a part of them."""
 
     kind: str
     rows: QuerySet[Any]
@@ -170,20 +173,20 @@ class CountedSet(NamedTuple):
     size: int
     """Rows that the first statement counts."""
     columns: tuple[str, ...]
-    """What the summary needs; with the order no more than the index has."""
+    """Columns that the summary needs. The index contains them and `order`, so the table is not read."""
     summary: str
-    """Name, count and age, with `{age}` of the oldest; then perhaps GROUP BY."""
+    """Name, count and age, with `{age}` for the age of the oldest job; may end with GROUP BY."""
     groups: str = ""
 
     def part(self, connection: BaseDatabaseWrapper, size: int, after: Sequence[Any] | None = None) -> Part:
-        """Build a SELECT that sums up the next rows."""
+        """Build a SELECT that sums up the next rows after a position."""
         rows = _after(self.rows, self.order, after).values(*self.columns)[:size]
         sql, values = _compiled(rows, connection)
         summary = self.summary.format(age=dialect_of(connection).age("MIN(enqueued_at)"))
         return f"SELECT '{self.kind}', {summary} FROM ({sql}) AS part {self.groups}", values
 
     def place(self, size: int, after: Sequence[Any] | None = None) -> QuerySet[Any]:
-        """The place of the last of the next rows."""
+        """Return a query for the position of the last of the next rows."""
         return _after(self.rows, self.order, after).values_list(*self.order)[size - 1 : size]
 
 
@@ -200,9 +203,10 @@ def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
     is_open = "CASE WHEN committed_at IS NULL OR reopened_until IS NOT NULL THEN 'open' ELSE 'committed' END"
     sets = [_jobs(using, state, sizes, columns=("queue", "enqueued_at"), summary=of_queues, groups="GROUP BY queue")
             for state in (State.ENQUEUED, State.BLOCKED)]  # fmt: skip
+    # Scheduled and retrying jobs share a partial index, so one query in its order covers both.
     if connections[using].features.supports_partial_indexes:
         sets.append(_due(using, sizes))
-    else:  # one query over both states would read and sort them all
+    else:  # without that index, one query over both states would read and sort every row
         sets += [_jobs(using, state, sizes) for state in (State.SCHEDULED, State.RETRIES)]
     sets.append(_jobs(using, State.DEAD, sizes))
     names = Queue.objects.using(using).order_by("name")
@@ -224,7 +228,7 @@ def _jobs(
 
 
 def _due(using: str, sizes: Sizes) -> CountedSet:
-    """Scheduled and retrying jobs, which share an index."""
+    """Return the set of scheduled and retrying jobs, which share an index."""
     order = walking.index_order(State.SCHEDULED, using=using)
     rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
     return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
@@ -236,9 +240,12 @@ def _first(connection: BaseDatabaseWrapper, worker_timeout_s: float, sizes: Size
 
 @lru_cache(maxsize=8)
 def _first_text(using: str, worker_timeout_s: float, sizes: Sizes) -> Part:
-    """Build the first statement, which takes Django longer than the database to answer it if few jobs are stored."""
+    """Build the first statement, cached: with few jobs stored, Django takes longer to build it than the database to
+    answer.
+    """
     connection = connections[using]
     parts = [one.part(connection, one.size) for one in _sets(using, sizes)]
+    # A column of the index of running jobs, so that the table is not read.
     working = Job.objects.using(using).working().order_by().values("reserved_until")
     sql, values = _compiled(working, connection)
     parts.append((f"SELECT '{State.WORKING}', '{State.WORKING}', COUNT(*), 0 FROM ({sql}) AS part", values))
@@ -246,12 +253,15 @@ def _first_text(using: str, worker_timeout_s: float, sizes: Sizes) -> Part:
     sql, values = _compiled(living_ones.values("state").annotate(n=Count("pk")), connection)
     parts.append((f"SELECT '{_WORKERS}', state, n, 0 FROM ({sql}) AS part", values))
     parts += [(f"SELECT '{_TOTAL}', '{name}', 0, SUM({name}) FROM {_COUNTER}", ()) for name in _TOTALS]
+    # One statement sees one snapshot on every database.
     return " UNION ALL ".join(sql for sql, _ in parts), tuple(value for _, some in parts for value in some)
 
 
 def _further(connection: BaseDatabaseWrapper, one: CountedSet, portion: int) -> list[Row]:
-    """Count what the first statement has left over of a set."""
+    """Count the rows of a set that the first statement left out."""
     rows: list[Row] = []
+    # The position is found by OFFSET in the same index, which reads each page twice. Alternatives were not faster (ADR
+    # 0031).
     place = one.place(one.size).first()
     while place is not None:
         rows += _rows(connection, *one.part(connection, portion, place))
@@ -281,6 +291,7 @@ def _sum(rows: Iterable[Row], sizes: Sizes) -> AllCounts:
         else:
             sums = found.workers if kind == _WORKERS else found.batches if kind == _BATCHES else found.sets
             sums[name] = sums.get(name, 0) + count
+    # Rows of blocked jobs are grouped by queue, so the loop added them to the queues' sizes.
     found.sets[str(State.BLOCKED)] = counted[str(State.BLOCKED)]
     found.full = {kind for kind, count in counted.items() if sizes.is_full(kind, count)}
     found.queues = dict(sorted(queues.items()))

@@ -1,7 +1,7 @@
-"""Long texts of rows: arguments, results, errors, callbacks. A page reads and shows them up to a size.
+"""Read long texts of rows (arguments, results, errors, callbacks) up to a size, for pages.
 
-A job may have 16 MiB of arguments. A page reads a text whole up to `WHOLE` characters, else its beginning only, and
-shows `SHOWN_BYTES` of it; a download sends all of it.
+A job may have 16 MiB of arguments. A page reads a text completely up to `WHOLE` characters, otherwise only its
+beginning, and shows `SHOWN_BYTES` of it; a download sends all of it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from ..errors import FaktoryError
 from ..jsontext import decode
 
 WHOLE = 1024 * 1024
-"""Characters of the longest text that is read whole for a page."""
+"""Characters up to which a text is read completely for a page."""
 
 SHOWN_BYTES = 16 * 1024
-"""Bytes of HTML that one text takes on a page."""
+"""Bytes of HTML that one text may take on a page."""
 
 _HTML_BYTES = {"&": 5, "<": 4, ">": 4, '"': 6, "'": 6}
 
 
 class StoredText(NamedTuple):
-    """A text as far as it was read, and its length in characters."""
+    """The part of a text that was read, and its full length in characters."""
 
     text: str
     size: int
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it was read."""
+        """Return whether the text was read completely."""
         return len(self.text) >= self.size
 
 
 def read(row: Model, *fields: str) -> dict[str, StoredText]:
-    """Read these texts of a row in one query. A row that is gone, and a NULL, read as empty texts."""
+    """Read these texts of a row in one query. A deleted row and a NULL give empty texts."""
+    # The database cuts the texts, so that a long one is never sent to this process.
     sizes = {f"{field}_size": Length(field) for field in fields}
     texts: dict[str, Any] = {
         f"{field}_text": Case(
@@ -53,21 +54,21 @@ def read(row: Model, *fields: str) -> dict[str, StoredText]:
 
 
 def beginnings(row: Model, lengths: Mapping[str, int]) -> dict[str, str]:
-    """Read the beginning of each of these texts of a row, in one query; `lengths` are in characters."""
+    """Read the beginning of each of these texts in one query; `lengths` are in characters."""
     parts = {f"{field}_beginning": Substr(field, 1, length) for field, length in lengths.items()}
     found: dict[str, Any] = _rows(row).annotate(**parts).values(*parts).first() or {}
     return {field: found.get(f"{field}_beginning") or "" for field in lengths}
 
 
 def whole(row: Model, field: str) -> str:
-    """Read all of a text."""
+    """Read a text completely; empty if the row was deleted."""
     return _rows(row).values_list(field, flat=True).first() or ""
 
 
 def laid_out(text: str, most: int = SHOWN_BYTES) -> str:
-    """Return JSON indented, at most about `most` characters of it; text that is not JSON is returned unchanged.
+    """Return JSON indented, cut at about `most` characters; other text is returned unchanged.
 
-    The encoder is stopped early: indentation can make a text a hundred times longer.
+    The encoder is stopped early, because indentation can make a text a hundred times longer.
     """
     if not text:
         return ""
@@ -88,6 +89,7 @@ def cut(text: str, most: int = SHOWN_BYTES) -> str:
     """Return the beginning of a text that takes at most `most` bytes of HTML."""
     left = most
     for place, char in enumerate(text[:most]):
+        # Control characters are shown as symbols of 3 bytes in UTF-8, see `readable`.
         left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
         if left < 0:
             return text[:place]
@@ -99,7 +101,7 @@ def _rows(row: Model) -> Any:
 
 
 def _spelled(text: str) -> str:
-    """Spell out characters that are not printable as JSON escapes, so that an edit sends back the same value."""
+    """Replace unprintable characters by JSON escapes, so that an edited text is saved with the same value."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

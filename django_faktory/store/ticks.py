@@ -1,6 +1,7 @@
-"""A tick's job: enqueued in the transaction that takes the tick, so at most once and never lost. Decision: ADR 0014.
+"""Run due cron entries: enqueue each run's job in the transaction that takes the run. ADR 0014.
 
-Knows no task: who calls says how an entry's job is made. Locks: the entry, then what its job needs.
+So a run happens at most once and is never lost. The module knows no tasks: its caller supplies the function that makes
+an entry's job. Lock order: the entry, then the rows its job needs.
 """
 
 from __future__ import annotations
@@ -29,29 +30,32 @@ logger = get_logger(__name__)
 CHUNK = 500
 ENTRIES = 100
 KEPT_FOR_S = 3600
-"""The row of an entry's job stays so long after its end at least: somebody has to see how it ended."""
+"""Minimum seconds that the row of an entry's job is kept after its end.
+
+`note_ends` reads its outcome from it.
+"""
 
 KEPT_RUNS = 100
-"""Of each entry; those whose job may still come to an end stay too."""
+"""Runs kept per entry; runs with an unfinished job are kept in addition."""
 
 LONGEST_NOTE = 1000
 
 
 class Enqueued(NamedTuple):
-    """The job that was made, and its queue."""
+    """The jid and the queue of the job that was made."""
 
     jid: str
     queue: str
 
 
 Enqueue = Callable[[CronEntry], Enqueued]
-"""Makes and pushes an entry's job, within the transaction at hand. Raises whatever keeps it from that."""
+"""Makes and pushes an entry's job within the current transaction. Raises the reason if it cannot."""
 
 
 def take_due(enqueue: Enqueue, *, using: str, now: datetime | None = None) -> set[str]:
-    """Take the ticks of all entries that are due, each entry in a transaction; returns the queues that got a job.
+    """Take the due runs of all entries, one transaction per entry; return the queues that got a job.
 
-    Entries that another node is at are left to it.
+    Entries that another node has locked are left to that node.
     """
     entries = CronEntry.objects.using(using).filter(next_at__lte=now or Now()).order_by("next_at")
     ids: list[int] = run(using, lambda _: list(entries.values_list("pk", flat=True)[:ENTRIES]), atomic=False)
@@ -59,9 +63,9 @@ def take_due(enqueue: Enqueue, *, using: str, now: datetime | None = None) -> se
 
 
 def run_now(pk: int, enqueue: Enqueue, *, using: str) -> Enqueued:
-    """Enqueue an entry's job because somebody wants it, whatever its pause and overlap say.
+    """Enqueue an entry's job at once, regardless of its pause and overlap setting.
 
-    Raises FaktoryError where the job cannot be made, and notes it.
+    Raises FaktoryError if the job cannot be made; the attempt is recorded as a run.
     """
 
     def verb(_: BaseDatabaseWrapper) -> CronRun:
@@ -88,13 +92,13 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
         return set()
     try:
         schedule = Schedule.of(entry.schedule, entry.zone)
-    except InvalidCron as error:  # the zones' data changed, or somebody wrote the row by hand
+    except InvalidCron as error:  # the zone data changed, or the row was edited by hand
         logger.error("cron entry can be due no more name=%s error=%s", entry.name, error)  # noqa: TRY400
         rows.update(next_at=None, problem=str(error))
         return set()
     plan = due(schedule, entry.next_at, clock, missed=entry.missed, window_s=entry.window_s)
     if not rows.filter(next_at=entry.next_at).update(next_at=plan.next_at):
-        return set()  # where no row can be locked, this is the claim
+        return set()  # on databases without row locks, this UPDATE is the claim
     taken = set(
         CronRun.objects.using(using).filter(entry=entry, tick__gte=entry.next_at).values_list("tick", flat=True)
     )
@@ -103,6 +107,7 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
         note = "no node took it in time, nor those after it that are not listed"
         runs.append(CronRun(entry=entry, tick=plan.passed, outcome=Outcome.MISSED, note=note))
         logger.warning("cron entry missed ticks name=%s first=%s", entry.name, plan.passed.isoformat())
+    # A loop below sets it after the first job: of several missed runs with overlap "skip", one is enqueued.
     is_busy = entry.overlap == Overlap.SKIP and _is_busy(entry, using)
     for tick in plan.ticks:
         if tick in taken:
@@ -120,14 +125,15 @@ def _take(connection: BaseDatabaseWrapper, pk: int, enqueue: Enqueue, now: datet
 
 
 def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: str) -> tuple[CronRun, Enqueued | None]:
-    """Make the job; what keeps one from being made is noted, and keeps no other entry from its tick."""
+    """Make the job and return its run. An error is recorded as refused, so that other entries still run."""
     try:
+        # A savepoint: a database error in the project's code must not break the transaction that takes the run.
         with transaction.atomic(using=using):
             got = enqueue(entry)
             too_short = Q(result_ttl=None) | Q(result_ttl__lt=KEPT_FOR_S)
             Job.objects.using(using).filter(too_short, jid=got.jid).update(result_ttl=KEPT_FOR_S)
     except (OperationalError, InterfaceError, BrokerUnavailable):
-        raise  # the transaction is to be tried again
+        raise  # `run` retries the whole transaction
     except Exception as error:  # enqueueing runs the project's middleware
         logger.exception("cron entry's job could not be enqueued name=%s", entry.name)
         note = f"{type(error).__name__}: {first_line(error)}"[:LONGEST_NOTE]
@@ -136,20 +142,20 @@ def _enqueued(entry: CronEntry, tick: datetime | None, enqueue: Enqueue, using: 
 
 
 def _is_busy(entry: CronEntry, using: str) -> bool:
-    """Whether a job of an earlier tick waits or runs, for its retry or for a person too."""
+    """Return whether a job of an earlier run is unfinished: waiting, running, retrying or dead."""
     earlier = CronRun.objects.using(using).filter(entry=entry, outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
     jids = list(earlier.order_by("-id").values_list("jid", flat=True)[:CHUNK])
     return Job.objects.using(using).filter(jid__in=jids, state__in=[str(state) for state in LIVE]).exists()
 
 
 def outcomes(jids: list[str], *, using: str) -> dict[str, Outcome]:
-    """What these jobs' rows say; of those that are not stored, nothing."""
+    """Return the outcomes of these jobs by jid; jobs that are not stored are left out."""
     jobs = Job.objects.using(using).filter(jid__in=jids).values_list("jid", "state")
     return {jid: Outcome(state) if state in FINISHED else Outcome.ENQUEUED for jid, state in jobs}
 
 
 def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
-    """The latest run of each of these entries, with what its job says by now: three statements for all."""
+    """Return the latest run of each of these entries with its job's present outcome, in three statements."""
     newest = CronRun.objects.using(using).filter(entry=OuterRef("pk")).order_by("-pk").values("pk")[:1]
     known = CronEntry.objects.using(using).filter(pk__in=ids).values_list(Subquery(newest), flat=True)
     runs = list(CronRun.objects.using(using).filter(pk__in=[pk for pk in known if pk is not None]))
@@ -160,7 +166,10 @@ def latest(ids: Sequence[int], *, using: str) -> dict[int, CronRun]:
 
 
 def note_ends(*, using: str, now: datetime | None = None) -> bool:
-    """Write down how the entries' jobs ended, before their rows go. Whether more is left."""
+    """Record how the entries' jobs ended, before their rows are purged.
+
+    Handles all unfinished runs; returns False, since nothing is left for another call.
+    """
 
     def verb(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:
@@ -173,6 +182,7 @@ def note_ends(*, using: str, now: datetime | None = None) -> bool:
                 rows.filter(pk=one.pk, outcome=one.outcome).update(outcome=outcome, ended_at=ended_at)
 
     rows = CronRun.objects.using(using)
+    # By primary key and in chunks: runs with a live job stay in the set and would be read again and again.
     last = 0
     is_open = Q(outcome__in=[Outcome.ENQUEUED, Outcome.DEAD])
     while some := run(using, lambda _: list(rows.filter(is_open, pk__gt=last).order_by("pk")[:CHUNK]), atomic=False):  # noqa: B023
@@ -182,7 +192,7 @@ def note_ends(*, using: str, now: datetime | None = None) -> bool:
 
 
 def forget_old(*, using: str) -> bool:
-    """Delete all but the latest runs of each entry. Whether more is left."""
+    """Delete all but the latest `KEPT_RUNS` runs of each entry. Return whether more is left."""
     runs = CronRun.objects.using(using)
     ids: list[int] = run(
         using, lambda _: list(CronEntry.objects.using(using).values_list("pk", flat=True)), atomic=False

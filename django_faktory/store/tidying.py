@@ -1,7 +1,7 @@
-"""Clean up after ourselves on PostgreSQL, sooner than autovacuum comes by. Source: ADR 0009.
+"""Vacuum the jobs table on PostgreSQL sooner than autovacuum does. ADR 0009.
 
-Each job leaves dead entries at the head of the index of ready jobs, over which every claim walks. Autovacuum looks once
-a minute, by when a fast queue has left a million.
+Each finished job leaves dead entries at the head of the index of ready jobs, which every claim scans. Autovacuum looks
+once a minute; by then a fast queue has left a million of them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ from .transactions import run
 logger = get_logger(__name__)
 
 DEAD_ROWS = 50_000
-"""Walking over so many costs a claim a quarter of a millisecond, cleaning them up a tenth of a second."""
+"""Dead rows that make a vacuum worthwhile: scanning them costs a claim 0.25 ms, removing them takes 0.1 s."""
 
 REST = 20
-"""Times as long as a vacuum takes, no node begins the next: vacuums take 5 % of the time, whatever nodes there are."""
+"""No node starts a vacuum until this many times the duration of the last one has passed.
+
+Vacuums thus take at most 5 % of the time, for any number of nodes.
+"""
 
 BYTES_PER_S = 100e6
-"""What a vacuum reads of indexes in a second: PostgreSQL says when the last one ended, not how long it took."""
+"""Bytes of indexes that a vacuum reads per second; an estimate, since PostgreSQL reports when the last vacuum ended,
+but not its duration.
+"""
 
 SHORTEST_REST_S = 5.0
 
-# No row where the table is not ours to vacuum, or a vacuum is already running. A vacuum writes these statistics at its
-# end, autovacuum too, so that every node sees what any of them has done.
+# Returns no row if we lack permission to vacuum the table or a vacuum is already running. Every vacuum, autovacuum too,
+# writes these statistics at its end, so each node sees the vacuums of all nodes.
 _DEAD = """
 SELECT stat.n_dead_tup, EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - GREATEST(stat.last_vacuum, stat.last_autovacuum)),
   pg_indexes_size(class.oid)
@@ -42,33 +47,34 @@ FROM pg_stat_user_tables AS stat JOIN pg_class AS class ON class.oid = stat.reli
 WHERE class.oid = to_regclass(%s) AND pg_has_role(class.relowner, 'USAGE')
   AND NOT EXISTS (SELECT 1 FROM pg_stat_progress_vacuum AS running WHERE running.relid = class.oid)"""
 
-# The dead entries of the index are what costs, however few pages of the table they concern: with 50,000 of them at the
-# head of a queue a claim reads 793 pages, after a vacuum without INDEX_CLEANUP as many, after one with it 33. To give
-# space back would take a lock that claims wait for.
+# Dead index entries cause the cost, however few pages of the table they belong to. With 50,000 of them at the head
+# of a queue a claim reads 793 pages; after a vacuum without INDEX_CLEANUP still 793, after one with it 33. TRUNCATE is
+# off because returning space needs a lock that claims would wait for.
 _VACUUM = f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF, PARALLEL 0) {JOB}"
 
-# Five times the pace of autovacuum. 2,000,000 rows with 108,000 dead ones: 5 s, in place of 0.5 s at full speed.
+# Five times the speed of autovacuum. A table of 2,000,000 rows with 108,000 dead ones takes 5 s, compared to 0.5 s at
+# full speed.
 _PACE = "SET vacuum_cost_delay = 2; SET vacuum_cost_limit = 1000"
 _FULL_SPEED = "RESET vacuum_cost_delay; RESET vacuum_cost_limit"
 
 
 class Dead(NamedTuple):
-    """What PostgreSQL's statistics say of the table of jobs."""
+    """PostgreSQL's statistics on dead rows of the jobs table."""
 
     rows: int = 0
-    """Dead rows; 0 where a vacuum runs, where the table is not ours, and on databases that clean up by themselves."""
+    """Dead rows; 0 if a vacuum runs, if we may not vacuum the table, and on databases that clean up by themselves."""
     vacuumed_s_ago: float = math.inf
-    """Seconds since the last vacuum ended, whoever ran it."""
+    """Seconds since the last vacuum by any node, or autovacuum, ended."""
     index_bytes: int = 0
 
     @property
     def is_resting(self) -> bool:
-        """Whether the last vacuum ended so lately that the next one has to wait."""
+        """Return whether the last vacuum ended too recently for another one."""
         return self.vacuumed_s_ago < max(SHORTEST_REST_S, REST * self.index_bytes / BYTES_PER_S)
 
 
 def dead(*, using: str) -> Dead:
-    """Read the statistics."""
+    """Read the statistics of the jobs table; all zero on other databases."""
     if connections[using].vendor != "postgresql":
         return Dead()
 
@@ -82,16 +88,18 @@ def dead(*, using: str) -> Dead:
 
 
 def dead_rows(*, using: str) -> int:
-    """How many dead rows the table of jobs has that are ours to clean up."""
+    """Return the number of dead rows that a vacuum by us can remove."""
     return dead(using=using).rows
 
 
 def vacuum(*, using: str) -> None:
-    """Clean up the table of jobs. Not inside a transaction, and however long it takes: only a change of the table's
-    definition waits for it."""
+    """Vacuum the jobs table. Blocks until it is done; not allowed inside a transaction.
+
+    Only a change of the table's definition has to wait for it.
+    """
     with connections[using].cursor() as cursor:
         has_session = not is_pooled(connections[using].connection)
-        if has_session:  # else the pace would be set for another client
+        if has_session:  # behind a pooler SET would apply to another client's statements
             cursor.execute(_PACE)
         try:
             cursor.execute(_VACUUM)
@@ -101,18 +109,19 @@ def vacuum(*, using: str) -> None:
 
 
 class Tidier:
-    """Vacuums in a thread of its own when it is worth it: due jobs must not wait until a large table is read.
+    """Runs vacuums in a separate thread when worthwhile, so that due jobs do not wait for one.
 
-    Each node has one. What the database says of the last vacuum keeps them from vacuuming one after the other.
+    Each node has one. The statistics of the last vacuum, which all nodes read, keep the nodes from vacuuming one after
+    another.
     """
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._thread: threading.Thread | None = None
-        self._left = 0  # dead rows that an open snapshot may still see
+        self._left = 0  # dead rows that the last vacuum could not remove: an open snapshot may still see them
 
     def look(self) -> bool:
-        """Start it if there is enough to do; returns whether it did."""
+        """Start a vacuum if there are enough dead rows; return whether it did."""
         if (self._thread and self._thread.is_alive()) or not self._is_due():
             return False
         self._thread = threading.Thread(target=self._vacuum, name="faktory-vacuum", daemon=True)
@@ -120,7 +129,7 @@ class Tidier:
         return True
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the one that runs, if any does."""
+        """Wait at most `timeout_s` for the running vacuum, if any."""
         if self._thread:
             self._thread.join(timeout_s)
 

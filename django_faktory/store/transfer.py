@@ -1,7 +1,8 @@
-"""Jobs that come with a past from the original server, and jobs that go back there. See docs/import-faktory.md.
+"""Import jobs with their history from the original server, and export jobs to it. See docs/import-faktory.md.
 
-What came is noted in the transaction that stores it, in a receipt: a row of its own that lists the jids. Who broke off
-before the jobs were taken out at the other end finds it there, even where the jobs themselves have run and are gone.
+A receipt, a row that lists the imported jids, is stored in the transaction that stores the jobs. If an import stops
+before the jobs are removed from the source, the next one finds the receipt, even if the jobs have already run and are
+deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CHUNK = 500
 
 
 class Past(NamedTuple):
-    """What a job brings with it."""
+    """The history that an imported job brings."""
 
     state: State
     ends_at: datetime | None
@@ -40,14 +41,14 @@ class Past(NamedTuple):
 
 
 def known(jids: Sequence[str], *, using: str) -> set[str]:
-    """Which of these are stored, whatever became of them."""
+    """Return those of these jids that are stored, in any state."""
     return set(Job.objects.using(using).filter(jid__in=jids).values_list("jid", flat=True))
 
 
 def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
-    """Have jobs that were pushed in this transaction be where they were: to retry, dead, or having failed before.
+    """Restore the state of jobs pushed in this transaction: retry, dead, or earlier failures.
 
-    A retry whose time has come stays enqueued.
+    A retry that is due stays enqueued.
     """
     told = {jid: past for jid, past in pasts.items() if past.failures or past.state in _PAST}
     rows = list(Job.objects.using(using).filter(jid__in=list(told)))
@@ -58,6 +59,7 @@ def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
         row.history = _history(past)
         if past.state is State.DEAD and past.ends_at is not None:
             row.state, row.run_at, row.gate = State.DEAD, None, None
+            # The original server stores only the time at which a dead job is deleted.
             row.finished_at, row.purge_at = past.ends_at - timedelta(seconds=DEAD_FOR_S), past.ends_at
         elif past.state is State.RETRIES and row.state == State.SCHEDULED:
             row.state = State.RETRIES
@@ -68,9 +70,9 @@ def give_pasts(pasts: Mapping[str, Past], *, using: str) -> None:
 
 
 def _history(past: Past) -> str:
-    """Return the history of a job that comes with a failure: its latest failed attempt, the only one that is known.
+    """Build the history of an imported job: its latest failed attempt, the only one that is known.
 
-    The pages, results and the command line show the history, not the failure.
+    Pages, results and the command line show the history, not the failure.
     """
     try:
         told = jsontext.decode(past.failure) if past.failure else None
@@ -83,7 +85,7 @@ def _history(past: Past) -> str:
         "attempt": past.failures,
         "wid": "",
         "started_at": "",
-        # The original keeps the time of the first failure.
+        # The original server stores the time of the first failure only.
         "failed_at": failed_at if isinstance(failed_at, str) and past.failures == 1 else "",
         "errtype": past.errtype,
         "message": message if isinstance(message, str) else "",
@@ -93,7 +95,10 @@ def _history(past: Past) -> str:
 
 
 def leave_receipt(jids: Sequence[str], *, using: str) -> int:
-    """Note that these came; to be dropped once they are gone from where they were. Returns its id."""
+    """Store a receipt for these imported jids; return its id.
+
+    Drop it once the jobs are removed from the source.
+    """
     connection = connections[using]
     with connection.cursor() as cursor:
         now = dialect_of(connection).now(cursor)
@@ -103,6 +108,7 @@ def leave_receipt(jids: Sequence[str], *, using: str) -> int:
         jid=name,
         jobtype=RECEIPT,
         queue="default",
+        # A finished state: no worker claims the row, and purge deletes it if it is never dropped.
         state=State.SUCCEEDED,
         payload=text,
         created_at=now,
@@ -114,7 +120,7 @@ def leave_receipt(jids: Sequence[str], *, using: str) -> int:
 
 
 def receipts(*, using: str) -> dict[int, list[str]]:
-    """Those that were not dropped, with their jids."""
+    """Return the jids of each receipt that was not dropped, by receipt id."""
 
     def verb(_: BaseDatabaseWrapper) -> dict[int, list[str]]:
         found = _receipts(using).values_list("pk", "payload")
@@ -124,7 +130,7 @@ def receipts(*, using: str) -> dict[int, list[str]]:
 
 
 def drop_receipts(ids: Sequence[int], *, using: str) -> None:
-    """What they list is gone from where it was."""
+    """Delete these receipts, after their jobs were removed from the source."""
     run(using, lambda _: _receipts(using).filter(pk__in=ids).delete(), atomic=False)
 
 
@@ -133,7 +139,7 @@ def _receipts(using: str) -> QuerySet[Job]:
 
 
 def exportable(state: State, *, using: str) -> JobQuerySet:
-    """Jobs of this state that can leave, the one to be given out first at first; none of a batch, which stays."""
+    """Return jobs of this state that can be exported, in claim order. Jobs of batches cannot."""
     jobs = Job.objects.using(using).in_state(state).filter(bid=None, callback_of=None)
     return jobs.order_by(*_ORDER.get(state, ("queue", "weight", "enqueued_at", "id")))
 
@@ -147,16 +153,20 @@ EXPORTED = tuple(state for state in State if state in sources(Event.EXPORT))
 
 
 def hand_over(jobs: JobQuerySet, write: Callable[[Sequence[Job]], None], *, using: str, limit: int) -> int:
-    """Delete some of these jobs after they were written elsewhere; returns how many.
+    """Pass at most `limit` of these jobs to `write`, then delete them; return how many.
 
-    Their rows are locked meanwhile, so that no worker takes them. `write` may be told of a job twice.
+    Their rows are locked during that time, so that no worker claims them. `write` may receive a job twice if the
+    transaction is retried.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows = list(skip_locked(jobs.in_state(*EXPORTED))[:limit])
         if not rows:
             return 0
+        # Written there before the rows are deleted here: a crash in between leaves a job in both places, never in none
+        # (ADR 0018).
         write(rows)
+        # The state is checked again: on databases without SKIP LOCKED the rows are not locked during `write`.
         legal = Job.objects.using(using).filter(pk__in=[row.pk for row in rows]).in_state(*EXPORTED)
         keys, left = locks.keys_of(legal), gates.let_go_by(legal)
         gone, _ = legal.delete()

@@ -1,17 +1,18 @@
-"""Batches as a tree: parents, children and theirs. Changes nothing."""
+"""Read the tree of a batch: its ancestors and all their descendants. Changes nothing."""
 
 from __future__ import annotations
 
 from ..models import Batch
 
 MOST = 200
-"""Batches of a tree that are read."""
+"""Batches of a tree that are read at most."""
 
 
 def tree_of(batch: Batch, *, most: int = MOST) -> list[Batch]:
-    """The tree this batch is part of, from its root, depth first. A statement for each level.
+    """Return the tree that contains this batch, from its root, depth first. One statement per level.
 
-    Of a larger one about `most` batches: whole levels from the root on, and always the way to this one.
+    Of a larger tree it returns about `most` batches: whole levels from the root down, and always the path to this
+    batch.
     """
     batches = Batch.objects.using(batch._state.db).order_by("pk").defer("complete", "success")  # noqa: SLF001  (documented)
     path = [batch]
@@ -25,7 +26,7 @@ def tree_of(batch: Batch, *, most: int = MOST) -> list[Batch]:
         for one in level:
             children.setdefault(one.parent_bid, []).append(one)
         count += len(level)
-    for one in path[1:]:  # where the tree is too large for all of it
+    for one in path[1:]:  # the path is included even if the tree was cut
         siblings = children.setdefault(one.parent_bid, [])
         siblings += [one] if one not in siblings else []
     return _depth_first(path[0], children)

@@ -1,4 +1,7 @@
-"""What time does to jobs: due ones are enqueued, old ones are purged. Each safe to run twice at once, no leader."""
+"""Time-based changes of jobs: enqueue due ones, expire late ones, purge old ones.
+
+Each function is safe to run on several nodes at once; there is no leader.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from .transactions import run
 
 CHUNK = 500
 CLEARED_AT_ONCE = 20
-"""Sets of finished rows whose expiry is cleared before the other steps of maintenance have their turn."""
+"""Sets of finished rows that lose their expiry before maintenance continues with its other steps."""
 WAITING = (State.SCHEDULED, State.RETRIES)
 
 
 def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> set[str]:
-    """Enqueue jobs whose time has come, at most `limit`; returns their queues, empty when none was due."""
+    """Enqueue at most `limit` due jobs; return their queues, empty if none was due."""
 
     def verb(connection: BaseDatabaseWrapper) -> set[str]:
         rows: list[tuple[int, str, str | None]] = []
@@ -34,6 +37,7 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
         if rows:
             with connection.cursor() as cursor:
                 clock = now or dialect_of(connection).now(cursor)
+            # The state is checked again: without SKIP LOCKED another node may have enqueued the same rows.
             Job.objects.using(using).filter(pk__in=[pk for pk, _, _ in rows]).in_state(*WAITING).update(
                 state=State.ENQUEUED, enqueued_at=clock, run_at=None, wid=""
             )
@@ -44,9 +48,10 @@ def enqueue_due(*, using: str, now: datetime | None = None, limit: int = CHUNK) 
 
 
 def by_time(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
-    """Jobs that wait for their time, the soonest first: together, or by state where the index is led by it.
+    """Return queries of scheduled and retrying jobs, soonest first.
 
-    One query over both states would there read, and lock, all that is due to find the first.
+    One query, or one per state if the state is the first column of the index (databases without partial indexes). A
+    single query over both states would there read, and lock, every due row to find the first.
     """
     jobs = Job.objects.using(using).order_by("run_at")
     if connection.features.supports_partial_indexes:
@@ -55,13 +60,15 @@ def by_time(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
 
 
 def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Drop jobs that no worker took in time, at most `limit`; returns how many. Tasks' stay as expired for their
-    result's time, others go."""
+    """Expire at most `limit` jobs that no worker took in time; return how many.
+
+    Jobs of Django tasks stay as expired for their result's lifetime; other jobs are deleted.
+    """
     jobs, over = Job.objects.using(using), over_jobs(using=using, now=now)
     if not _is_partial(using):
         _clear_expiries(using, now)
-    first = over.values_list("pk", flat=True)[:1]  # in order: `exists()` may read the table for it
-    if not run(using, lambda _: list(first), atomic=False):  # nearly always
+    first = over.values_list("pk", flat=True)[:1]  # ordered by the index; `exists()` may scan the table
+    if not run(using, lambda _: list(first), atomic=False):  # nearly always true
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
@@ -71,6 +78,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         with connection.cursor() as cursor:
             clock = now or dialect_of(connection).now(cursor)
         ready = [job for job in rows if job.state == State.ENQUEUED]
+        # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.settle_later(connection, {job.lock_key for job in ready if job.lock_key})
         gates.settle_later(connection, {job.gate for job in ready})
         jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
@@ -94,15 +102,15 @@ _OF_WAITING = ("state", "result_ttl", "lock_key", "gate")
 
 
 def over_jobs(*, using: str, now: datetime | None = None) -> QuerySet[Job]:
-    """Jobs whose expiry has passed before a worker took them, the first to expire first."""
+    """Return jobs that expired before a worker took them, earliest expiry first."""
     jobs = expiring(using=using).filter(expires_at__lte=now or Now())
     return jobs if _is_partial(using) else jobs.in_state(*sources(Event.EXPIRE))
 
 
 def expiring(*, using: str) -> JobQuerySet:
-    """Jobs with an expiry, in its order, as the index has them: its head says whether `expire` has anything to do.
+    """Return jobs with an expiry in the order of its index; the first shows whether `expire` has anything to do.
 
-    A finished row keeps its expiry. Where the index has no condition it is in there until `expire` clears it.
+    A finished row keeps its expiry. If the index has no condition, the row is in it until `expire` clears the expiry.
     """
     jobs = Job.objects.using(using).filter(expires_at__isnull=False).order_by("expires_at")
     return jobs.in_state(*sources(Event.EXPIRE)) if _is_partial(using) else jobs.exclude(state=State.WORKING)
@@ -113,9 +121,9 @@ def _is_partial(using: str) -> bool:
 
 
 def _clear_expiries(using: str, now: datetime | None) -> None:
-    """Take finished rows out of the head of an index that has them (MariaDB), a bounded number at a time.
+    """Remove finished rows from the head of the expiry index (MariaDB), a bounded number at a time.
 
-    Else each look at the head would read past all that are kept.
+    The index has no condition there. Otherwise each look at the head would read past every finished row that is kept.
     """
     finished = expiring(using=using).in_state(*FINISHED).filter(expires_at__lte=now or Now())
 
@@ -130,7 +138,7 @@ def _clear_expiries(using: str, now: datetime | None) -> None:
 
 
 def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int:
-    """Delete finished jobs that were kept long enough, at most `limit`; returns how many."""
+    """Delete at most `limit` finished jobs after their retention; return how many."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows: list[Job] = []
@@ -140,6 +148,8 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
         if not rows:
             return 0
         gone = Job.objects.using(using).filter(pk__in=[job.pk for job in rows]).in_state(*FINISHED).delete()[0]
+        # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
+        # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
         members.note_all(using, sorted(dead, key=lambda job: job.pk), GONE)
         return gone
@@ -148,9 +158,9 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
 
 
 def _by_purge(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
-    """Finished jobs, the first to be purged first: together, or by state where the index is led by it.
+    """Return queries of finished jobs, first to be purged first; one per state without partial indexes.
 
-    One query over all states would there read and sort all that is due for each set (MariaDB, 400,000 due: 4 s).
+    A single query over all states would there read and sort everything due for each set (MariaDB, 400,000 due: 4 s).
     """
     jobs = Job.objects.using(using).order_by("purge_at")
     if connection.features.supports_partial_indexes:
@@ -159,6 +169,6 @@ def _by_purge(connection: BaseDatabaseWrapper, *, using: str) -> list[Any]:
 
 
 def skip_locked(jobs: Any) -> Any:
-    """Lock these rows and leave out those another node is busy with, where the database can."""
+    """Lock these rows and skip rows that another node has locked, where the database supports it."""
     features = connections[jobs.db].features
     return jobs.select_for_update(skip_locked=True) if features.has_select_for_update_skip_locked else jobs

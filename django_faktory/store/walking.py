@@ -1,4 +1,4 @@
-"""Walk over the jobs of a state, however many there are: each statement reads a bounded part of the state's index."""
+"""Iterate over all jobs of a state; each statement reads a bounded part of the state's index."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ _ORDERS = {
 
 
 def index_order(state: State, *, using: str) -> tuple[str, ...]:
-    """The columns by which an index has the jobs of this state in order."""
+    """Return the columns by which an index orders the jobs of this state."""
     of_failed = ("id",) if connections[using].features.supports_partial_indexes else ("purge_at", "id")
     return _ORDERS.get(state, of_failed)
 
 
 def in_index_order(state: State, *, using: str) -> JobQuerySet:
-    """Jobs of this state in the order of its index.
+    """Return the jobs of this state in the order of its index.
 
-    Without the order PostgreSQL may read the table to find the first of many.
+    Without this order PostgreSQL may scan the table to find the first of many.
     """
     return Job.objects.using(using).in_state(state).order_by(*index_order(state, using=using))
 
 
 def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iterator[list[int]]:
-    """The ids of those of these jobs that are in this state, at most `PORTION` at a time, in no order to rely on.
+    """Yield the ids of those of these jobs that are in this state, in no fixed order.
 
-    `jobs` may have filters of any kind, which no index serves: they are applied to the ids that the index has given.
-    Jobs that were stored after the walk began are left out.
+    At most `PORTION` at a time. `jobs` may have any filters, also ones without an index: they are applied to the ids
+    read from the index. Jobs stored after the iteration began are left out.
     """
     using = jobs.db
+    # Without this bound, jobs that are pushed as fast as they are read would keep the iteration running.
     newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:1]
     last = next(iter(run(using, lambda _: list(newest), atomic=False)), 0)
     has_filters = jobs.query.where.children
@@ -63,7 +64,10 @@ def ids_of(jobs: JobQuerySet, state: State, *, queue: str | None = None) -> Iter
 def portions(
     state: State, columns: Sequence[str], *, using: str, queue: str | None = None, size: int | None = None
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """These columns of all jobs of the state, or of a queue's (enqueued and blocked ones only), by its index."""
+    """Yield these columns of all jobs of the state in index order.
+
+    With `queue` only those of the queue, for enqueued and blocked jobs only.
+    """
     place: Sequence[Any] | None = None
     while True:
         rows, place = portion(state, columns, using=using, queue=queue, after=place, size=size)
@@ -81,23 +85,26 @@ def portion(
     after: Sequence[Any] | None = None,
     size: int | None = None,
 ) -> tuple[list[tuple[Any, ...]], tuple[Any, ...] | None]:
-    """One of `portions`, and the place to go on after; None at the end."""
+    """Return one of `portions` and the position of the next; None as position at the end."""
     size = size or PORTION
     order = index_order(state, using=using)
     jobs = in_index_order(state, using=using)
     if queue is not None:
-        order = order[1:]  # its first is the queue, which is the same for all
+        order = order[1:]  # the first column is the queue, equal for all rows
         jobs = jobs.filter(queue=queue)
     if after is not None:
         jobs = jobs.filter(After(order, after))
     found = jobs.values_list(*columns, *order)[:size]
+    # Each portion is read outside a transaction: one snapshot for all of them would keep dead rows from being vacuumed.
     rows = run(using, lambda _: list(found), atomic=False)
+    # Continue after a position instead of an OFFSET: rows that leave the index in between do not shift the next
+    # portion.
     place = tuple(rows[-1][len(columns) :]) if len(rows) == size else None
     return [row[: len(columns)] for row in rows], place
 
 
 class After(Func):
-    """Whether a row comes behind these values in the order of these columns."""
+    """Whether a row is after these values in the order of these columns."""
 
     output_field = BooleanField()
 
@@ -107,7 +114,7 @@ class After(Func):
         super().__init__(*map(F, columns), *given)
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> tuple[str, Any]:
-        """Build a comparison of rows; where no index serves that (MariaDB), one that spells it out."""
+        """Build a row comparison, or its OR terms on MariaDB, where no index serves row comparisons."""
         compiled = [compiler.compile(one) for one in self.source_expressions]
         half = len(compiled) // 2
         columns, values = compiled[:half], compiled[half:]

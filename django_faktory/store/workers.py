@@ -1,4 +1,4 @@
-"""Worker processes: who said HELLO, who still lives, who was told to be quiet. Rules: W15, W20, W21."""
+"""Worker processes: registration, heartbeats, and which ones are alive or must stop. Rules: W15, W20, W21."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .jobs import is_storable
 from .transactions import run
 
 CHUNK = 500
+# A worker only moves forward through these states (W21).
 _ORDER = {"running": 0, "quiet": 1, "terminate": 2}
 
 
 def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[FaktoryError | None]:
-    """Register worker processes; one that is known keeps its state. Returns an answer for each.
+    """Register worker processes; a known one keeps its state. Return None or the error for each.
 
-    At most four statements, however many there are.
+    At most four statements, for any number of identities.
     """
     refusals = [None if _has_storable_wid(worker) else InvalidPayload(_WRONG_WID) for worker in identities]
     new = {worker.wid: worker for worker, refusal in zip(identities, refusals, strict=True) if refusal is None}
@@ -34,8 +35,10 @@ def register(identities: Sequence[WorkerIdentity], *, using: str) -> list[Faktor
     def verb(_: BaseDatabaseWrapper) -> None:
         rows = WorkerProcess.objects.using(using)
         known = rows.filter(wid__in=sorted(new))
+        # When all are known, as after a reconnect, the UPDATE is the only statement.
         if known.update(seen_at=Now()) < len(new):
             seen = set(known.values_list("wid", flat=True))
+            # In wid order: two nodes that insert the same workers in different orders would deadlock.
             missing = [_row(worker) for wid, worker in sorted(new.items()) if wid not in seen]
             rows.bulk_create(missing, ignore_conflicts=True)
 
@@ -63,13 +66,15 @@ def _row(worker: WorkerIdentity) -> WorkerProcess:
 def beat(
     beats: Sequence[Beat], *, using: str, at_least_s: float = 120.0, now: datetime | None = None
 ) -> list[FaktoryError | str]:
-    """Record heartbeats. Returns "" for each, or the state that the worker must enter, which only moves forward.
+    """Record heartbeats; return for each "", the state the worker must enter, or the error.
 
-    Two statements and no transaction: a worker that is deleted in between is unknown to the second. One more where
-    beats name jobs, whose reservations are extended, by `at_least_s` or more. Locked jobs and locks are skipped.
+    The state only moves forward. Takes two statements and no transaction: a worker that is deleted in between is
+    unknown to the second one. If beats name jobs, one more statement extends their reservations to at least
+    `at_least_s` from now. Rows of jobs and locks that another transaction has locked are skipped.
     """
     latest = {beat.wid: beat for beat in beats if is_storable(beat.wid)}
     workers = WorkerProcess.objects.using(using).filter(wid__in=latest)
+    # One UPDATE for all beats, each with its own memory size.
     rss_kb = Case(
         *(When(wid=wid, then=Value(_kb(beat.rss_kb))) for wid, beat in latest.items()),
         default=F("rss_kb"),
@@ -77,7 +82,9 @@ def beat(
     )
     if latest:
         run(using, lambda _: workers.update(beat_at=Now(), seen_at=Now(), rss_kb=rss_kb), atomic=False, writes=True)
+    # Read after the UPDATE: a state set by another process between the two statements is returned, not overwritten.
     known = run(using, lambda _: dict(workers.values_list("wid", "state")), atomic=False)
+    # Only known workers: an unknown one receives an error and has to register again.
     locks.extend(known, using=using)
     _extend([beat for beat in beats if beat.wid in known], at_least_s, using=using, now=now)
     states = dict(known)
@@ -105,10 +112,10 @@ def _extend(beats: Sequence[Beat], at_least_s: float, *, using: str, now: dateti
 
 
 def _delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]:
-    """The jobs of these workers whose delivery is confirmed (wid, jid, attempt).
+    """Return (wid, jid, attempt) of these workers' jobs with a confirmed delivery.
 
-    A claim that is not confirmed was perhaps never delivered: a BEAT of a worker that does not know of it must not
-    extend it.
+    An unconfirmed claim was perhaps never delivered: the BEAT of a worker that does not know the job must not extend
+    it.
     """
     if not wids:
         return []
@@ -118,9 +125,10 @@ def _delivered(wids: Sequence[str], *, using: str) -> list[tuple[str, str, int]]
 
 
 def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:
-    """Move these workers, or all, on to quiet or terminate; those further on stay. Returns how many moved.
+    """Move these workers, or all if None, on to quiet or terminate; return how many moved.
 
-    From then on no claim gives them a job, a FETCH that waits included (W15); each hears it at its next BEAT (W21).
+    Workers in a later state stay there. From then on claims give them no job, including FETCHes that already wait
+    (W15); each worker receives the state at its next BEAT (W21).
     """
     earlier = [name for name, rank in _ORDER.items() if rank < _ORDER[state]]
     workers = WorkerProcess.objects.using(using).filter(state__in=earlier)
@@ -129,29 +137,33 @@ def advance(wids: Sequence[str] | None, state: str, *, using: str) -> int:
 
 
 def living(seen_within_s: float) -> Q:
-    """Worker processes that were seen lately, or hold jobs: a client that sends no BEAT lives while it works."""
+    """Match worker processes that were seen lately or hold jobs.
+
+    A client that sends no BEAT counts as alive while it works.
+    """
     holders = Job.objects.in_state(State.WORKING).values("wid")
     return Q(seen_at__gte=Now() - timedelta(seconds=seen_within_s)) | Q(wid__in=holders)
 
 
 def holding(wids: Sequence[str], *, using: str) -> dict[str, int]:
-    """How many jobs each of these has; those without are left out."""
+    """Return the number of jobs that each of these workers holds, without workers that hold none."""
     held = Job.objects.using(using).in_state(State.WORKING).filter(wid__in=wids)
     counted = held.order_by().values_list("wid").annotate(Count("pk"))
     return run(using, lambda _: dict(counted), atomic=False)
 
 
 def states(*, using: str, timeout_s: float) -> dict[str, int]:
-    """How many of those that live are running, quiet and terminating."""
+    """Return how many live workers are running, quiet and terminating."""
     found = WorkerProcess.objects.using(using).filter(living(timeout_s)).order_by().values_list("state")
     counted = run(using, lambda _: dict(found.annotate(Count("pk"))), atomic=False)
     return {state: counted.get(state, 0) for state in _ORDER}
 
 
 def bye(wids: Sequence[str], *, using: str) -> int:
-    """Forget workers that ended well; what they still hold goes back to its old place: returns how many jobs."""
+    """Unregister workers that ended normally; return how many jobs went back to their old position."""
 
     def verb(connection: BaseDatabaseWrapper) -> int:
+        # One transaction with the deletion: jobs of a wid without a row would wait until `vanished` finds them.
         returned = failures.interrupt_workers(connection, wids, using=using)
         WorkerProcess.objects.using(using).filter(wid__in=wids).delete()
         return returned
@@ -160,17 +172,20 @@ def bye(wids: Sequence[str], *, using: str) -> int:
 
 
 def silent(timeout_s: float, *, using: str) -> list[str]:
-    """Workers that have sent a BEAT, and then none for `timeout_s`: their jobs are to be given back (W20)."""
+    """Return workers that sent a BEAT, but none for `timeout_s`: their jobs must be reclaimed (W20)."""
     return run(using, lambda _: list(silent_ones(timeout_s, using=using).values_list("wid", flat=True)), atomic=False)
 
 
 def silent_ones(timeout_s: float, *, using: str) -> QuerySet[WorkerProcess]:
-    """See `silent`."""
+    """Return the rows of the workers that `silent` lists."""
     return WorkerProcess.objects.using(using).filter(beat_at__lt=Now() - timedelta(seconds=timeout_s))
 
 
 def vanished(held_for_s: float, *, using: str) -> list[str]:
-    """Who holds jobs since that long and is not known at all: given up just when a claim of theirs was on its way."""
+    """Return at most 100 wids that hold jobs for `held_for_s` without being registered.
+
+    This happens when a worker is deleted while a claim for it is being committed.
+    """
     held = Job.objects.using(using).in_state(State.WORKING).exclude(wid="")
     held = held.filter(started_at__lt=Now() - timedelta(seconds=held_for_s))
     holders = held.filter(~Exists(WorkerProcess.objects.filter(wid=OuterRef("wid")))).values_list("wid", flat=True)
@@ -178,13 +193,14 @@ def vanished(held_for_s: float, *, using: str) -> list[str]:
 
 
 def forget_unseen(timeout_s: float, *, using: str) -> int:
-    """Forget workers that never sent a BEAT, were not seen for `timeout_s`, and hold nothing (W20)."""
+    """Delete workers that never sent a BEAT, were not seen for `timeout_s`, and hold no job (W20)."""
     limit = Now() - timedelta(seconds=timeout_s)
     held = Job.objects.filter(state=State.WORKING, wid=OuterRef("wid"))
 
     def verb(_: BaseDatabaseWrapper) -> int:
         workers = WorkerProcess.objects.using(using).filter(beat_at=None, seen_at__lt=limit)
         wids = list(workers.filter(~Exists(held)).values_list("wid", flat=True))
+        # Deletes with the condition on `seen_at` again, so a worker that was seen since stays.
         return workers.filter(wid__in=wids).delete()[0]
 
     return run(using, verb)

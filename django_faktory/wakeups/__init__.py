@@ -1,7 +1,7 @@
-"""Hints that work has come: sent after a commit, heard by who waits. Knows no job rows.
+"""Notifications that queues got work, sent after a commit and received by waiting processes. Reads no job rows.
 
-The contract: `announce` may leave a hint out where it said the same 10 ms before, and any hint may get lost. So
-receivers look again 12 ms after a hint (`Listener.wait` does that for them) and poll now and then.
+Contract: `announce` may drop a notification that repeats one of the last 10 ms, and any notification may be lost. So
+receivers look a second time 12 ms after one (`Listener.wait` does that) and poll at intervals.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ logger = get_logger(__name__)
 
 
 def has_hints(alias: str) -> bool:
-    """Whether this database tells of commits of other processes."""
+    """Return whether commits of other processes cause notifications on this database."""
     connection = connections[alias]
     if connection.vendor == "postgresql":
         return postgresql.can_listen()
+    # No other process can open an in-memory database.
     return connection.vendor == "sqlite" and not connection.is_in_memory_db()  # type: ignore[attr-defined]  # SQLite's own
 
 
@@ -39,11 +40,11 @@ def listen(
     is_own: Callable[[int], bool] = lambda _: False,
     tells: bool = True,
 ) -> Listener:
-    """A listener for the database `alias`; with `queues` it may leave out what only others care for, and with `is_own`
-    (a `Crier`'s) what this process announced. Of the listeners of a node one `tells` of what all of them find.
+    """Return a listener for the database `alias`, or `otherwise()` if it sends no notifications.
 
-    `otherwise` makes it where the database has no hints. Connects to nothing before its first wait, or in a thread of
-    its own: a database that is away does no harm.
+    With `queues` the listener may drop notifications for other queues, with `is_own` (a `Crier`'s) notifications of
+    this process. One listener of a node has `tells`: it logs problems that all of them have. Nothing is connected
+    before the first wait, or else in a separate thread, so an unreachable database raises no error here.
     """
     if not has_hints(alias):
         logger.info("this database sends no hints: other nodes' work is found by polling alias=%s", alias)

@@ -1,7 +1,7 @@
-"""Who hears of new work, and how often: hints are sent at most once in DEBOUNCE_S for each queue.
+"""Send notifications of new work, at most one per queue within `DEBOUNCE_S`.
 
-Knows no job rows. A burst of pushes costs one hint and a look at a dictionary each; see `base.Listener` for the
-receivers' part of it.
+Reads no job rows. A burst of pushes costs one notification, and one dictionary lookup per push; `base.Listener`
+describes the receiving side.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from . import postgresql
 from .base import DEBOUNCE_S
 
 MAX_REMEMBERED = 4096
-"""Queues remembered before all are forgotten: names are anybody's, memory is not."""
+"""Queues remembered before all are forgotten: clients choose queue names, so the number must be bounded."""
 
 RECONNECT_S = 60.0
-"""How long a crier keeps a connection: nothing tells it that the server is the primary no more."""
+"""Seconds a publisher keeps a connection.
+
+Without a reconnect it would not notice that the server stopped being the primary.
+"""
 
 _also: list[Callable[[Collection[str]], None]] = []
 
 
 def tell_also(ring: Callable[[Collection[str]], None]) -> None:
-    """From now on, `ring` hears of each announcement of this process too."""
+    """Call `ring` with the queues of each later announcement of this process."""
     _also.append(ring)
 
 
@@ -33,12 +36,13 @@ _announced_at: dict[tuple[str, str], float] = {}
 
 
 def announce(alias: str, queues: Collection[str]) -> None:
-    """Hint that these queues got work. Call it after the commit; inside a transaction it does nothing.
+    """Notify listeners that these queues got work. Call it after the commit; inside a transaction it does nothing.
 
-    Best effort: never raises, and may be left out because the same was said DEBOUNCE_S ago. SQLite's listeners see
-    the commit itself; on other databases it reaches this node's own processes, and other nodes poll.
+    Best effort: never raises, and drops a notification sent within the last `DEBOUNCE_S`. SQLite's listeners see the
+    commit itself. On other databases only processes of this node are notified; other nodes poll.
     """
     connection = connections[alias]
+    # A receiver that looks before the commit finds nothing, and may not look again before its next poll.
     if connection.in_atomic_block:
         return
     for ring in _also:
@@ -59,9 +63,10 @@ def _news(alias: str, queues: Collection[str], *, now: float) -> list[str]:
 
 
 class Crier:
-    """Announces in a thread of its own, all that came in DEBOUNCE_S with one NOTIFY: who pushes does not wait for it.
+    """Publishes notifications from its own thread, one NOTIFY per `DEBOUNCE_S`, so that a push does not wait.
 
-    For a server: a hint costs as much as a turn. `is_own` tells a listener of the same process what it need not hear.
+    Used by the server, where a notification would cost as much as a whole exchange. `is_own` lets listeners of the same
+    process ignore its notifications.
     """
 
     def __init__(self, alias: str) -> None:
@@ -74,20 +79,21 @@ class Crier:
         self._thread.start()
 
     def announce(self, alias: str, queues: Collection[str]) -> None:
-        """See `announce`; from any thread. The first of a burst goes at once."""
+        """Queue a notification, from any thread. The first one of a burst is sent at once. See `announce`."""
         connection = connections[alias]
         if connection.vendor != "postgresql":
             announce(alias, queues)
         elif not connection.in_atomic_block:
+            # No lock: set operations are atomic under the GIL, and `_run` removes only queues it has copied.
             self._pending.update(queues)
             self._called.set()
 
     def is_own(self, sender: int) -> bool:
-        """Whether this is the PostgreSQL process that announced for us."""
+        """Return whether `sender` is the PostgreSQL backend of this publisher's connection."""
         return sender in self._senders
 
     def stop(self) -> None:
-        """Send what is pending, and end."""
+        """Send pending notifications and stop the thread; waits at most 2 s."""
         self._stopping.set()
         self._called.set()
         self._thread.join(2.0)
@@ -104,5 +110,6 @@ class Crier:
                     connection.close()
                     since = time.monotonic()
                 postgresql.notify(connection, news, self._senders)
+                # Collects the announcements of this time for the next NOTIFY; `stop` ends the wait.
                 self._stopping.wait(DEBOUNCE_S)
         connection.close()

@@ -1,6 +1,7 @@
-"""What a listener for hints promises, and the one that hears none. Knows no database and no job rows.
+"""The listener interface for notifications, and a listener that only polls.
 
-A hint is a favour, a poll is the truth: hints get lost, and come for nothing.
+Knows no database and no job rows. Notifications may be lost or arrive without reason, so polling remains the source of
+truth.
 """
 
 from __future__ import annotations
@@ -10,39 +11,47 @@ import time
 from abc import ABC, abstractmethod
 
 DEBOUNCE_S = 0.010
-"""A process announces a queue once in this time; see `announcing`."""
+"""A process announces a queue at most once within this time; see `announcing`."""
 
 SECOND_LOOK_S = 0.012
-"""Longer than DEBOUNCE_S: whatever was not announced because something just was is stored by then."""
+"""Delay of the second look; longer than `DEBOUNCE_S`.
+
+By then the work is stored for which an announcement was dropped.
+"""
 
 SELDOM = 5
-"""Where hints come, polls are for those that got lost only: so many times as seldom as where none do."""
+"""Factor by which polls are rarer while notifications arrive.
+
+Polls then only find work after a lost notification.
+"""
 
 
 class Listener(ABC):
-    """Waits for hints that work has come. One thread waits; any thread may close.
+    """Waits for notifications of new work. One thread waits; any thread may close.
 
-    Senders leave out a hint that follows another too closely, so who was woken must look twice. `wait` sees to
-    it: SECOND_LOOK_S after a hint it answers True once more, whether or not another one came.
+    Senders drop a notification that follows another too closely, so a woken receiver must look twice. `wait` does that:
+    it returns True a second time `SECOND_LOOK_S` after a notification, whether or not another one arrived.
     """
 
     looks_twice = True
 
     hears_all = False
-    """Whether hints of every process come just now, as far as can be known."""
+    """Whether notifications of every process arrive at present, as far as can be known."""
 
     def __init__(self) -> None:
         self._second_look_at: float | None = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a hint; True when one came. Never raises: while hints cannot come, it just waits.
+        """Wait for a notification; return True if one arrived. Never raises: without notifications it waits.
 
-        A hint that came since the last call counts. Once closed, it answers False at once.
+        A notification since the last call counts. Returns False at once after `close`.
         """
         due = self._second_look_at
         if due is not None:
+            # Wait no longer than until the second look.
             timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
         if self._hear(timeout_s):
+            # A notification restarts the delay: its own second look covers the earlier one.
             self._second_look_at = time.monotonic() + SECOND_LOOK_S if self.looks_twice else None
             return True
         if due is None or time.monotonic() < due:
@@ -51,25 +60,26 @@ class Listener(ABC):
         return True
 
     def poll_s(self, poll_interval_s: float) -> float:
-        """How long to wait for a hint before looking without one."""
+        """Return how long to wait for a notification before looking without one."""
         return poll_interval_s * SELDOM if self.hears_all else poll_interval_s
 
     def ring(self) -> None:
-        """A hint of this process's own, from any thread. Does nothing where each commit is heard as it is."""
+        """Notify this listener from its own process, from any thread. Does nothing if it sees each commit anyway."""
         return
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds; a wait that runs in another thread returns soon."""
+        """Release its resources; a wait in another thread returns soon."""
 
     @abstractmethod
     def _hear(self, timeout_s: float) -> bool:
-        """Wait for one hint; False when the time is over, or when closed."""
+        """Wait for one notification; return False on timeout or when closed."""
 
 
 class PollingListener(Listener):
-    """For where hints of others cannot come: waits the whole time, and leaves the rest to the poll."""
+    """Listener for databases without notifications: waits the whole time and relies on polling."""
 
+    # `ring` is called for every announcement, without debouncing.
     looks_twice = False
 
     def __init__(self) -> None:
@@ -78,11 +88,11 @@ class PollingListener(Listener):
         self._is_closed = False
 
     def ring(self) -> None:
-        """See Listener."""
+        """Wake the waiting thread of this process."""
         self._woken.set()
 
     def close(self) -> None:
-        """See Listener."""
+        """End the current wait and all later ones at once."""
         self._is_closed = True
         self._woken.set()
 

@@ -1,4 +1,7 @@
-"""Wakes who waits when a file is written: Linux's inotify, through the C library. Knows no database and no job rows."""
+"""Wake a waiting thread when a file is written, with Linux's inotify through the C library.
+
+Knows no database and no job rows.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class FileWatch:
-    """A descriptor that is readable once one of these files was written. Files that are missing are left out."""
+    """A file descriptor that becomes readable once one of these files is written. Missing files are ignored."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        """Raises OSError where this system cannot."""
+        """Raises OSError if the system has no inotify or none of the files exists."""
         if sys.platform != "linux":
             raise OSError("only Linux tells of writes")
         libc = ctypes.CDLL(None, use_errno=True)
+        # The standard library has no inotify; ctypes avoids a dependency for two functions.
         self._watch = libc.inotify_add_watch
         self._fd: int = libc.inotify_init1(_NONBLOCK_CLOEXEC)
         if self._fd < 0:
@@ -32,18 +36,19 @@ class FileWatch:
         return bool(self._watch(self._fd, os.fsencode(path), _MODIFY) >= 0)
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the descriptor, for select and poll."""
         return self._fd
 
     def clear(self) -> bool:
-        """Forget the writes so far; whether there were any."""
+        """Discard the events so far; return whether there were any."""
         try:
+            # The events are not parsed: that any file was written is enough.
             return bool(os.read(self._fd, 65_536))
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """Watch no more."""
+        """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,7 +1,7 @@
-"""Hints between the processes of one node: for databases that send none, such as MariaDB. Knows no job rows.
+"""Notifications between the processes of one node, for databases that send none, such as MariaDB. Reads no job rows.
 
-A pipe for each process, made before they are forked, so that one which is started anew hears its pipe too. Other nodes'
-work is found by polling.
+One pipe per process, made before the processes are forked, so that a restarted one can use the pipe of its predecessor.
+Work of other nodes is found by polling.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .base import Listener
 
 
 class Neighbours:
-    """The pipes of a node with so many processes; make it in the parent."""
+    """The pipes between `count` processes of a node. Create it in the parent process."""
 
     def __init__(self, count: int) -> None:
         self._pipes = [os.pipe() for _ in range(count)]
@@ -24,25 +24,25 @@ class Neighbours:
             os.set_blocking(end, False)
 
     def ring(self, queues: Collection[str] | None = None) -> None:  # noqa: ARG002
-        """Wake all that wait, whatever for. From any process of the node; a pipe that is full has been rung enough."""
+        """Wake all listeners of the node, from any of its processes, for any queue."""
         for _, bell in self._pipes:
             with suppress(BlockingIOError):
                 os.write(bell, b".")
 
     def listener(self, place: int) -> NeighbourListener:
-        """The ear of one of the processes."""
+        """Return the listener of the process with this index."""
         return NeighbourListener(self._pipes[place][0])
 
     def close(self) -> None:
-        """Let go of the pipes: the node has ended."""
+        """Close the pipes once the node has ended."""
         for end in (end for pipe in self._pipes for end in pipe):
             os.close(end)
 
 
 class NeighbourListener(Listener):
-    """Hears its pipe. Rings that came together are one hint."""
+    """Receives from its pipe. Several bytes that are read together count as one notification."""
 
-    looks_twice = False  # nothing is left out: each commit rings
+    looks_twice = False  # no notification is dropped: each commit writes to the pipe
 
     def __init__(self, heard: int) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class NeighbourListener(Listener):
         self._end, self._bell = os.pipe()
 
     def close(self) -> None:
-        """See Listener."""
+        """End the current wait and all later ones at once."""
         if not self._closed.is_set():
             self._closed.set()
-            os.close(self._bell)  # its reader is woken by that
+            os.close(self._bell)  # end of file wakes the waiting thread
 
     def _hear(self, timeout_s: float) -> bool:
         if self._closed.is_set():
@@ -63,6 +63,7 @@ class NeighbourListener(Listener):
         if self._closed.is_set() or self._heard not in ready:
             return False
         with suppress(BlockingIOError):
+            # Discards all pending bytes: one look covers them all.
             os.read(self._heard, 65_536)
         return True
 

@@ -1,8 +1,8 @@
-"""Hints on PostgreSQL: NOTIFY with a queue's name after the commit, LISTEN on a connection of one's own.
+"""Notifications on PostgreSQL: NOTIFY with queue names after the commit, LISTEN on a separate connection.
 
-Knows no job rows. The listener reads all the time and is never in a transaction: one that stops reading would hold
-up the server's queue of notifications for everybody. NOTIFY inside the pushing transaction would take a lock of the
-whole server at its commit, so it is a statement by itself (reliability N1 to N3).
+Does not read job rows. The listener reads all the time and is never in a transaction: one that stops reading would
+block the server's notification queue for every client. NOTIFY is a statement of its own, because inside the pushing
+transaction it takes a server-wide lock at its commit (reliability N1 to N3).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ logger = get_logger(__name__)
 CHANNEL = "django_faktory"
 MAX_NAMED = 50
 ANY_QUEUE = ""
-_TEST = "?"  # begins the payload of a listener's test of itself; no queue's name has it
+_TEST = "?"  # prefix of a listener's self-test; no queue name contains it
 
 HEARD_WITHIN_S = 5.0
-"""How long a listener waits for its own test before it takes it that a pooler keeps notifications from it."""
+"""Seconds a listener waits for its own test before it assumes that a pooler withholds notifications."""
 
 TEST_EVERY_S = 60.0
-"""How often a listener tests itself again: a connection to what was the primary may stand, and tell nothing."""
+"""Seconds between self-tests: a connection to a former primary may stay open without sending notifications."""
 
 LONGEST_PAUSE_S = 15.0
 
 UNLISTEN_TRIES = 50
-"""How often a listener asks a pooler for the session in which its trial listens, to end that."""
+"""Attempts to reach the pooled session in which the trial still listens, to end that."""
 
-# A hint is not worth a wait for the disk.
+# A notification does not need durability: with synchronous_commit off the statement does not wait for the disk.
 _NOTIFY = """
 SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
 WHERE (SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"""
@@ -50,9 +50,10 @@ _NOTIFY_STRAIGHT = "SELECT %s WHERE (SELECT set_config('synchronous_commit', 'of
 
 
 def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: set[int] | None = None) -> None:
-    """Tell all listeners of this database. A name has 255 bytes at most (W9), a payload may have 7999.
+    """Notify all listeners of this database. Does nothing inside a transaction; never raises a database error.
 
-    The server's process that told it is added to `senders` before anybody hears.
+    A queue name has at most 255 bytes (W9), a payload at most 7999. More than `MAX_NAMED` queues become one
+    `ANY_QUEUE`. The backend pid of the sender is added to `senders` before any listener can receive the notification.
     """
     payloads = list(queues) if len(queues) <= MAX_NAMED else [ANY_QUEUE]
     try:
@@ -68,12 +69,15 @@ def notify(connection: BaseDatabaseWrapper, queues: Collection[str], senders: se
     except Error as error:
         logger.debug("hint not sent error=%s", error)
         with suppress(Error):
-            connection.close()  # broken or not: the next statement finds a good one
+            connection.close()  # the connection may be broken: the next statement opens another
 
 
 def _notify_straight(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -> None:
-    """By libpq: who enqueues waits for it, and a cursor takes as long as PostgreSQL does."""
-    import psycopg  # psycopg 3 is here where somebody can listen
+    """Send the notification through libpq.
+
+    The enqueuing thread waits for it, and a Django cursor adds as much time as PostgreSQL itself takes.
+    """
+    import psycopg  # `can_listen` has checked that psycopg 3 is installed
 
     calls = ", ".join(f"pg_notify($1, ${place})" for place in range(2, 2 + len(payloads)))
     values = [CHANNEL.encode(), *(payload.encode() for payload in payloads)]
@@ -84,19 +88,20 @@ def _notify_straight(connection: BaseDatabaseWrapper, payloads: Sequence[str]) -
 
 
 def can_listen() -> bool:
-    """Whether the driver at hand lets us: psycopg 3 does."""
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # needs a driver, which others do not have
+    """Return whether the installed driver supports listening: psycopg 3 does."""
+    # Imported late: the module needs a driver, which projects on other databases lack.
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
     return bool(is_psycopg3)
 
 
 class PostgresListener(Listener):
-    """Hears NOTIFY on its own connection, in its own thread, and connects anew when that breaks.
+    """Receives NOTIFY on its own connection and thread, and reconnects when the connection breaks.
 
-    With `queues`, hints of others are not passed on. Right after connecting it gives a hint of its own: what came
-    before was not heard. A test at the start finds poolers that swallow notifications; then only polls remain, and who
-    `tells` (one listener of a node) says so in the log. `is_own` tells by the sender's number at the server which hints
-    are of no use here.
+    With `queues`, notifications for other queues are dropped. Directly after connecting it wakes its waiter, because
+    earlier notifications were not received. A test at the start detects poolers that swallow notifications; then only
+    polling remains, and the listener with `tells` (one per node) logs that. `is_own` recognizes by backend pid the
+    notifications that this process sent and does not need.
     """
 
     def __init__(
@@ -121,17 +126,17 @@ class PostgresListener(Listener):
         self._thread.start()
 
     def ring(self) -> None:
-        """See Listener."""
+        """Wake the waiting thread, as for a notification from this process."""
         self._heard.set()
 
     def close(self) -> None:
-        """See Listener. Waits a moment for the thread, which may be busy connecting."""
+        """Stop the thread and wait up to 1 s for it, since it may be busy connecting."""
         with self._closing:
             if self._closed.is_set():
                 return
             self._closed.set()
             self._heard.set()
-            with self._ring, suppress(OSError):  # the thread may have ended by itself
+            with self._ring, suppress(OSError):  # the thread may have ended and closed its end
                 self._ring.send(b".")
             self._thread.join(1.0)
 
@@ -142,7 +147,7 @@ class PostgresListener(Listener):
         return heard
 
     def _run(self) -> None:
-        import psycopg  # only projects on PostgreSQL have it
+        import psycopg  # installed only in projects on PostgreSQL
 
         pause_s = 0.5
         with self._bell:
@@ -155,11 +160,12 @@ class PostgresListener(Listener):
                 except (psycopg.Error, Error, OSError) as error:
                     self._become_deaf()
                     self._report(error)
+                    # Jitter keeps the nodes from reconnecting at the same moment after an outage.
                     self._closed.wait(pause_s * random.uniform(0.5, 1.0))
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _connect(self) -> Any:
-        """A driver's connection, in autocommit, outside any pool of Django's."""
+        """Open a driver connection in autocommit, outside Django's connection pool."""
         wrapper = connections[self._alias].copy()
         wrapper.settings_dict["OPTIONS"].pop("pool", None)
         connection = wrapper.get_new_connection(wrapper.get_connection_params())
@@ -167,7 +173,7 @@ class PostgresListener(Listener):
         return connection
 
     def _receive(self, connection: Any) -> bool:
-        """Hear until closed. False when notifications do not come here at all."""
+        """Receive notifications until closed. Return False if notifications do not arrive on this connection at all."""
         if is_pooled(connection) and not self._pass_a_trial(connection):
             return self._give_up()
         connection.execute(f"LISTEN {CHANNEL}")
@@ -185,22 +191,24 @@ class PostgresListener(Listener):
             elif time.monotonic() >= until and not test:
                 test, until = self._test()
             elif time.monotonic() >= until and self.hears_all:
+                # After a failover the old connection can stay open while `_send` reaches the new primary. The error
+                # makes `_run` reconnect.
                 raise ConnectionError("a test was sent and not heard: another server than that of new connections")
             elif time.monotonic() >= until:
                 return self._give_up()
         return True
 
     def _test(self) -> tuple[str, float]:
-        """Say something to oneself; what, and until when it is to be heard."""
+        """Send a self-test; return its payload and the time until which it must arrive."""
         test = f"{_TEST}{secrets.token_hex(8)}"
         self._send(CHANNEL, test)
         return test, time.monotonic() + HEARD_WITHIN_S
 
     def _pass_a_trial(self, connection: Any) -> bool:
-        """Whether a pooler lets notifications through: asked on a channel that nobody else has.
+        """Return whether a pooler forwards notifications, tested on a channel with a random name.
 
-        LISTEN is a session's, and outlives who said it where sessions are shared. With the channel of all, whoever had
-        this session next would be sent every hint, and keep it.
+        LISTEN belongs to a session and outlives its client where sessions are shared. With the common channel, the next
+        client of this session would receive and buffer every notification.
         """
         trial = f"{CHANNEL}_{secrets.token_hex(8)}"
         session = process_of(connection, f"LISTEN {trial}")
@@ -208,13 +216,14 @@ class PostgresListener(Listener):
         give_up_at, is_heard = time.monotonic() + HEARD_WITHIN_S, False
         while not (is_heard or self._closed.is_set()) and time.monotonic() < give_up_at:
             is_heard = any(one.channel == trial for one in self._notices(connection, give_up_at))
+        # The pooler picks a session for each statement, so UNLISTEN may reach another one than LISTEN did.
         for _ in range(UNLISTEN_TRIES):
             if process_of(connection, f"UNLISTEN {trial}") == session:
                 break
         return is_heard
 
     def _notices(self, connection: Any, until: float) -> list[Any]:
-        """Those that come next; none where the time is over before, or when closed."""
+        """Return the notifications that arrive next; an empty list on timeout or when closed."""
         ready, _, _ = select.select([connection, self._bell], [], [], max(0.0, until - time.monotonic()))
         return list(connection.notifies(timeout=0)) if connection in ready else []
 
@@ -228,7 +237,8 @@ class PostgresListener(Listener):
         return False
 
     def _send(self, channel: str, payload: str) -> None:
-        # From another connection: a pooler hands back to a sender what it keeps from those who wait.
+        # From another connection: a pooler returns to a sender the notifications that it withholds from waiting
+        # clients.
         with closing(self._connect()) as other:
             other.execute("SELECT pg_notify(%s, %s)", [channel, payload])
 
@@ -238,7 +248,7 @@ class PostgresListener(Listener):
             self._heard.set()
 
     def _become_deaf(self) -> None:
-        """Who waits is to look now, and often from now on."""
+        """Wake the waiter so that it looks now and polls at the short interval from now on."""
         if self.hears_all:
             self.hears_all = False
             self._heard.set()

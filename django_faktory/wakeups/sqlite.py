@@ -1,9 +1,9 @@
-"""Hints on SQLite: `PRAGMA data_version` tells a connection that another one has committed. Knows no job rows.
+"""Notifications on SQLite: `PRAGMA data_version` changes when another connection has committed. Reads no job rows.
 
-When to look, Linux tells: the file of a commit is written just before it can be seen, so who heard that looks again in
-short pauses that double. Elsewhere it looks now and then. Measured on a virtual machine where waking up is dear (110 µs
-a look, 3 µs of it SQLite's): a look each 40 ms costs 0.28 % of a CPU, each 5 ms 2 %. So it looks often only for a while
-after something happened.
+On Linux inotify indicates when to look: the file is written just before the commit becomes visible, so after a write
+the listener looks at short, growing intervals. Elsewhere it looks at fixed intervals. Measured on a virtual machine
+where waking up is expensive (110 µs per look, 3 µs of it in SQLite): a look every 40 ms costs 0.28 % of a CPU, every 5
+ms 2 %. So it looks often only for a while after a change.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ IDLE_S = 0.040
 EAGER_FOR_S = 1.0
 
 SOON_S = 0.000_25
-"""The first pause after a write: a commit that need not wait for the disk is seen by then."""
+"""First pause after a write: a commit that does not wait for the disk is visible by then."""
 
 GROWTH = 1.5
-"""How much longer each next pause is: a commit is late by so much of what it took, at most."""
+"""Factor between successive pauses; a commit is seen late by at most this growth of its own duration."""
 
 FINE_S = 0.001
-"""Shorter pauses are not for `poll`, which counts milliseconds: what is written in them is heard at their end."""
+"""Pauses shorter than this do not use `poll`, which counts milliseconds.
+
+A write during such a pause is noticed at its end.
+"""
 
 LATE_S = 0.1
-"""The last of these pauses: a commit that takes three times as long is found when it is looked for untold."""
+"""The last of these pauses. A commit that takes three times as long is found by the regular look."""
 
 UNTOLD_S = 1.0
-"""Where writes are told of, look as often without: somebody may have put another file in the place of this one."""
+"""Interval of the regular looks while writes are watched: the watched file may have been replaced by another one."""
 
 
 class SqliteListener(Listener):
-    """Watches one database file over a connection of its own. Every commit is a hint, this process' own too."""
+    """Watches one database file over its own connection. Every commit notifies, including those of this process."""
 
-    looks_twice = False  # nothing is left out here: each commit is seen
+    looks_twice = False  # no notification is dropped: each commit is seen
 
     def __init__(self, alias: str) -> None:
         super().__init__()
@@ -54,7 +57,7 @@ class SqliteListener(Listener):
         self._closed = threading.Event()
         self._end, self._bell = os.pipe()
         self._watch: FileWatch | None = None
-        self._pause_s: float | None = None  # until the next look after a write; None: nothing was written
+        self._pause_s: float | None = None  # pause before the next look after a write; None: no write
         self._using = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
@@ -62,10 +65,10 @@ class SqliteListener(Listener):
         self._is_broken = False
 
     def close(self) -> None:
-        """See Listener."""
+        """End the current wait and all later ones at once, and close the connection."""
         if not self._closed.is_set():
             self._closed.set()
-            os.close(self._bell)  # who waits is woken by that
+            os.close(self._bell)  # end of file wakes the waiting thread
         with self._using:
             self._disconnect()
 
@@ -82,7 +85,7 @@ class SqliteListener(Listener):
         return False
 
     def _rest(self, longest_s: float) -> None:
-        """Until it is worth another look, or closed."""
+        """Wait until another look is worthwhile, or until closed."""
         watch = self._watch
         if watch is None:
             is_eager = time.monotonic() - self._changed_at < EAGER_FOR_S
@@ -95,7 +98,10 @@ class SqliteListener(Listener):
             self._pause_s = self._pause_s * GROWTH if self._pause_s and self._pause_s < LATE_S else None
 
     def _has_changed(self) -> bool:
-        """Whether somebody committed since the last look; the first look counts, for what came before it."""
+        """Return whether another connection committed since the last look.
+
+        True at the first look, since earlier commits were not seen.
+        """
         with self._using:
             if self._closed.is_set():
                 return False
@@ -112,17 +118,17 @@ class SqliteListener(Listener):
             return version != before
 
     def _read(self) -> int:
-        # Before the look: what is written after it is news. What was written may be a commit that is not seen yet, even
-        # where another one is.
+        # Cleared before the look, so that a write after it counts as new. The write may belong to a commit that is not
+        # visible yet, even if another commit is.
         if self._watch is not None and self._watch.clear():
             self._pause_s = SOON_S
         is_new = self._connection is None
         if self._connection is None:
             wrapper = connections[self._alias].copy()
             self._connection = wrapper.get_new_connection(wrapper.get_connection_params())
-            self._version = None  # the numbers of two connections cannot be compared
+            self._version = None  # data_version values of two connections are not comparable
         [version] = self._connection.execute("PRAGMA data_version").fetchone()
-        if is_new:  # by now the log of commits is there, and stays as long as this connection
+        if is_new:  # the read created the WAL file, which exists as long as this connection
             _, _, path = self._connection.execute("PRAGMA database_list").fetchone()
             with suppress(OSError):
                 self._watch = FileWatch([path, f"{path}-wal"])
