@@ -70,7 +70,7 @@ class PortableDialect(Dialect):
     )  # fmt: skip
 
     def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
-        """Insert jobs by upsert; returns no keys, since this dialect stores no jobs with lock keys here."""
+        """Insert jobs by upsert; returns no keys, because jobs with lock keys are inserted elsewhere."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapt = connection.ops.adapt_datetimefield_value
@@ -136,8 +136,9 @@ class PortableDialect(Dialect):
         return found
 
     def _promising(self, cursor: CursorWrapper, slots: Sequence[Slot], clock: Any) -> Sequence[Slot]:
-        """Return the slots whose queues have ready jobs, if there are many slots: each empty queue would cost a
-        statement.
+        """Return the slots whose queues have ready jobs.
+
+        A few slots are returned unchecked; of many, each with an empty queue would cost a statement.
         """
         if len(slots) <= MOST_QUEUES // 10:
             return slots

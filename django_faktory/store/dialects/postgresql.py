@@ -311,7 +311,7 @@ class PostgresqlDialect(Dialect):
     def passes(
         self, connection: BaseDatabaseWrapper, claimed: Sequence[Reservation], now: datetime | None
     ) -> dict[str, str | None]:
-        """Acquire permits for a set with one statement, if all of them are free."""
+        """Acquire permits with one statement; returns {} unless it gets the permits of the whole set."""
         self._passed_at = time.monotonic()
         told = [
             {"jid": job.jid, "wid": job.wid, "attempt": job.attempt, "jobtype": job.jobtype, "queue": job.queue,
