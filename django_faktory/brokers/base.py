@@ -54,6 +54,7 @@ class Transaction:
     is_committed = False
     is_nested = False
     """Whether it is part of an outer transaction, and is committed only with that."""
+    # `staticmethod`, because a plain function in the class body would be called with the instance.
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
     """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
 
@@ -204,6 +205,7 @@ class Broker(ABC):
 
         Raises the same errors as these verbs; if the three are one transaction, nothing was done then.
         """
+        # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
         acked = self.ack(acks)
         return Exchanged(self.push(jobs), [*acked], self.fetch(requests))
 
@@ -224,12 +226,13 @@ class Broker(ABC):
 
         The delivery must be confirmed within 60 s of the exchange unless the job has ended by then.
         """
+        # A write for each delivery would cost the statement that prefetching saves (ADR 22).
         return msgspec.structs.replace(job, wid=wid)
 
     def confirm(self, handed: Sequence[HandedOut]) -> set[str]:  # noqa: ARG002  (there is none)
         """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
 
-        Waits for no other transaction: returns the jids whose rows are locked; confirm these again.
+        Waits for no other transaction: returns the jids of locked rows; confirm these again.
         """
         return set()
 
@@ -262,6 +265,7 @@ class Broker(ABC):
         Answers have the form of `fail`. A store that cannot do this receives failures with the error type
         `WorkerShutdown`.
         """
+        # The protocol has no verb to give a started job back; the error type at least names the reason in its history.
         return self.fail([shutdown_failure(one) for one in interruptions])
 
     @abstractmethod

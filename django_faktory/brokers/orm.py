@@ -63,6 +63,7 @@ from .noting import Notes
 
 logger = get_logger(__name__)
 
+# The store does not import `wakeups`; it reports ready callbacks and jobs by these hooks.
 members.on_callback.append(wakeups.announce)
 locks.on_ready.append(wakeups.announce)
 
@@ -76,7 +77,7 @@ MOST_KNOWN_QUEUES = 10_000
 
 
 class OrmBroker(Broker):
-    """Broker whose jobs are rows of the database `alias`.
+    """Broker that stores jobs as rows of the database `alias`.
 
     `push` joins the caller's transaction; every other verb runs in its own.
     """
@@ -150,7 +151,7 @@ class OrmBroker(Broker):
     def _keyed(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
         """Return the jobs with their lock keys, and for each given job its error or None.
 
-        Without locketed queues, the jobs are returned unchanged. Jobs whose key cannot be computed are left out.
+        Without locketed queues, the jobs are returned unchanged. A job is left out if its key cannot be computed.
         """
         if not self.locket.is_enabled:
             return jobs_, [None] * len(jobs_)
@@ -170,6 +171,7 @@ class OrmBroker(Broker):
 
     def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
         """Run `ack`, `push` and `fetch` in one transaction if the dialect and the jobs allow it."""
+        # Pushes and acks alone need not wait for the release of lost claims, nor fail because of wrong lock settings.
         if requests:
             self._give_back_unanswered()
             self.locket.refuse_wrong()
@@ -197,6 +199,7 @@ class OrmBroker(Broker):
         if self._has_verbs_of_its_own():
             return None
         connection = connections[self.alias]
+        # Bind the connection here: in the event loop's thread `connections[alias]` would be another one.
         return partial(self._begin, connection) if dialect_of(connection).lends else None
 
     def _has_verbs_of_its_own(self) -> bool:
@@ -219,6 +222,7 @@ class OrmBroker(Broker):
             return None
 
         def told(found: jobs.Exchanged) -> Told:
+            # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
             self._notes.started(_handed_out(found.fetched))
@@ -260,7 +264,7 @@ class OrmBroker(Broker):
         return found
 
     def _give_back_unanswered(self) -> None:
-        """Release jobs of claims whose answer was lost: these jobs were never delivered (ADR 17)."""
+        """Release jobs of claims that got no answer: these jobs were never delivered (ADR 17)."""
         # Inside the caller's transaction a failure here would break it, and its rollback would undo the release.
         if connections[self.alias].in_atomic_block:
             return
@@ -279,6 +283,7 @@ class OrmBroker(Broker):
             return
         if returned:
             logger.warning("jobs were claimed and the answer was lost, given back jobs=%d", returned)
+            # The release returns only a number, so workers of all queues are woken.
             self._announce(self.alias, {ANY_QUEUE})
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
@@ -312,6 +317,7 @@ class OrmBroker(Broker):
     def release(self, reservations: Sequence[Reservation]) -> int:
         """Return jobs to their queues, and notify workers of them."""
         released = giving_back.release(reservations, using=self.alias)
+        # An idle worker would otherwise find these jobs only with its next poll.
         if released:
             self._announce(self.alias, {job.queue for job in reservations})
         return released
@@ -372,6 +378,7 @@ class OrmBroker(Broker):
         The first job need not wait for the last step.
         """
         for changed in many.done(many.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
+            # The other commands make no job ready.
             if changed and mutation.command == "requeue":
                 self._announce(self.alias, {ANY_QUEUE})
 
@@ -393,6 +400,7 @@ class OrmBroker(Broker):
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
         """Return the queues' latencies in seconds; servers share them between polling clients."""
+        # Clients that poll share one result, so that their number does not multiply the counting (`store.shared`).
         read = queues.shared_latency if self._shares_numbers else queues.latency
         return read(queues_, using=self.alias)
 
@@ -424,7 +432,7 @@ class OrmBroker(Broker):
         batches.check_open(bid, using=self.alias, by=by, now=self.clock())
 
     def withdraw_batches(self, bids: Collection[str]) -> None:
-        """Delete empty batches whose creators received an error, and notify workers of callbacks."""
+        """Delete empty batches after their creation returned an error, and notify workers of callbacks."""
         if batches.withdraw(bids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})  # a parent's callback may be due
 

@@ -66,6 +66,7 @@ class Outbox:
 
     def _note(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
         outbox.add(jobs, using=alias)
+        # `robust`: an error in the relay must not keep the caller's other commit hooks from running.
         transaction.on_commit(partial(self._relay_soon, alias), using=alias, robust=True)
         return [None] * len(jobs)
 
@@ -90,6 +91,7 @@ class Outbox:
             raise
         for row_id, answer in zip(jobs, answers, strict=True):
             if answer is not None and answer.code == NotUnique.code:
+                # No error: the caller asked for at most one such job, and one is stored.
                 logger.info("job is not unique, it was not enqueued jid=%s", jobs[row_id].jid)
             elif answer is not None:
                 refused[row_id] = str(answer)
@@ -107,6 +109,7 @@ class Outbox:
         except BrokerUnavailable:
             raise
         except Exception as error:
+            # Repeating is safe: a jid that is stored already is accepted and changes nothing (W10).
             if len(jobs) > 1:
                 return [answer for job in jobs for answer in self._answers([job])]
             logger.exception("the target cannot take this job jid=%s", jobs[0].jid)

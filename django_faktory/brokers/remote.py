@@ -96,6 +96,7 @@ class RemoteBroker(Broker):
         self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
         self._was_let_in = False
         self._local = threading.local()
+        # Weak: a connection is closed when its thread ends, and must not be kept open by this set.
         self._open: WeakSet[Connection] = WeakSet()
         self._opening = threading.Lock()
 
@@ -105,6 +106,7 @@ class RemoteBroker(Broker):
 
     def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         if len(jobs) == 1:
+            # PUSHB would answer with a map of refusals; PUSH keeps the code of a refusal.
             [reply] = self._ask([Push(jobs[0]).line()])
             refusal = refusal_in(reply)
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
@@ -123,6 +125,7 @@ class RemoteBroker(Broker):
             try:
                 found.append(self._fetch(request))
             except FaktoryError:
+                # Jobs of earlier requests are reserved: raising now would lose them until their reservations expire.
                 if not any(found):
                     raise
                 return found + [[]] * (len(requests) - len(found))
@@ -163,6 +166,7 @@ class RemoteBroker(Broker):
     def hello(self, worker: WorkerIdentity) -> None:
         """Register with HELLO: this thread opens a new connection now, other threads with their next command."""
         self._identity = worker
+        # The identity is part of HELLO, so a connection that is open already cannot change it.
         self.close()
         self._ask([])
 
@@ -174,6 +178,7 @@ class RemoteBroker(Broker):
     def bye(self, wids: Sequence[str]) -> None:
         """Send END on all connections of these workers, in whichever thread; the server releases their jobs."""
         with self._opening:
+            # A copy under the mutex: other threads add connections. Those inherited over a fork belong to the parent.
             leaving = [one for one in self._open if one.is_ours and one.identity.wid in wids]
         for connection in leaving:
             connection.end()
@@ -252,6 +257,7 @@ class RemoteBroker(Broker):
         return parse_status(object_in(reply))
 
     def _bid(self, line: bytes, asked: str) -> str:
+        # Never repeated: a second BATCH NEW would create another batch, which is never committed.
         [reply] = self._ask([line], again=False)
         if refusal := refusal_in(reply):
             raise about_batch(refusal, asked)
@@ -263,6 +269,7 @@ class RemoteBroker(Broker):
         found = object_in(reply).get("faktory", {})
         if not isinstance(found, dict):
             return {}
+        # A server of another kind may leave this part out.
         with suppress(KeyError, TypeError):
             found["workers"] = found["tasks"]["Workers"]["size"]
         return found
@@ -309,6 +316,8 @@ class RemoteBroker(Broker):
                 return self._ask(lines, again=False, reply_timeout_s=reply_timeout_s)
             raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
         for reply in replies:
+            # Such a server may be about to stop: close, so that the next command connects again, perhaps to its
+            # successor.
             if isinstance(reply, Error) and reply.message.startswith(NOT_NOW):
                 self.close()
                 raise BrokerUnavailable(f"the Faktory server at {self.address} says: {reply.message}")

@@ -92,6 +92,7 @@ def reservation_in(text: str, wid: str) -> Reservation:
         raise ProtocolError("expected a job with a jid in the reply to FETCH")
     failed = _member(found, "failure")
     earlier = failed.get("retry_count") if isinstance(failed, dict) else None
+    # `retry_count` is 0 after the first failure, so the run after it is attempt 2.
     return Reservation(
         jid=jid,
         queue=queue if isinstance(queue, str) else DEFAULT_QUEUE,

@@ -51,6 +51,7 @@ FOLDED = -1
 The previous release counts in slots 0 to 15.
 """
 
+# Large enough that two connections practically never draw the same slot; if they did, one would only wait.
 _OWN_SLOTS = 2**62
 
 _slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
@@ -113,7 +114,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     claim: int | None = None
     """Number that marks the claimed rows, see `store.unanswered`; negated until the delivery is confirmed."""
     at_least_s: float | None = None
-    """Minimum reservation in seconds, for workers whose heartbeat extends it: it must outlast WORKER_TIMEOUT."""
+    """Minimum reservation in seconds, for workers with heartbeats that extend it: it must outlast WORKER_TIMEOUT."""
     at_most_s: float | None = None
     """Lease in seconds until the delivery is confirmed; None: the claim needs no confirmation."""
     ahead: Sequence[Slot] = ()
@@ -128,7 +129,9 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def mark(self) -> int | None:
-        """Return the number that a direct claim writes into its rows."""
+        """Return the number that the claim of `slots` writes into its rows."""
+        # A claim for a server's clients has a lease, and its number is negative until the delivery is confirmed (ADR
+        # 26).
         return self.claim if self.claim is None or self.at_most_s is None else -self.claim
 
 
@@ -202,7 +205,7 @@ class Ending(NamedTuple):
     """Keys to `settle`.
 
     These are the keys of jobs stored in the same exchange that wait for a lock, and of jobs that are next for a lock
-    but whose rows another transaction has locked.
+    while another transaction has their rows locked.
     """
 
 
@@ -233,7 +236,7 @@ class Stored(NamedTuple):
     alive: Collection[str]
     """Jids of stored rows that are not replaced."""
     refused: Collection[str]
-    """Jids of jobs whose unique key belongs to a stored row that keeps it."""
+    """Jids of jobs with a unique key that a stored row has and keeps."""
     blocked: Collection[str]
     """Lock keys that some of the stored jobs wait for."""
     now: datetime
@@ -313,7 +316,7 @@ class Dialect(ABC):
         """
 
     def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
-        """Insert, in the given order, jobs whose jid and unique key no stored row has.
+        """Insert, in the given order, jobs that share neither jid nor unique key with a stored row.
 
         The jobs belong to no batch. To store the other jobs, the caller may change finished rows and take expired keys
         from their rows: these rows are locked first, by id.
@@ -373,6 +376,7 @@ class Dialect(ABC):
         A claimed job may already have its lock, for the plan's `lease_s`: then it has the token. Prefetched jobs are in
         the list too, marked `is_ahead`.
         """
+        # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 24).
         ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else Ending({}, set())
         if jobs:
             ended = ended._replace(blocked=self.insert(connection, jobs, now))
@@ -500,6 +504,8 @@ class Dialect(ABC):
         skipped: set[str] = set()
         with connection.cursor() as cursor:
             for key in keys:
+                # A row that is locked is skipped, not waited for: this transaction already has later rows of the order
+                # locked (ADR 24).
                 for queue, is_ready in next_ready(cursor, key, self.skip_lock):
                     if is_ready:
                         queues.add(queue)
@@ -537,6 +543,7 @@ class Dialect(ABC):
         adapt = connection.ops.adapt_datetimefield_value
         with connection.cursor() as cursor:
             if changed:
+                # Raw SQL bypasses the model's fields, so their conversion of times is done here.
                 rows = [[adapt(value) if isinstance(value, datetime) else value for value in row] for row in changed]
                 cursor.executemany(_SAVE, [(*values, row_id) for row_id, *values in rows])
             self.count(cursor, day, tally)
@@ -564,5 +571,6 @@ def holds(claimed_wid: str, claimed_attempt: int | None, wid: str, attempt: int)
 
     The wids must be equal unless one is empty, and the attempts must be equal unless the report has none.
     """
+    # Connections may send no wid in HELLO, and a prefetched job has none yet: then there is nothing to compare.
     same_worker = not claimed_wid or not wid or claimed_wid == wid
     return same_worker and claimed_attempt in (None, attempt)

@@ -50,6 +50,7 @@ def _gate(row: Sequence[Any]) -> Gate:
         scope=scope,
         name=name,
         allows=Allowance(concurrency=concurrency, rate=rate, per=per, burst=burst),
+        # SQLite and MariaDB return booleans as integers, and times without a zone.
         is_paused=bool(is_paused),
         in_use=in_use,
         tokens=float(tokens),
@@ -69,6 +70,7 @@ def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
         return
     adapt = cursor.db.ops.adapt_datetimefield_value
     rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in gates]
+    # The usual case: a plain UPDATE, without CASE.
     if len(gates) == 1:
         changes = ", ".join(f"{column} = %s" for column in _WRITTEN)
         cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id = %s", [*rows[0], gates[0].id])
@@ -104,12 +106,14 @@ def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> d
 
 def hand_out(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
     """Record the permits of these jobs, so that they may be delivered."""
+    # A key that is unique until the start is released when the job has everything it needs, its lock included.
     starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
     _set_each(cursor, "passes", passes, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
 def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
     """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
+    # The claim counted an attempt; the job never ran, so it is taken back too.
     undone = (
         "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL, lock_token = NULL"
     )
@@ -136,7 +140,7 @@ def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], res
 def park_head(
     cursor: CursorWrapper, dialect: Dialect, queue: str, *, tasks: Mapping[str, int], keys: Mapping[str, int]
 ) -> set[int]:
-    """Block the jobs at the head of a queue whose limiters are full, given by jobtype and by key; return the limiters.
+    """Block jobs at the head of a queue if their limiters, given by jobtype and key, are full; return the limiters.
 
     Jobs that their limiter has just unblocked are skipped, and so are rows that another transaction is claiming.
     """
@@ -153,6 +157,7 @@ def park_head(
         cursor.execute(
             f"SELECT id FROM {JOB} WHERE id IN ({marks(shut)}) AND state = 'enqueued'{dialect.skip_lock}", [*shut]
         )
+        # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
         shut = {row_id: shut[row_id] for (row_id,) in cursor.fetchall()}
         _set_each(cursor, "gate", shut, "state = 'blocked'")
     return set(shut.values())
@@ -221,6 +226,7 @@ def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tupl
 
 def holders(cursor: CursorWrapper, gate: int) -> int:
     """Return how many running jobs hold a permit of this limiter."""
+    # Commas on both sides let LIKE match an id only as a whole.
     cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND passes LIKE %s", [f"%,{gate},%"])
     count: int = cursor.fetchone()[0]
     return count
@@ -229,6 +235,7 @@ def holders(cursor: CursorWrapper, gate: int) -> int:
 def running(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
     """Count the running jobs that need no further permit, by queue, jobtype, limit key and permits."""
     cursor.execute(
+        # Empty `passes` mark a claimed job that has yet to acquire its permits; NULL marks one that no limit concerned.
         f"SELECT queue, jobtype, limit_key, passes, COUNT(*) FROM {JOB}"
         " WHERE state = 'working' AND (passes IS NULL OR passes <> '') GROUP BY queue, jobtype, limit_key, passes"
     )

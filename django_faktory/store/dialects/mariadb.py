@@ -37,6 +37,7 @@ class MariadbDialect(PortableDialect):
         " late = late + VALUES(late)"
     )
 
+    # REPEATABLE READ applies to the next transaction only; Django's default is READ COMMITTED.
     begin_snapshot = (
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
         "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
@@ -67,6 +68,7 @@ class MariadbDialect(PortableDialect):
 
         A claim takes some milliseconds; the sweep counts the jobs of one that took longer than this.
         """
+        # A longer wait would delay each new limit; later claims are counted by the sweep.
         time.sleep(CLAIMED_WITHIN_S)
 
     def after(self, moment: str, seconds: str) -> str:

@@ -1,8 +1,8 @@
 """Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 10).
 
 A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
-a hot one. Only for the package's own statements, whose types are known. Outside a transaction, all statements before a
-sync are one transaction. Main functions: `run_prepared`, `run_last`; `Flight` does not block.
+a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
+before a sync are one transaction. Main functions: `run_prepared`, `run_last`; `Flight` does not block.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class Flight(Generic[Told]):
 
     def _take(self) -> bool:
         pgconn, pq = self._pgconn, _driver().pq
+        # libpq returns None after each statement's results; two in succession mean that no result is outstanding.
         was_none = False
         while not pgconn.is_busy():
             result = pgconn.get_result()
@@ -161,6 +162,7 @@ class Flight(Generic[Told]):
         try:
             yield
         except BaseException:
+            # After half a pipeline the next user of this connection would read results that are not its own.
             self._pgconn.finish()
             raise
 
@@ -224,9 +226,11 @@ def _received(pgconn: Any) -> list[Any]:
 
 
 def _answers(found: list[Any], calls: int) -> list[Rows]:
+    # Results after the first error only report that the pipeline was aborted.
     error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
     if error is not None:
         raise _driver().errors.error_from_result(error)
+    # The result of BEGIN, if it was sent, comes first and is skipped.
     return [_rows(result) for result in found[len(found) - calls :]]
 
 
@@ -282,6 +286,7 @@ class _Reader(threading.local):
         from psycopg.types import bool as booleans
         from psycopg.types import datetime, numeric, string
 
+        # An adapters map of its own: those of the connection may contain the project's loaders.
         adapters = AdaptersMap(types=_driver().adapters.types)
         adapters.register_loader("bool", booleans.BoolBinaryLoader)
         adapters.register_loader("int2", numeric.Int2BinaryLoader)
@@ -296,6 +301,7 @@ class _Reader(threading.local):
 
     def rows(self, result: Any) -> Rows:
         """Return all rows of a result as tuples."""
+        # The transformer keeps the current result, so each thread needs its own (`threading.local`).
         self._transformer.set_pgresult(result)
         rows: Rows = self._transformer.load_rows(0, result.ntuples, tuple)
         self._transformer.set_pgresult(None)  # otherwise the result stays in memory until the next one

@@ -121,6 +121,7 @@ class PortableDialect(Dialect):
             held = withheld(connection, {slot.wid for slot in plan.slots if slot.wid}, adapted)
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
+            # Between two slots the limit shrinks: earlier slots of the plan take precedence.
             for slot in self._promising(cursor, plan.slots, adapted):
                 room = min(slot.count, plan.limit - len(found))
                 if room > 0 and slot.queue not in held.queues and slot.wid not in held.wids:
@@ -136,7 +137,7 @@ class PortableDialect(Dialect):
         return found
 
     def _promising(self, cursor: CursorWrapper, slots: Sequence[Slot], clock: Any) -> Sequence[Slot]:
-        """Return the slots whose queues have ready jobs.
+        """Return the slots of queues that have ready jobs.
 
         A few slots are returned unchecked; of many, each with an empty queue would cost a statement.
         """
@@ -188,6 +189,8 @@ class PortableDialect(Dialect):
     def _mark_working(
         self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: Plan, *, is_gated: bool
     ) -> None:
+        # A job that needs a permit keeps a key that is unique until the start until it has the permit
+        # (`gates.hand_out`).
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(
@@ -241,6 +244,7 @@ class PortableDialect(Dialect):
         seconds = f"{self.greatest}(reserve_for, {float(at_least_s)!r})"
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
+            # Read without locks first: few jobs are due, and the others must not be locked for a heartbeat.
             due = (
                 f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)})"
                 f" AND reserved_until < {self.after('%s', f'({seconds} / 2)')}"
@@ -286,6 +290,7 @@ class PortableDialect(Dialect):
             found.update(cursor.fetchall())
         return found
 
+    # LIMIT bounds the count: a queue may hold millions of jobs, and callers only ask for a few.
     _waiting = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
         " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
@@ -297,6 +302,7 @@ class PortableDialect(Dialect):
         """End plain jobs: lock, compare holders in Python, delete or keep, count."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
+            # SQLite has no row locks, so there is no need to lock the rows that a push may replace.
             found = self._ending(cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set())
             left = {row[1] for row in found if row[5]}
             rows = {
@@ -304,6 +310,7 @@ class PortableDialect(Dialect):
                 for row_id, jid, wid, attempt, ttl, is_apart, queue, jobtype, started_at in found
                 if not is_apart
             }
+            # The first ack of the holder counts; a second one for the same jid is late.
             held: dict[str, tuple[int, Ack, int | None]] = {}
             for ack in acks:
                 row_id, ttl, holder = rows.get(ack.jid, (0, None, None))
@@ -364,7 +371,7 @@ class Withheld(NamedTuple):
     """Conditions that a claim reads in addition to the jobs."""
 
     queues: set[str]
-    """Paused queues, and queues whose limiter is full or closed: they hand out no job."""
+    """Paused queues, and queues with a full or closed limiter: they hand out no job."""
     wids: set[str]
     """Quiet or terminating workers: they get no job."""
     limited: set[tuple[str, str]]

@@ -111,6 +111,7 @@ class PostgresqlDialect(Dialect):
         *jids, (_, _, _, clock) = rows
         for _, jid, kind, _ in jids:
             found[kind].add(jid)
+        # A push of a stored, unfinished jid is accepted (W10), even if its unique key is taken as well.
         return Stored(found["stored"], found["alive"], found["refused"] - found["alive"], blocked_keys(rows), clock)
 
     def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
@@ -121,6 +122,7 @@ class PostgresqlDialect(Dialect):
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
         """Reserve jobs, with one statement for each wid of the plan."""
+        # CLAIM_ALONE turns off `synchronous_commit` for its whole transaction, which must not be the caller's.
         claim = CLAIM if connection.in_atomic_block else CLAIM_ALONE
         return reservations(execute_on(connection, claim_calls(claim, plan, now)))
 
@@ -162,6 +164,7 @@ class PostgresqlDialect(Dialect):
         calls = self._ends(connection, acks, now, [job.jid for _, job in jobs]) if acks else []
         ends = len(calls)
         calls += [any_push_call(jobs, now)] if jobs else []
+        # Acks and pushes must be on disk when they are answered, so CLAIM_ALONE may be used only without them (ADR 6).
         claims_from = len(calls)
         calls += claim_calls(CLAIM if calls or connection.in_atomic_block else CLAIM_ALONE, plan, now)
         is_handed_over = bool(plan.slots) and ends > 0 and calls[ends - 1][0] is NEXT_OF_FREED
@@ -176,6 +179,7 @@ class PostgresqlDialect(Dialect):
             # Rows are popped in reverse order of the statements above.
             ahead = read_ahead(found.pop()) if plan.ahead else []
             heirs = found.pop() if is_handed_over else []
+            # A job that got its lock this way is likely to be followed by another of its key: try `relay` at its end.
             self._relay.remember(jid for jid, _, _ in heirs)
             ending = self._ending(found[:ends] if acks else [[]], heirs)
             if jobs and (keys := blocked_keys(found[ends])):
@@ -216,6 +220,7 @@ class PostgresqlDialect(Dialect):
 
     def keeps_session(self, connection: BaseDatabaseWrapper) -> bool:
         """Return False behind a pooler, with Django's own connection pool, and inside a transaction."""
+        # Django's pool (5.1 and later) gives the session to other threads after each request.
         is_shared = bool(getattr(connection, "pool", None)) or not connection.autocommit
         return not is_shared and keeps_session(connection)
 
@@ -251,6 +256,7 @@ class PostgresqlDialect(Dialect):
         try:
             found = execute_last(connection, [end_last_call(connection, ack, now)])
         except DataError as error:
+            # A failed cast raises DataError; the text distinguishes it from other invalid data.
             if NOT_HELD in str(error):
                 raise ReservationLost from error
             raise
@@ -296,11 +302,13 @@ class PostgresqlDialect(Dialect):
         skipped: set[str] = set()
         ended = {jid: _held(row) for jid, *row, is_apart in first if not is_apart}
         left = {row[0] for row in first if row[-1]}
+        # Some of them probably hold locks: end those with the same message from now on.
         if left:
             self._locked_at = time.monotonic()
         for rows in more:  # two columns: readied queues and skipped keys; else ends of holders
             if rows and len(rows[0]) == 2:
                 readied = Counter(queue for queue, key in rows if key is None)
+                # A Counter, because a queue may have become ready twice, and only one of these jobs been claimed.
                 readied -= Counter(queue for _, _, queue in heirs)
                 skipped = {key for _, key in rows if key is not None}
             else:

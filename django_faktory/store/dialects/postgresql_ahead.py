@@ -17,8 +17,8 @@ from .postgresql_rows import RETURNED
 from .prepared import Call, Statement, execute_on
 
 # Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
-# that would hold a lock or a permit meanwhile, one that expires before its lease ends, and one whose priority is not 0,
-# because it changes the order.
+# that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority
+# except 0, because it changes the order.
 AHEAD = Statement(
     "ahead",
     ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
@@ -65,7 +65,7 @@ WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid 
 )
 
 
-# Rows are found by jid alone, see `postgresql_verbs`; only those that are due are locked. A locked row is skipped: a
+# Rows are found by jid alone, see `postgresql_verbs`; only due rows are locked. A locked row is skipped: a
 # transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
 EXTEND = Statement(
     "extend",
@@ -99,7 +99,7 @@ def ahead_call(plan: Plan, now: datetime | None) -> Call:
 
 
 def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
-    """Start the reservations of delivered jobs; return the jids whose rows are locked."""
+    """Start the reservations of delivered jobs; return the jids of locked rows."""
     values = [
         [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
         [one.ago_s for one in handed], now,

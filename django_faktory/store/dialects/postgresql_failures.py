@@ -60,6 +60,7 @@ def save_calls(connection: BaseDatabaseWrapper, changed: Sequence[Changed], day:
     """
     calls: list[Call] = []
     if changed:
+        # One array per column, for `unnest`: the statement's text does not depend on the number of rows.
         columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
         calls.append((SAVE, columns))
     if tally != Tally():

@@ -56,7 +56,7 @@ SELECT jid, id FROM got""",
 )
 
 # Ends the jobs that END skips because they hold a lock, if they belong to no batch. Their locks are not deleted but
-# marked: the next statement, whose snapshot is taken after the lock rows were locked, sees every job that was blocked
+# marked: the next statement takes its snapshot after the lock rows were locked, and so sees every job that was blocked
 # by them until then.
 END_LOCKED = Statement(
     "done_locked",

@@ -1,7 +1,7 @@
 """Insert jobs with options on PostgreSQL: one statement for a set, as for plain jobs (ADR 23).
 
-Durations that start at the push are added in the statement, by the database's clock. A job whose lock is taken, or for
-whose key another job is ready, is blocked from the start (ADR 15); of several such jobs in one set the first is ready.
+Durations that start at the push are added in the statement, by the database's clock. A job is blocked from the start if
+its lock is taken, or another job of its key is ready (ADR 15); of several such jobs in one set the first is ready.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def any_push_call(jobs: Placed, now: datetime | None) -> Call:
 
 
 def unique_call(jobs: Placed, now: datetime | None) -> Call:
-    """Return the call that inserts the jobs whose jid and key no stored row has, in the given order."""
+    """Return the call that inserts, in the given order, jobs that share no jid or unique key with a stored row."""
     return PUSH_UNIQUE, [_told(jobs), now]
 
 

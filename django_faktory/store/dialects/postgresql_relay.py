@@ -116,6 +116,7 @@ class Relay:
 
     def remember(self, jids: Iterable[str]) -> None:
         """Remember jobs that got their lock from the end of another."""
+        # Exchanges in several threads share this dict; `expects` only reads it, and needs no mutex.
         with self._lock:
             self._heirs.update(dict.fromkeys(jids))
             # Dicts keep their insertion order, so the oldest job is forgotten first.

@@ -39,6 +39,7 @@ def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
 
 
 def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    # The order of a claim: place of the queue in the request, then priority, then age.
     place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
     return place, weight, enqueued_at, row_id
 

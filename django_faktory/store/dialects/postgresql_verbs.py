@@ -177,10 +177,10 @@ UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'r
 )
 
 # Rows are found by jid alone, and their state is checked once they are locked. With the state in the lookup, the
-# planner takes the partial index of working jobs, whose dead entries it does not count, and walks over every job of the
-# last minute. A prefetched job may get its wid in between (ADR 22), and any job may get permits from a new limit: only
-# the locked row counts. All rows are locked by id first, including those that later statements of the same message end,
-# and those with a jid that a later statement inserts: $5 (ADR 24).
+# planner takes the partial index of working jobs, does not count its dead entries, and walks over every job of the last
+# minute. A prefetched job may get its wid in between (ADR 22), and any job may get permits from a new limit: only the
+# locked row counts. All rows are locked by id first, including rows that later statements of the same message end, and
+# rows with a jid that a later statement inserts: $5 (ADR 24).
 END = Statement(
     "done",
     ["timestamptz", "json", "bigint", "int", "text[]"],

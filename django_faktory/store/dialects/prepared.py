@@ -70,9 +70,13 @@ class Statement:
         self, name: str, types: Sequence[str], sql: str, *, gives_rows: bool = True, ages: bool = True
     ) -> None:
         self.name, self.types, self.sql, self.gives_rows, self.ages = name, types, sql, gives_rows, ages
+        # A `$n` may occur several times; a cursor needs a value for each occurrence, cast to the type that PREPARE
+        # declares.
         self._places = [int(place) - 1 for place in _PLACE.findall(sql)]
         self._plain = _PLACE.sub(lambda match: f"%s::{types[int(match[1]) - 1]}", sql)
         self._execute = f"({', '.join(['%s'] * len(types))})"
+        # Keyed by the driver's connection: prepared statements end with its session, and Django reconnects with a new
+        # one.
         self._uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 
     def ready(self, cursor: CursorWrapper) -> _Use | None:
@@ -100,6 +104,7 @@ class Statement:
         now = time.monotonic()
         if use is None or not use.name or (self.ages and now - use.planned_at > REPLAN_S):
             return ""
+        # Counts as a use, so that `ready` sees the statement as frequent and replans it when its plan is too old.
         use.uses += 1
         use.used_at = now
         return use.name
@@ -155,6 +160,7 @@ def execute_on(connection: BaseDatabaseWrapper, calls: Sequence[Call]) -> list[R
     """
     connection.close_if_health_check_failed()  # both as Django does for a cursor
     connection.ensure_connection()
+    # With a closed connection, use a cursor: it raises Django's usual error.
     named = [] if connection.connection.closed else _at_hand(connection, calls)
     if named:
         try:

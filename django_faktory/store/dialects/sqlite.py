@@ -16,7 +16,7 @@ from .portable import COLUMNS, OPTIONS, PortableDialect
 from .write_queue import write_queue
 
 PARAMETERS = 999
-"""Limit of parameters in one INSERT: versions before 3.32 take no more, and larger statements are not faster."""
+"""Limit of parameters in one INSERT: versions before 3.32 accept only 999, and larger statements are not faster."""
 
 
 class SqliteDialect(PortableDialect):
@@ -33,6 +33,7 @@ class SqliteDialect(PortableDialect):
         " failed = failed + excluded.failed, late = late + excluded.late"
     )
 
+    # Deferred: the transaction takes no write lock, and its snapshot begins with its first read.
     begin_snapshot = ("BEGIN DEFERRED",)
 
     def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:
@@ -55,6 +56,7 @@ class SqliteDialect(PortableDialect):
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert many rows with each statement: `executemany` runs one statement per row, and takes twice as long."""
         width = len(rows[0])
+        # Statements of one size have one text each, built once; only the last one of a set is built anew.
         most = PARAMETERS // width
         for start in range(0, len(rows), most):
             some = rows[start : start + most]
