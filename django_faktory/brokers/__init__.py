@@ -1,4 +1,7 @@
-"""Which broker this project uses: made once a process, by the settings."""
+"""Choose the broker that this project uses, by its settings; each is created once per process.
+
+`get_broker` returns the broker, `get_producer` the target of pushes (the broker, or an outbox in front of it).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ __all__ = ["Broker", "get_broker", "get_producer", "remote_broker", "serving_bro
 
 @lru_cache(maxsize=1)
 def get_broker() -> Broker:
-    """The broker of `FAKTORY["BROKER"]`: "orm", "remote", or the dotted path of a Broker that takes no arguments."""
+    """Return the broker of `FAKTORY["BROKER"]`.
+
+    The setting is "orm", "remote", or the dotted path of a Broker that takes no arguments. Raises ImproperlyConfigured.
+    """
     match conf.get("BROKER"):
         case "orm":
             return _orm_broker()
@@ -42,15 +48,21 @@ def get_broker() -> Broker:
 
 
 def serving_broker(announce: Callable[[str, Collection[str]], None], recorder: Recorder) -> Broker:
-    """A server's own: `get_broker`, with its hints sent by `announce`, which does not wait, where the jobs are in a
-    database."""
+    """Return the broker for a server process.
+
+    With jobs in the database, it sends notifications by `announce`, which must not block; otherwise it is
+    `get_broker()`.
+    """
     if conf.get("BROKER") != "orm":
         return get_broker()
     return _orm_broker(announce=announce, announces_apart=True, shares_numbers=True, recorder=recorder)
 
 
 def working_broker(recorder: Recorder) -> Broker:
-    """A worker's own: `get_broker`, which lets `recorder` know what passes where the jobs are in a database."""
+    """Return the broker for a worker process.
+
+    With jobs in the database, it reports starts and ends of jobs to `recorder`; otherwise it is `get_broker()`.
+    """
     return _orm_broker(recorder=recorder) if conf.get("BROKER") == "orm" else get_broker()
 
 
@@ -74,7 +86,7 @@ def _orm_broker(**more: Any) -> Broker:
 
 
 def configured_locket() -> Locket:
-    """What the settings say of locketed queues."""
+    """Return the configuration of locketed queues from the settings."""
     settings = conf.get("LOCKET")
     key = settings.get("JOB_LOCK_KEY")
     return Locket(settings, key=import_string(key) if isinstance(key, str) else key)
@@ -82,7 +94,10 @@ def configured_locket() -> Locket:
 
 @lru_cache(maxsize=1)
 def get_producer() -> Broker | Outbox:
-    """Where tasks are pushed to: the broker, or where jobs live elsewhere than transactions an outbox before it."""
+    """Return the target of pushes: the broker, or an outbox in front of it.
+
+    An outbox is used if jobs are stored outside the databases of the project's transactions (ADR 8).
+    """
     aliases = conf.outbox()
     if not aliases:
         return get_broker()
@@ -92,7 +107,7 @@ def get_producer() -> Broker | Outbox:
 
 
 def remote_broker(url: str, *, identity: WorkerIdentity | None = None) -> Broker:
-    """The Faktory server at `url`."""
+    """Return a broker for the Faktory server at `url`."""
     from .remote import RemoteBroker  # a project with its jobs in the database needs no sockets
 
     return RemoteBroker(url, identity=identity)

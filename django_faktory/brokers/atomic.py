@@ -1,4 +1,4 @@
-"""The transaction of an atomic task, in this Django database (ADR 0007). Knows no job."""
+"""Open the transaction of an atomic task in this Django database (ADR 7). Knows nothing about jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import Transaction
 
 @contextmanager
 def atomic(alias: str) -> Iterator[Transaction]:
-    """Open it; see `Broker.atomic`."""
+    """Open a transaction of this database; see `Broker.atomic`."""
     told = Transaction()
     connection = connections[alias]
     told.is_nested = connection.in_atomic_block
@@ -25,9 +25,13 @@ def atomic(alias: str) -> Iterator[Transaction]:
 
 
 def _is_untouched(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction has neither a statement nor a hook beside our own. PostgreSQL's drivers begin it at the
-    server with its first statement, and tell; elsewhere nobody knows."""
+    """Return whether the transaction has run no statement, and has no commit hook except our own.
+
+    PostgreSQL's drivers send BEGIN with the first statement, and report the transaction's status. With other databases
+    the answer is unknown, and therefore False.
+    """
     if connection.vendor != "postgresql" or connection.connection is None or connection.needs_rollback:
         return False
+    # Django does not record whether a statement ran, so ask the driver. One hook is our own: it sets `is_committed`.
     is_begun = connection.connection.info.transaction_status != 0  # libpq's PQTRANS_IDLE
     return not is_begun and len(connection.run_on_commit) == 1

@@ -1,8 +1,8 @@
-"""The port: one method for each verb of the protocol, all of them set-based.
+"""Define `Broker`, the port to the job store: one method for each verb of the protocol, all of them set-based.
 
-The FWP server, the worker and the producers speak to a Broker and to nothing below it. Two stand
-behind it: this Django database (`orm`) and a Faktory server elsewhere (`remote`). It knows neither.
-A single job is a set of one. Answers come in the order of what was asked.
+The FWP server, the worker and the producers use a Broker and nothing below it. There are two implementations: this
+Django database (`orm`) and a remote Faktory server (`remote`); this module depends on neither. A single job is a set of
+one. Answers have the order of the arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Told_co = TypeVar("Told_co", covariant=True)
 
 
 class Exchanged(NamedTuple):
-    """The answers of `push`, `ack` and `fetch`."""
+    """Answers of `push`, `ack` and `fetch`, from one `exchange`."""
 
     pushed: list[FaktoryError | None]
     acked: list[FaktoryError | bool]
@@ -46,13 +46,17 @@ class Exchanged(NamedTuple):
 
 
 class Transaction:
-    """One that `Broker.atomic` opened. Hooks that run after a commit may fail: it was committed all the same."""
+    """A transaction that `Broker.atomic` opened.
+
+    Hooks that run after the commit may raise an exception although the transaction is committed: check `is_committed`.
+    """
 
     is_committed = False
     is_nested = False
-    """Whether it is part of a larger one, and so committed with that."""
+    """Whether it is part of an outer transaction, and is committed only with that."""
+    # `staticmethod`, because a plain function in the class body would be called with the instance.
     is_untouched: Callable[[], bool] = staticmethod(lambda: False)
-    """Asked inside of it: whether nothing at all has been done there, as far as that can be told."""
+    """Return, called inside the transaction, whether nothing has been done in it; False if that is unknown."""
 
 
 class InFlight(Protocol[Told_co]):
@@ -60,27 +64,35 @@ class InFlight(Protocol[Told_co]):
 
     @property
     def fd(self) -> int:
-        """Readable when something came of the answer."""
+        """Return the file descriptor; it is readable when a part of the answer has arrived."""
 
     @property
     def is_sent(self) -> bool:
-        """Whether all was sent; else call `send` when `fd` is writable, and `read` after it."""
+        """Return whether all of it was sent.
+
+        If not, call `send` when `fd` is writable, then `read`.
+        """
 
     def send(self) -> None:
-        """Send more of it; never raises."""
+        """Send the next part; never blocks or raises."""
 
     def read(self) -> Told_co | Callable[[], Told_co] | None:
-        """What is made of the answer, or what is left to do for it in the thread of the connection: that may wait, and
-        raises what `exchange` raises. None while more is to come. Never raises."""
+        """Return the result, or a callable that completes the exchange, or None until the answer is complete.
+
+        The callable must run in the thread that owns the connection: it may block, and raises the same errors as
+        `exchange`. `read` itself never raises.
+        """
 
     @property
     def is_last(self) -> bool:
-        """When it was read: whether something came behind the answer, such as the connection's end. It is to be left to
-        its thread then."""
+        """Return, after the read, whether more input followed the answer, such as the end of the connection.
+
+        If so, only the thread that owns the connection may use it next.
+        """
 
 
 class Lent(Protocol):
-    """A connection that a thread has lent."""
+    """A connection that its thread has lent to an event loop."""
 
     def __call__(
         self,
@@ -90,236 +102,270 @@ class Lent(Protocol):
         then: Callable[[Exchanged], Told],
         /,
     ) -> InFlight[Told] | None:
-        """Send an exchange, of whose answer `then` makes what is told; None where it must go by `exchange`, in the
-        thread: nothing was done then."""
+        """Send an exchange; `then` converts its answer into the result of `InFlight.read`.
+
+        Returns None, with nothing done, if the exchange must run in the thread by `Broker.exchange`.
+        """
 
 
 class Broker(ABC):
-    """What every store of jobs can do. Safe to call from several threads at once.
+    """Interface of every job store. Safe to call from several threads.
 
-    Every verb raises BrokerUnavailable when the store cannot be reached: then nothing was changed,
-    or (a connection lost while it committed) what was sent may be sent again without harm.
+    Every verb raises BrokerUnavailable if the store is unreachable. Then either nothing was changed, or (if the
+    connection was lost during the commit) the same call may be repeated without harm.
     """
 
     transactional = False
     """Whether push takes part in the caller's database transaction."""
 
     blocking = False
-    """Whether fetch itself waits (up to 2 s) for a job; otherwise it answers at once and the caller
-    waits for a wake-up hint."""
+    """Whether fetch itself waits (up to 2 s) for a job.
+
+    If not, it returns at once, and the caller waits for a notification.
+    """
 
     keeps_results = False
-    """Whether Ack.result is stored."""
+    """Whether `Ack.result` is stored."""
 
     def atomic(self) -> AbstractContextManager[Transaction]:
-        """A transaction that push and ack of this thread take part in. Raises FaktoryError where there is none."""
+        """Open a transaction that push and ack of this thread take part in.
+
+        Raises FaktoryError if the store has no transactions.
+        """
         raise FaktoryError(
             'tasks with atomic=True need their jobs in this project\'s database: FAKTORY["BROKER"] = "orm"'
         )
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:  # noqa: ARG002
-        """`ack` the end of this job, as the last thing inside of `atomic`: it may be committed then, together with all
-        else. False, or ReservationLost: it was not this worker's any more, and nothing must be committed."""
+        """Acknowledge this job as the last operation inside `atomic`; the transaction may be committed at once with it.
+
+        Returns False, or raises ReservationLost, if the job is no longer this worker's: then the transaction must not
+        be committed.
+        """
         return self.ack([ack]) == [True]
 
     cancels = False
-    """Whether jobs that run can be cancelled."""
+    """Whether running jobs can be cancelled."""
 
     @property
     def hands_over(self) -> bool:
-        """Whether `exchange` gives the lock of a job it ends to the next of its key, in the same transaction."""
+        """Return whether `exchange` passes the lock of a job that it ends to the next job of its key.
+
+        Both happen in one transaction, so that the key is never free in between.
+        """
         return False
 
     def cancel(self, jids: Sequence[str]) -> int:  # noqa: ARG002
-        """Drop jobs that wait, and have those that run cancelled by their workers; returns how many it was."""
+        """Delete waiting jobs, and ask the workers of running jobs to cancel them; return the number of jobs.
+
+        Raises FaktoryError if the store cannot cancel jobs.
+        """
         raise FaktoryError(
             'jobs can be cancelled in this project\'s database only: FAKTORY["BROKER"] = "orm"; a Faktory server '
             "knows no such command"
         )
 
     def cancelled(self, jids: Sequence[str]) -> list[str]:  # noqa: ARG002
-        """Those of these running jobs that somebody cancelled."""
+        """Return the jids of these running jobs that have been cancelled."""
         return []
 
     lock_heartbeat_s = 30.0
-    """Between two calls of `extend_locks`, for who holds locks."""
+    """Interval between two calls of `extend_locks`, in seconds."""
 
     def extend_locks(self, tokens: Collection[int]) -> set[int]:  # noqa: ARG002
-        """Let the locks of running jobs live on; returns those that are lost: others may have them by now."""
+        """Extend the locks of running jobs; return the tokens of lost locks.
+
+        Other jobs may have acquired the lost locks by now.
+        """
         return set()
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Limit how long the verbs of this thread wait for other transactions' locks: then they raise LockTimeout."""
+        """Limit how long verbs of this thread wait for other transactions' locks; after that they raise LockTimeout."""
         return nullcontext()
 
     @abstractmethod
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
-        """Store jobs. One answer a job: None, or why it was refused; the others are stored all the same.
+        """Store jobs.
 
-        A jid that is still stored and not finished is accepted and changes nothing, so that a sender may
-        repeat itself after a lost connection (W10). A finished one is replaced.
+        Each job has its own answer: None, or the reason of its refusal; one refusal does not affect other jobs.
+
+        A jid that is stored and not finished is accepted and changes nothing, so that a sender may repeat a push after
+        a lost connection (W10). A finished job is replaced.
         """
 
     @abstractmethod
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """Reserve jobs: for each request up to `count`, in the order of its queues, then priority, then age (W13).
+        """Reserve jobs: up to `count` for each request, in the order of its queues, then priority, then age (W13).
 
-        A request whose wid is quiet or terminating, and a paused queue, get none.
+        A request of a quiet or terminating worker gets no job, and paused queues give out none.
         """
 
     def exchange(self, jobs: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
-        """`ack`, `push` and `fetch` in this order, as one where the store can: one round trip, one commit.
+        """Run `ack`, `push` and `fetch` in this order, in one round trip and one commit if the store supports that.
 
-        Raises what they raise; where they are one nothing was done then.
+        Raises the same errors as these verbs; if the three are one transaction, nothing was done then.
         """
+        # Fetch last, so that it finds jobs that the acks made ready or the push has just stored.
         acked = self.ack(acks)
         return Exchanged(self.push(jobs), [*acked], self.fetch(requests))
 
     def lend(self) -> Lent | None:
-        """A way for an event loop to exchange on this thread's connection, as long as the thread does nothing with it
-        and after it has done something; None where there is none (ADR 0021)."""
+        """Lend this thread's connection to an event loop for exchanges (ADR 21). None: the store cannot lend now.
+
+        The loop may use it while the thread does not, and only after the thread has used it.
+        """
         return None
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `exchange` may answer with jobs read ahead, which are to be handed out or released (ADR 0022)."""
+        """Return whether `exchange` may return prefetched jobs, which must be delivered or released (ADR 22)."""
         return False
 
     def hand_out(self, job: Reservation, wid: str) -> Reservation:
-        """Somebody gets a job that was read ahead: as his. Costs nothing, and is to be confirmed within a minute of the
-        exchange, if the job is not ended by then."""
+        """Deliver a prefetched job to a worker; return it with its wid. Writes nothing.
+
+        The delivery must be confirmed within 60 s of the exchange unless the job has ended by then.
+        """
+        # A write for each delivery would cost the statement that prefetching saves (ADR 22).
         return msgspec.structs.replace(job, wid=wid)
 
     def confirm(self, handed: Sequence[HandedOut]) -> set[str]:  # noqa: ARG002  (there is none)
-        """Let the reservations of jobs that were read ahead begin when these were handed out; ended ones stay so.
+        """Start the reservations of delivered prefetched jobs, at the time of their delivery; ended jobs are skipped.
 
-        Waits for nobody: the jids it returns are in a transaction that runs, and to be confirmed again.
+        Waits for no other transaction: returns the jids of locked rows; confirm these again.
         """
         return set()
 
     @abstractmethod
     def ack(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
-        """End jobs successfully; one answer for each ack.
+        """End jobs successfully; return one answer for each ack.
 
-        False: nothing was changed, since the job is not stored, not working, or held by another (W16).
-        BrokerUnavailable as an answer: this job was not ended, others of the set were; send this ack again.
+        False: nothing was changed, because the job is not stored, not working, or held by another worker (W16).
+        BrokerUnavailable as an answer: this job was not ended, although other jobs of the set were; send this ack
+        again.
         """
 
     @abstractmethod
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
-        """Report failures. True where it had effect, False for a stranger's, JobNotFound for an unknown jid (W17)."""
+        """Report failures. True: recorded; False: the job has another holder; JobNotFound: the jid is unknown (W17)."""
 
     @abstractmethod
     def release(self, reservations: Sequence[Reservation]) -> int:
-        """Give back jobs that nobody began, each to its old place in its queue; returns how many were (W14)."""
+        """Return reserved jobs that were not started to their old places in their queues (W14).
+
+        Returns the number of released jobs.
+        """
 
     gives_back_begun = False
-    """Whether `interrupt` gives jobs back without counting a failure."""
+    """Whether `interrupt` releases jobs without counting a failure."""
 
     def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
-        """Give back jobs that a stopping worker began: no attempt, error or loss is counted. Answers like `fail`.
+        """Release jobs that a stopping worker has started, without counting an attempt, an error or a loss.
 
-        A store that cannot do this is sent failures with the error type `WorkerShutdown`.
+        Answers have the form of `fail`. A store that cannot do this receives failures with the error type
+        `WorkerShutdown`.
         """
+        # The protocol has no verb to give a started job back; the error type at least names the reason in its history.
         return self.fail([shutdown_failure(one) for one in interruptions])
 
     @abstractmethod
     def hello(self, worker: WorkerIdentity) -> None:
-        """Register a worker process, or see it again; its state is not reset."""
+        """Register a worker process, or refresh its registration; its state is not reset."""
 
     def register(self, identities: Sequence[WorkerIdentity]) -> Sequence[FaktoryError | None]:
-        """`hello` for a set of worker processes; one answer for each: None, or why it is not registered."""
+        """Register a set of worker processes; one answer for each: None, or the reason of its refusal."""
         for identity in identities:
             self.hello(identity)
         return [None] * len(identities)
 
     @abstractmethod
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
-        """Take signs of life. Answers "", or the state to enter ("quiet", "terminate"), or UnknownWorker."""
+        """Record heartbeats. Answers: "", the state to enter ("quiet", "terminate"), or UnknownWorker."""
 
     @abstractmethod
     def bye(self, wids: Sequence[str]) -> None:
-        """Forget worker processes that ended well; what they still hold goes back to its old place."""
+        """Unregister worker processes that ended properly; jobs that they still hold return to their old places."""
 
     @abstractmethod
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
-        """Give up worker processes known to be dead: their jobs go back, or to dead at the third loss (W20).
+        """Reclaim the jobs of dead worker processes: they are enqueued again, or dead at the third loss (W20).
 
-        `reason` is how they died; it becomes part of the loss in each job's history.
+        `reason` says how the processes died; it is recorded with the loss in each job's history. Returns the number of
+        jobs.
         """
 
     @abstractmethod
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Change all jobs of a set that a filter describes, in short steps (W23).
+        """Change all jobs of a set that match a filter, in short steps (W23).
 
-        Asked between two steps, `go_on` may end it: FaktoryError, with the steps so far done. As in `remove` and
-        `flush`, the same call again does the rest.
+        `go_on` is called between two steps; if it returns False, FaktoryError is raised and the finished steps remain.
+        As with `remove` and `flush`, the same call again completes the work.
         """
 
     @abstractmethod
     def pause(self, queues: Sequence[str] | None) -> None:
-        """Give out no job of these queues, or of all there are; a name never used becomes a queue (W24)."""
+        """Stop handing out jobs of these queues, or of all existing ones; an unknown name becomes a queue (W24)."""
 
     @abstractmethod
     def resume(self, queues: Sequence[str] | None) -> None:
-        """Give out jobs of these queues, or of all, again (W24)."""
+        """Hand out jobs of these queues, or of all, again (W24)."""
 
     @abstractmethod
     def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Drop what is enqueued in these queues, or in all, and forget them and their pauses (W24)."""
+        """Delete the enqueued jobs of these queues, or of all, and the queues with their pauses (W24)."""
 
     @abstractmethod
     def latency(self, queues: Sequence[str]) -> dict[str, float]:
-        """Seconds the oldest enqueued job of each queue has waited; 0.0 where none waits (W24)."""
+        """Return how many seconds the oldest enqueued job of each queue has waited; 0.0 for an empty queue (W24)."""
 
     @abstractmethod
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
-        """Forget all jobs, queues, pauses and totals; worker processes stay (W25).
+        """Delete all jobs, queues, pauses and totals; worker processes stay registered (W25).
 
         A Faktory server may refuse it (CommandRefused); this database never does.
         """
 
     @abstractmethod
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
-        """Keep what is said of stored jobs, and lengthen reservations, to 24 h from now at most (W27)."""
+        """Store the progress of jobs, and extend their reservations, to at most 24 h from now (W27)."""
 
     @abstractmethod
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """How jobs are doing, whether they asked to be tracked or not (W27)."""
+        """Return the state and progress of jobs, with or without `track` (W27)."""
 
     @abstractmethod
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """Make a batch; returns its bid. `by` is the wid of who asks: as a child it is added to its parent (W26).
+        """Create a batch; return its bid. `by` is the caller's wid: a child batch is added to its parent (W26).
 
-        Raises UnknownBatch, BatchClosed.
+        A batch that already has a bid is stored only once, however often it is sent. Raises UnknownBatch, BatchClosed.
         """
 
     def withdraw_batches(self, bids: Collection[str]) -> None:  # noqa: B027  (a store without batches has none)
-        """Remove those of these batches that are stored, empty and not committed: their makers got an error."""
+        """Delete those of these batches that are stored, empty and uncommitted: their creators received an error."""
 
     @abstractmethod
     def check_batch(self, bid: str, *, by: str = "") -> None:
-        """Raise UnknownBatch or BatchClosed when it is known that `by` cannot add to this batch now."""
+        """Raise UnknownBatch or BatchClosed if it is known that `by` cannot add to this batch now."""
 
     @abstractmethod
     def open_batch(self, bid: str, *, by: str = "") -> str:
-        """Open a committed batch again and return its bid: no callback comes until it is committed once more (W26).
+        """Reopen a committed batch and return its bid: no callback runs until it is committed again (W26).
 
-        An uncommitted one stays as it is. Raises UnknownBatch, BatchClosed.
+        An uncommitted batch stays unchanged. Raises UnknownBatch, BatchClosed.
         """
 
     @abstractmethod
     def commit_batch(self, bid: str) -> None:
-        """The batch's definition is complete; twice is once (W26). Raises UnknownBatch, BatchClosed."""
+        """Close the batch's definition; idempotent (W26). Raises UnknownBatch, BatchClosed."""
 
     @abstractmethod
     def batch_status(self, bid: str) -> BatchStatus:
-        """How a batch is doing (W26). Raises UnknownBatch."""
+        """Return the status of a batch (W26). Raises UnknownBatch."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """The numbers of INFO, without the part about the server process (W22); `workers` are those that live."""
+        """Return the numbers of INFO without those of the server process (W22); `workers` counts live workers."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of this thread's connection; the broker stays usable."""
+        """Close this thread's connection; the broker remains usable."""

@@ -1,7 +1,7 @@
-"""One blocking connection to a Faktory server: its URL, the socket, TLS, the handshake, questions and replies.
+"""Blocking client connection to a Faktory server: URL, socket, TLS, handshake, commands and replies.
 
-Knows no verb's meaning and no Broker. Every trouble of the network is an OSError, every trouble of the protocol a
-ProtocolError. Source: specification, "Client Lifecycle"; W1, W2, W4.
+`Connection` knows the meaning of no verb. Network errors are raised as OSError, protocol errors as ProtocolError.
+Source: specification, "Client Lifecycle"; W1, W2, W4.
 """
 
 from __future__ import annotations
@@ -28,20 +28,27 @@ from ..protocol.resp import Error, Reply
 DEFAULT_PORT = 7419
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
-"""A server answers within 5 s, a FETCH after 2 s: longer means that nobody is there any more."""
+"""Read timeout in seconds.
+
+A server answers within 5 s, and a FETCH after 2 s; beyond this timeout the connection counts as lost.
+"""
 
 GOODBYE_TIMEOUT_S = 1.0
-"""How long END waits for its reply, and for a thread that is still asking: an original server sends none."""
+"""How long, in seconds, END waits for its reply, and for a thread that is still in `ask`.
+
+An original server sends no reply to END.
+"""
 
 PIPELINE = 200
-"""Commands sent in one go: their replies fit into the socket's buffer, so that neither side waits for the other."""
+"""Commands sent at once: their replies fit into the socket's buffer, so that client and server cannot block each other.
+"""
 
 _READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the server is, and what it wants to know."""
+    """Host, port, password and TLS settings from a server URL."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -55,9 +62,9 @@ class Address:
 
 @sensitive_variables()
 def parse_url(url: str) -> Address:
-    """Read `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…[?ca=FILE]`; the user's name and other parts are not looked at.
+    """Parse `tcp://:PASSWORD@HOST:PORT` or `tcp+tls://…[?ca=FILE]`; user name, path and other parameters are ignored.
 
-    Raises InvalidPayload naming the part that is wrong; it never shows the password.
+    Raises InvalidPayload that names the wrong part, and never contains the password.
     """
     parts = _parts(url)
     if parts.scheme not in ("tcp", "tcp+tls"):
@@ -94,7 +101,7 @@ def _port(parts: SplitResult) -> int:
 
 
 class Connection:
-    """A socket that has said HELLO; one thread asks at a time."""
+    """A socket that has completed the HELLO handshake; a mutex serializes the threads that call `ask`."""
 
     def __init__(
         self,
@@ -112,6 +119,7 @@ class Connection:
         self._protocol = ClientConnection(identity=identity, password=address.password)
         self._socket = _dial(address, connect_timeout_s)
         try:
+            # The handshake reads with the reply timeout: the connect timeout covers only TCP and TLS.
             self._socket.settimeout(reply_timeout_s)
             self._say_hello()
         except BaseException:
@@ -119,9 +127,9 @@ class Connection:
             raise
 
     def ask(self, lines: Sequence[bytes], *, reply_timeout_s: float | None = None) -> list[Reply]:
-        """Send these commands, in goes of PIPELINE, and read a reply to each. Raises OSError or ProtocolError.
+        """Send commands in chunks of PIPELINE, and read one reply for each. Raises OSError or ProtocolError.
 
-        `reply_timeout_s` is for these only, where they may take longer than others.
+        `reply_timeout_s` replaces the usual timeout for these commands.
         """
         with self._asking:
             self._socket.settimeout(reply_timeout_s or self._reply_timeout_s)
@@ -133,18 +141,18 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is worth asking: open, of this process, and not closed by the server while it was idle."""
+        """Return whether it is open, was opened by this process, and was not closed by the server while idle."""
         return self.is_open and self.is_ours and not self._has_news()
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process opened it: after a fork the parent still speaks over the same socket."""
+        """Return whether this process opened the connection: after a fork the parent still uses the same socket."""
         return self._pid == os.getpid()
 
     def end(self) -> None:
-        """Say END, as the specification asks, and close; the reply is read where there is one."""
+        """Send END, as the specification requires, wait for the reply if there is one, and close."""
         if not self._asking.acquire(timeout=GOODBYE_TIMEOUT_S):
-            with suppress(OSError):  # another thread waits for a reply: it is woken, and closes
+            with suppress(OSError):  # wakes the thread that waits for a reply, which then closes
                 self._socket.shutdown(socket.SHUT_RDWR)
             return
         try:
@@ -152,18 +160,18 @@ class Connection:
                 self._socket.settimeout(GOODBYE_TIMEOUT_S)
                 self._ask([End().line()])
         except (OSError, ProtocolError):
-            pass  # gone already
+            pass  # the server has closed the connection already
         finally:
             self._asking.release()
             self.close()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket; idempotent."""
         self.is_open = False
         self._socket.close()
 
     def __del__(self) -> None:
-        # A thread that ends lets go of its connection; nobody else is there to close it.
+        # When a thread ends, its thread-local connection loses its last reference; no other code closes the socket.
         if hasattr(self, "_socket"):
             self._socket.close()
 
@@ -173,7 +181,7 @@ class Connection:
         [reply] = self._ask([line])
         if isinstance(reply, Error):
             told = reply.message.lower()
-            # One that turns an address away for a while says nothing about our password.
+            # "too many …" is a temporary block of our address, and says nothing about our password.
             is_wrong = "password" in told and "too many" not in told
             refused = AuthenticationFailed if is_wrong else ProtocolError
             raise refused(f"the server refused HELLO: {reply.message}")
@@ -184,7 +192,8 @@ class Connection:
         except ConnectionError:
             if len(lines) > 1:
                 raise
-            # Closed while we wrote: a server that refuses a command as too long has said so before (W7).
+            # The server closed the connection while we wrote. If it refused the command as too long, the refusal has
+            # already been sent and can still be read (W7).
         return [self._reply() for _ in lines]
 
     def _reply(self) -> Reply:
@@ -199,11 +208,11 @@ class Connection:
         self._protocol.receive(data)
 
     def _has_news(self) -> bool:
-        """Whether bytes or an end of file wait where nothing was asked: a server never speaks first."""
+        """Return whether input or an end of file is waiting between commands: a server never sends unasked."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)
-        except ValueError:  # closed a moment ago, by `end` from another thread
+        except ValueError:  # closed by `end` in another thread meanwhile
             return True
         return bool(poll.poll(0))
 
@@ -211,6 +220,7 @@ class Connection:
 def _dial(address: Address, timeout_s: float) -> socket.socket:
     plain = socket.create_connection((address.host, address.port), timeout_s)
     try:
+        # Commands are small and each waits for its reply: with Nagle's algorithm they would wait for delayed ACKs too.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not address.is_tls:
@@ -224,5 +234,5 @@ def _dial(address: Address, timeout_s: float) -> socket.socket:
 def _tls_context(address: Address) -> ssl.SSLContext:
     try:
         return tls.client_context(address.ca)
-    except tls.UnusableFile as error:  # it may be put there anew at this moment
+    except tls.UnusableFile as error:  # the file may be being replaced at this moment: retryable like a network error
         raise OSError(str(error)) from error

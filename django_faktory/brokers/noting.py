@@ -1,4 +1,4 @@
-"""What the measures are told of the jobs of a broker: who began, and who ended how."""
+"""Feed starts and ends of a broker's jobs to the metrics recorder."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..store.dialects.base import Held
 
 
 class Notes:
-    """Those of one broker; without a recorder nobody listens."""
+    """Metrics hook of one broker; does nothing without a recorder."""
 
     def __init__(self, recorder: Recorder | None, alias: str) -> None:
         self._recorder, self._alias = recorder, alias
 
     def started(self, jobs: Iterable[Reservation]) -> None:
-        """These were handed out."""
+        """Record that these jobs were handed out."""
         if self._recorder and (found := [Passed(job.queue, job.jobtype, job.waited_s) for job in jobs]):
             self._recorder.started(found)
 
     def ended(self, jobs: Collection[Held], *, well: bool = True) -> None:
-        """These ended, if the transaction commits."""
+        """Record that these jobs ended, once the transaction commits; `well` is whether they succeeded."""
         if self._recorder and jobs:
             transaction.on_commit(partial(self._recorder.ended, _passed(jobs), well=well), using=self._alias)
 
     def ended_now(self, jobs: Collection[Held]) -> None:
-        """`ended` where there is no transaction."""
+        """Record that these jobs succeeded; for exchanges outside of Django's transactions, which have committed."""
         if self._recorder and jobs:
             self._recorder.ended(_passed(jobs), well=True)
 

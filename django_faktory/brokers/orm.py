@@ -1,4 +1,7 @@
-"""The broker that is this Django database: transaction, alias and mapping; no rules (they are the store's)."""
+"""Implement `Broker` on this Django database.
+
+`OrmBroker` adds the alias, the commit hooks and the notifications; all rules are in `store`.
+"""
 
 from __future__ import annotations
 
@@ -60,20 +63,24 @@ from .noting import Notes
 
 logger = get_logger(__name__)
 
+# The store does not import `wakeups`; it reports ready callbacks and jobs by these hooks.
 members.on_callback.append(wakeups.announce)
 locks.on_ready.append(wakeups.announce)
 
 _NO_LOCKET = Locket({})
 
 REMEMBER_QUEUE_S = 10.0
-"""How long a broker trusts that a queue it has seen is still listed: another node may have removed it."""
+"""How long, in seconds, a broker assumes that a queue is still listed: another node may have removed it."""
 
 MOST_KNOWN_QUEUES = 10_000
-"""Queues that a broker remembers to be listed; beyond, it begins anew."""
+"""Limit of queues that a broker remembers as listed; beyond it, the memory is cleared."""
 
 
 class OrmBroker(Broker):
-    """Jobs are rows of the database `alias`. Inside a transaction push joins it; every other verb has its own."""
+    """Broker that stores jobs as rows of the database `alias`.
+
+    `push` joins the caller's transaction; every other verb runs in its own.
+    """
 
     transactional = True
     keeps_results = True
@@ -105,7 +112,7 @@ class OrmBroker(Broker):
         self.delivery_lease_s = delivery_lease_s
         self.commit_within_s = commit_within_s
         self._announce = announce
-        self._announces_apart = announces_apart  # in a thread of its own, so that nobody waits for it
+        self._announces_apart = announces_apart  # in a thread of its own: no caller waits for it
         self._shares_numbers = shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared`
         self._notes = Notes(recorder, alias)
         self._known_queues: dict[str, float] = {}
@@ -113,33 +120,39 @@ class OrmBroker(Broker):
 
     @property
     def hands_over(self) -> bool:
-        """See Broker."""
+        """Return whether this database's dialect passes locks on within an exchange."""
         return dialect_of(connections[self.alias]).hands_over
 
     def limited_lock_wait(self, seconds: float) -> AbstractContextManager[None]:
-        """See Broker."""
+        """Limit how long this thread's transactions wait for locks of other transactions."""
         return limited_lock_wait(seconds)
 
     def atomic(self) -> AbstractContextManager[Transaction]:
-        """See Broker."""
+        """Open a transaction on `alias`."""
         return atomic(self.alias)
 
     def ack_last(self, ack: Ack, job: Reservation) -> bool:
-        """See Broker."""
-        if type(self).ack is not OrmBroker.ack:  # a kind of its own, whose verb is not to be gone round
+        """Acknowledge the job, with the commit in the same message if the dialect supports it."""
+        # A subclass may have overridden `ack`; the statement for the last acknowledgement would bypass it.
+        if type(self).ack is not OrmBroker.ack:
             return super().ack_last(ack, job)
         return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
-        """See Broker. The hint that work has come is sent after the commit: before, it would cost a lock there."""
+        """Store jobs; the notification of workers is sent after the commit.
+
+        PostgreSQL takes a global lock in a transaction that notifies, which would serialize the commits of all pushes.
+        """
         stored, refused = self._keyed(jobs_)
         pushed = jobs.push(stored, using=self.alias, now=self.clock())
         self._tell(stored)
         return _merged(refused, pushed)
 
     def _keyed(self, jobs_: Sequence[JobPayload]) -> tuple[Sequence[JobPayload], list[FaktoryError | None]]:
-        """These jobs with their lock keys, where queues are locketed, but for those whose key could not be told; and
-        what is wrong with each of all."""
+        """Return the jobs with their lock keys, and for each given job its error or None.
+
+        Without locketed queues, the jobs are returned unchanged. A job is left out if its key cannot be computed.
+        """
         if not self.locket.is_enabled:
             return jobs_, [None] * len(jobs_)
         stored: list[JobPayload] = []
@@ -153,11 +166,12 @@ class OrmBroker(Broker):
         return stored, refused
 
     def extend_locks(self, tokens: Collection[int]) -> set[int]:
-        """See Broker."""
+        """Extend locks by their lease; return the tokens of lost ones."""
         return locks.extend_held(tokens, using=self.alias)
 
     def exchange(self, jobs_: Sequence[JobPayload], acks: Sequence[Ack], requests: Sequence[FetchRequest]) -> Exchanged:
-        """See Broker."""
+        """Run `ack`, `push` and `fetch` in one transaction if the dialect and the jobs allow it."""
+        # Pushes and acks alone need not wait for the release of lost claims, nor fail because of wrong lock settings.
         if requests:
             self._give_back_unanswered()
             self.locket.refuse_wrong()
@@ -181,14 +195,15 @@ class OrmBroker(Broker):
         return leases.claiming(requests, using=self.alias, now=self.clock(), unanswered=self._unanswered)
 
     def lend(self) -> Lent | None:
-        """See Broker."""
+        """Lend this thread's connection, unless a subclass overrides verbs or the dialect cannot lend."""
         if self._has_verbs_of_its_own():
             return None
         connection = connections[self.alias]
+        # Bind the connection here: in the event loop's thread `connections[alias]` would be another one.
         return partial(self._begin, connection) if dialect_of(connection).lends else None
 
     def _has_verbs_of_its_own(self) -> bool:
-        """Whether this is a kind of its own, whose verbs are not to be gone round."""
+        """Return whether a subclass overrides verbs, which a lent connection or a prefetch would bypass."""
         mine, ours = type(self), OrmBroker
         return (mine.push, mine.ack, mine.fetch, mine.exchange) != (ours.push, ours.ack, ours.fetch, ours.exchange)
 
@@ -201,10 +216,13 @@ class OrmBroker(Broker):
         then: Callable[[Exchanged], Told],
     ) -> InFlight[Told] | None:
         queues_ = {job.queue for job in jobs_}
+        # The event loop must not block: computing lock keys, releasing lost claims and inserting queue rows are left to
+        # the thread. Nothing has been sent yet, so it may still run the whole exchange.
         if not self.locket.is_at_rest or (requests and self._unanswered.is_any_due()) or not self._is_told(queues_):
             return None
 
         def told(found: jobs.Exchanged) -> Told:
+            # The exchange was one message and one transaction: with its answer it is committed, so notify now.
             if queues_:
                 self._announce(self.alias, queues_)
             self._notes.started(_handed_out(found.fetched))
@@ -213,13 +231,14 @@ class OrmBroker(Broker):
         return lent.begin(connection, self._turn(jobs_, acks, requests, self._notes.ended_now), told)
 
     def _is_told(self, queues_: Collection[str]) -> bool:
-        """Whether a push to these has to be followed by a hint only, and nobody waits for that."""
+        """Return whether a push to these queues needs only a notification, and that does not block."""
         now = time.monotonic()
         return not queues_ or (self._announces_apart and all(self._known_queues.get(q, 0.0) > now for q in queues_))
 
     def _tell(self, jobs_: Sequence[JobPayload]) -> None:
         queues = {job.queue for job in jobs_}
         if queues:
+            # Before the commit a worker that is woken would not find the jobs yet.
             transaction.on_commit(lambda: self._after_push(queues), using=self.alias)
 
     def _after_push(self, names: set[str]) -> None:
@@ -231,12 +250,13 @@ class OrmBroker(Broker):
                 queues.add(unknown, using=self.alias)
             except BrokerUnavailable:  # the jobs are stored; an empty queue's line in INFO can wait for the next push
                 return
+            # A client may invent queue names without end, so the memory is bounded.
             if len(self._known_queues) + len(unknown) > MOST_KNOWN_QUEUES:
                 self._known_queues.clear()
             self._known_queues.update(dict.fromkeys(unknown, now + REMEMBER_QUEUE_S))
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """See Broker."""
+        """Reserve jobs, after lost claims of this process have been released."""
         self._give_back_unanswered()
         self.locket.refuse_wrong()
         found = claiming.fetch_for([*map(claiming.answerable, requests)], self._claiming(requests))
@@ -244,7 +264,8 @@ class OrmBroker(Broker):
         return found
 
     def _give_back_unanswered(self) -> None:
-        """What a claim of ours took whose answer was lost: nobody was handed it (ADR 0017)."""
+        """Release jobs of claims that got no answer: these jobs were never delivered (ADR 17)."""
+        # Inside the caller's transaction a failure here would break it, and its rollback would undo the release.
         if connections[self.alias].in_atomic_block:
             return
         claims = self._unanswered.take_due()
@@ -262,14 +283,15 @@ class OrmBroker(Broker):
             return
         if returned:
             logger.warning("jobs were claimed and the answer was lost, given back jobs=%d", returned)
+            # The release returns only a number, so workers of all queues are woken.
             self._announce(self.alias, {ANY_QUEUE})
 
     def ack(self, acks: Sequence[Ack]) -> list[FaktoryError | bool]:
-        """See Broker."""
+        """End jobs successfully, in one transaction."""
         return jobs.ack(acks, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
 
     def fail(self, failures_: Sequence[Failure]) -> list[FaktoryError | bool]:
-        """See Broker."""
+        """Record failures: retry the jobs, or move them to dead for `dead_for_s`."""
         return failures.fail(
             failures_,
             using=self.alias,
@@ -280,27 +302,28 @@ class OrmBroker(Broker):
 
     @property
     def reads_ahead(self) -> bool:
-        """See Broker."""
+        """Return whether the dialect supports prefetching and no subclass overrides a verb."""
         return ahead.supports(connections[self.alias]) and not self._has_verbs_of_its_own()
 
     def hand_out(self, job: Reservation, wid: str) -> Reservation:
-        """See Broker."""
+        """Deliver a prefetched job, and record its start in the metrics."""
         self._notes.started([job])
         return super().hand_out(job, wid)
 
     def confirm(self, handed: Sequence[HandedOut]) -> set[str]:
-        """See Broker."""
+        """Confirm deliveries; skips rows that are locked and returns their jids."""
         return ahead.confirm(handed, using=self.alias, now=self.clock())
 
     def release(self, reservations: Sequence[Reservation]) -> int:
-        """See Broker."""
+        """Return jobs to their queues, and notify workers of them."""
         released = giving_back.release(reservations, using=self.alias)
+        # An idle worker would otherwise find these jobs only with its next poll.
         if released:
             self._announce(self.alias, {job.queue for job in reservations})
         return released
 
     def interrupt(self, interruptions: Sequence[Interruption]) -> list[FaktoryError | bool]:
-        """See Broker. Beyond `max_interruptions` of one job, an interruption is a failure."""
+        """Release interrupted jobs; beyond `max_interruptions` of one job, an interruption counts as a failure."""
         answers = failures.interrupt(
             interruptions,
             using=self.alias,
@@ -314,109 +337,116 @@ class OrmBroker(Broker):
         return answers
 
     def cancel(self, jids: Sequence[str]) -> int:
-        """See Broker."""
+        """Delete waiting jobs, and mark running ones as cancelled."""
         return cancelling.cancel(jids, using=self.alias)
 
     def cancelled(self, jids: Sequence[str]) -> list[str]:
-        """See Broker."""
+        """Return the jids of these running jobs that are marked as cancelled."""
         return cancelling.cancelled(jids, using=self.alias)
 
     def hello(self, worker: WorkerIdentity) -> None:
-        """See Broker."""
+        """Register one worker process; raises the error that `register` returns."""
         [refusal] = self.register([worker])
         if refusal is not None:
             raise refusal
 
     def register(self, identities: Sequence[WorkerIdentity]) -> list[FaktoryError | None]:
-        """Register all of them in one transaction."""
+        """Register worker processes in one transaction."""
         return workers.register(identities, using=self.alias)
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
-        """See Broker."""
+        """Record heartbeats, and extend the reservations of the workers' jobs by at least 2 × `worker_timeout_s`."""
+        # An idle worker sends no FETCH, but the jobs of its lost claims must not wait until their reservations expire.
         self._give_back_unanswered()
         return workers.beat(beats, using=self.alias, at_least_s=2 * self.worker_timeout_s, now=self.clock())
 
     def bye(self, wids: Sequence[str]) -> None:
-        """See Broker."""
+        """Unregister worker processes and release the jobs that they still hold."""
         if workers.bye(wids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})
 
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:
-        """See Broker."""
+        """Reclaim the jobs of lost worker processes, and notify workers of them."""
         lost = failures.lose(wids, using=self.alias, dead_for_s=self.dead_for_s, reason=reason)
         if lost:
             self._announce(self.alias, {ANY_QUEUE})
         return lost
 
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:
-        """See Broker. Hints go out as the steps are done: the first job need not wait for the last."""
+        """Change the matching jobs step by step; after each step of a requeue, workers are notified.
+
+        The first job need not wait for the last step.
+        """
         for changed in many.done(many.mutate(mutation, using=self.alias, dead_for_s=self.dead_for_s), go_on):
+            # The other commands make no job ready.
             if changed and mutation.command == "requeue":
                 self._announce(self.alias, {ANY_QUEUE})
 
     def pause(self, queues_: Sequence[str] | None) -> None:
-        """See Broker."""
+        """Pause these queues, or all."""
         queues.pause(queues_, using=self.alias)
 
     def resume(self, queues_: Sequence[str] | None) -> None:
-        """See Broker."""
+        """Resume these queues, or all, and notify their workers."""
         resumed = queues.resume(queues_, using=self.alias)
         if resumed:
             self._announce(self.alias, resumed)
 
     def remove(self, queues_: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:
-        """See Broker."""
+        """Delete these queues, or all, with their enqueued jobs, step by step."""
         for _ in many.done(many.remove_queues(queues_, using=self.alias), go_on):
+            # Queues that were deleted must be listed again by the next push.
             self._known_queues.clear()
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
-        """See Broker."""
+        """Return the queues' latencies in seconds; servers share them between polling clients."""
+        # Clients that poll share one result, so that their number does not multiply the counting (`store.shared`).
         read = queues.shared_latency if self._shares_numbers else queues.latency
         return read(queues_, using=self.alias)
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:
-        """See Broker."""
+        """Delete all jobs and queues step by step."""
         for _ in many.done(many.flush(using=self.alias), go_on):
             self._known_queues.clear()
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
-        """See Broker."""
+        """Store the progress of jobs, and extend their reservations."""
         tracking.track_set(updates, using=self.alias)
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """See Broker."""
+        """Return the state and progress of jobs."""
         return tracking.track_get(jids, using=self.alias)
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """See Broker."""
+        """Create a batch that must be committed within `commit_within_s`."""
         within_s = self.commit_within_s
         return batches.new(batch, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
 
     def open_batch(self, bid: str, *, by: str = "") -> str:
-        """See Broker."""
+        """Reopen a batch; it must be committed again within `commit_within_s`."""
         within_s = self.commit_within_s
         return batches.reopen(bid, using=self.alias, by=by, commit_within_s=within_s, now=self.clock())
 
     def check_batch(self, bid: str, *, by: str = "") -> None:
-        """See Broker."""
+        """Raise UnknownBatch or BatchClosed if the batch cannot be added to."""
         batches.check_open(bid, using=self.alias, by=by, now=self.clock())
 
     def withdraw_batches(self, bids: Collection[str]) -> None:
-        """See Broker."""
+        """Delete empty batches after their creation returned an error, and notify workers of callbacks."""
         if batches.withdraw(bids, using=self.alias):
             self._announce(self.alias, {ANY_QUEUE})  # a parent's callback may be due
 
     def commit_batch(self, bid: str) -> None:
-        """See Broker. A callback may be due at once."""
+        """Commit a batch and notify workers after the transaction: a callback may be due at once."""
         batches.commit(bid, using=self.alias, now=self.clock())
         transaction.on_commit(partial(self._announce, self.alias, {ANY_QUEUE}), using=self.alias)
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """See Broker."""
+        """Return the counts and callback states of a batch."""
         return batches.status(bid, using=self.alias)
 
     def info(self) -> dict[str, Any]:
-        """See Broker."""
+        """Return the numbers of INFO; servers share them between polling clients."""
         timeout_s = self.worker_timeout_s
         if self._shares_numbers:
             return stats.shared_counts(using=self.alias, worker_timeout_s=timeout_s, exact=True).info()
@@ -432,10 +462,10 @@ def _handed_out(fetched: Sequence[Sequence[Reservation]]) -> Iterator[Reservatio
 
 
 def _database_time() -> None:
-    """None: the database's own clock, which all nodes share. Tests put another in its place."""
+    """Return None, which means the database's own clock, shared by all nodes. Tests replace it."""
 
 
 def _merged(refused: Sequence[FaktoryError | None], pushed: Sequence[FaktoryError | None]) -> list[FaktoryError | None]:
-    """One answer a job: why its key could not be told, or what the store said of it."""
+    """Return one answer per job: the error of its lock key, or the answer of the store."""
     answers = iter(pushed)
     return [error or next(answers) for error in refused]

@@ -1,7 +1,7 @@
-"""Enqueueing where jobs live elsewhere: a row in the caller's transaction, handed on after its commit (ADR 0008).
+"""Enqueue jobs in the caller's transaction if they are stored elsewhere: a row, relayed after the commit (ADR 8).
 
-"Elsewhere" is another database, or a Faktory server. A transaction that is rolled back leaves no job, one that is
-committed loses none: at least once, and in the order of the rows.
+The target is another database or a Faktory server. A transaction that is rolled back leaves no job, and a committed one
+loses none. Delivery is at least once, in the order of the rows. `Outbox` is the main class.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from .base import Broker
 logger = get_logger(__name__)
 
 PAUSE_S = 5.0
-"""After a failure, callers do not try again for so long: it is left to the relay, and no request waits for it."""
+"""Seconds after a failure in which callers do not relay: the outbox relay retries, and no request waits for it."""
 
 
 class Outbox:
-    """What tasks push into. `own` is the alias of the target's database, if any: its transactions need no row."""
+    """Target of pushes that writes rows in the transactions of `aliases`.
+
+    `own` is the alias of the target's database, if it is one: pushes in its transactions need no row.
+    """
 
     def __init__(self, target: Broker, aliases: Sequence[str], *, own: str | None) -> None:
         self.target = target
@@ -34,11 +37,12 @@ class Outbox:
         self._silent_until = 0.0
 
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
-        """Store jobs, as `Broker.push` does; those that go by a row are refused later or not at all.
+        """Store jobs as `Broker.push` does; jobs stored as rows are answered with None, and may be refused later.
 
-        Outside of any transaction they go to the target at once, and by a row only where it is away.
+        Outside any transaction, jobs are pushed to the target at once, and stored as rows only if it is unavailable.
         """
         if self._own and connections[self._own].in_atomic_block:
+            # The target's own transaction already makes the push atomic with the caller's changes.
             return self.target.push(jobs)
         for alias in self.aliases:
             if connections[alias].in_atomic_block:
@@ -50,7 +54,10 @@ class Outbox:
             return self._note(jobs, self.aliases[0])
 
     def relay(self, alias: str) -> int:
-        """Hand on what waits in one database; returns how many rows were settled. Raises BrokerUnavailable."""
+        """Push the rows that wait in one database to the target; return how many were settled.
+
+        Raises BrokerUnavailable.
+        """
         settled = 0
         while leased := outbox.lease(using=alias):
             self._hand_on(leased, alias)
@@ -59,10 +66,12 @@ class Outbox:
 
     def _note(self, jobs: Sequence[JobPayload], alias: str) -> list[FaktoryError | None]:
         outbox.add(jobs, using=alias)
+        # `robust`: an error in the relay must not keep the caller's other commit hooks from running.
         transaction.on_commit(partial(self._relay_soon, alias), using=alias, robust=True)
         return [None] * len(jobs)
 
     def _relay_soon(self, alias: str) -> None:
+        # This runs in the request's thread: while the target is down, each commit would wait for its timeout.
         if time.monotonic() < self._silent_until:
             return
         try:
@@ -77,17 +86,22 @@ class Outbox:
         try:
             answers = self._answers(list(jobs.values()))
         except BrokerUnavailable:
+            # Free the leased rows at once, so that the next relay need not wait for the end of their lease.
             _settle(alias, free=jobs.keys(), refused=refused)
             raise
         for row_id, answer in zip(jobs, answers, strict=True):
             if answer is not None and answer.code == NotUnique.code:
+                # No error: the caller asked for at most one such job, and one is stored.
                 logger.info("job is not unique, it was not enqueued jid=%s", jobs[row_id].jid)
             elif answer is not None:
                 refused[row_id] = str(answer)
         _settle(alias, done=jobs.keys() - refused.keys(), refused=refused)
 
     def _answers(self, jobs: list[JobPayload]) -> list[FaktoryError | None]:
-        """The target's; one job that it chokes on is refused, and keeps no other."""
+        """Return the target's answers.
+
+        If the set fails, each job is pushed alone, so that one bad job does not block the others.
+        """
         if not jobs:
             return []
         try:
@@ -95,6 +109,7 @@ class Outbox:
         except BrokerUnavailable:
             raise
         except Exception as error:
+            # Repeating is safe: a jid that is stored already is accepted and changes nothing (W10).
             if len(jobs) > 1:
                 return [answer for job in jobs for answer in self._answers([job])]
             logger.exception("the target cannot take this job jid=%s", jobs[0].jid)

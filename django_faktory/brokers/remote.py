@@ -1,7 +1,7 @@
-"""The broker that is a Faktory server elsewhere, ours or the original: one connection a thread.
+"""Implement `Broker` on a remote Faktory server, ours or the original, with one connection per thread.
 
-Knows no model, no ORM and no rule of retrying: those are the server's business. A verb that is safe to repeat is
-sent once more over a new connection when the old one turns out to be dead (W10, W16); a FETCH is not.
+`RemoteBroker` uses no model and no ORM, and retries of jobs are the server's task. A verb that is safe to repeat is
+sent again over a new connection if the old one is broken (W10, W16); a FETCH is not.
 """
 
 from __future__ import annotations
@@ -58,21 +58,27 @@ from .replies import (
 logger = get_logger(__name__)
 
 BULK_JOBS = 1000
+"""Limit of jobs in one PUSHB."""
 BULK_BYTES = 4 * 1024 * 1024
-"""Jobs and bytes of one PUSHB: a quarter of what a server takes in one line by default (W7)."""
+"""Limit of bytes in one PUSHB: a quarter of the longest line that a server accepts by default (W7)."""
 
 LONG_REPLY_TIMEOUT_S = 600.0
-"""For what goes over many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
+"""Reply timeout in seconds of commands that change many jobs: MUTATE, QUEUE REMOVE, FLUSH."""
 
 NOT_NOW = ("database unavailable", "shutdown in progress", "too many connections")
-"""Errors that are about the server, not about what was sent: it may be sent again later (W8, W28, W30)."""
+"""Prefixes of errors that concern the server's state and not the command.
+
+The command may be repeated later (W8, W28, W30).
+"""
 
 
 class RemoteBroker(Broker):
-    """A Faktory server, by its URL. Jobs go there when push is called: no transaction of this database holds them back.
+    """Broker that sends every verb to the Faktory server at `url`.
 
-    Raises AuthenticationFailed from any verb while the server has never accepted the password. Once it has, a refusal
-    is BrokerUnavailable: a server that is being set up anew must not cost a worker the reports it holds.
+    Jobs are sent when push is called, not at the commit of a database transaction. Every verb raises
+    AuthenticationFailed while the server has never accepted the password. After it has been accepted once, a refusal
+    raises BrokerUnavailable: a server that is being reconfigured must not cost a worker the reports that it still has
+    to send.
     """
 
     blocking = True
@@ -90,15 +96,17 @@ class RemoteBroker(Broker):
         self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
         self._was_let_in = False
         self._local = threading.local()
+        # Weak: a connection is closed when its thread ends, and must not be kept open by this set.
         self._open: WeakSet[Connection] = WeakSet()
         self._opening = threading.Lock()
 
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
-        """See Broker."""
+        """Store jobs by PUSH or PUSHB, in chunks of BULK_JOBS and BULK_BYTES."""
         return [answer for chunk in _chunks(jobs) for answer in self._push(chunk)]
 
     def _push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:
         if len(jobs) == 1:
+            # PUSHB would answer with a map of refusals; PUSH keeps the code of a refusal.
             [reply] = self._ask([Push(jobs[0]).line()])
             refusal = refusal_in(reply)
             return [NotUnique(jobs[0].jid) if refusal and refusal.code == NotUnique.code else refusal]
@@ -107,15 +115,17 @@ class RemoteBroker(Broker):
         return [refused_in_bulk(str(refused[job.jid]), job.jid) if job.jid in refused else None for job in jobs]
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """See Broker. One job a request, however many it asks for; each waits up to 2 s on the server.
+        """Reserve one job per request, whatever its `count`; each request blocks for up to 2 s on the server.
 
-        Never sent a second time: the first may have reserved a job. What was fetched before a failure is returned.
+        A FETCH is never repeated, because the first may have reserved a job. If a request fails, the jobs fetched
+        before it are returned.
         """
         found: list[list[Reservation]] = []
         for request in requests:
             try:
                 found.append(self._fetch(request))
             except FaktoryError:
+                # Jobs of earlier requests are reserved: raising now would lose them until their reservations expire.
                 if not any(found):
                     raise
                 return found + [[]] * (len(requests) - len(found))
@@ -127,7 +137,7 @@ class RemoteBroker(Broker):
         return [] if text is None else [reservation_in(text, request.wid)]
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
-        """See Broker. The server does not tell whether it had effect: well answered counts as True."""
+        """End jobs. The server does not report whether an ack had effect: any reply except an error counts as True."""
         refusals = [refusal_in(reply) for reply in self._ask([AckJob(ack.jid).line() for ack in acks])]
         for ack, refusal in zip(acks, refusals, strict=True):
             if refusal:
@@ -135,15 +145,18 @@ class RemoteBroker(Broker):
         return [refusal is None for refusal in refusals]
 
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
-        """See Broker. A task's own delay or verdict cannot be told over the wire: the server's rule holds.
+        """Report failures. The protocol cannot carry a task's own delay or verdict: the server's retry rule applies.
 
-        JobNotFound may also mean that the first of two sendings had effect, and the connection broke before its reply.
+        JobNotFound may also mean that the report was sent twice: the first took effect, and its reply was lost.
         """
         lines = [FailJob(one.jid, one.errtype, one.message, one.backtrace).line() for one in failures]
         return [failed(reply, one.jid) for one, reply in zip(failures, self._ask(lines), strict=True)]
 
     def release(self, reservations: Sequence[Reservation]) -> int:
-        """See Broker. The protocol cannot give a job back: it is failed, so that it runs again after its backoff."""
+        """Fail the jobs with `WorkerShutdown`, because the protocol cannot release a job.
+
+        Each job runs again after its backoff.
+        """
         reports = [
             failure(jid=job.jid, wid=job.wid, errtype="WorkerShutdown", message="given back before it began")
             for job in reservations
@@ -151,108 +164,118 @@ class RemoteBroker(Broker):
         return sum(answer is True for answer in self.fail(reports))
 
     def hello(self, worker: WorkerIdentity) -> None:
-        """See Broker. It is said over a new connection at once, by other threads when they ask next."""
+        """Register with HELLO: this thread opens a new connection now, other threads with their next command."""
         self._identity = worker
+        # The identity is part of HELLO, so a connection that is open already cannot change it.
         self.close()
         self._ask([])
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
-        """See Broker."""
+        """Send heartbeats; return the states that the server requests."""
         replies = self._ask([BeatWorker(beat).line() for beat in beats])
         return [state_in(reply, beat.wid) for reply, beat in zip(replies, beats, strict=True)]
 
     def bye(self, wids: Sequence[str]) -> None:
-        """See Broker. Their connections say END, whichever thread they belong to; the server does the rest."""
+        """Send END on all connections of these workers, in whichever thread; the server releases their jobs."""
         with self._opening:
+            # A copy under the mutex: other threads add connections. Those inherited over a fork belong to the parent.
             leaving = [one for one in self._open if one.is_ours and one.identity.wid in wids]
         for connection in leaving:
             connection.end()
 
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (the protocol has no verb for it)
-        """See Broker. The server notices by itself: missing BEATs, or the reservation's end."""
+        """Do nothing and return 0: the server detects a lost worker by missing BEATs or expired reservations."""
         return 0
 
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """See Broker. The server carries out all of it, and is waited for up to LONG_REPLY_TIMEOUT_S."""
+        """Send MUTATE; the server changes all jobs, and has LONG_REPLY_TIMEOUT_S to reply. `go_on` is ignored."""
         self._order(Mutate(mutation).line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def pause(self, queues: Sequence[str] | None) -> None:
-        """See Broker. An original server knows no pause of a queue that was never used."""
+        """Pause queues. An original server cannot pause a queue that was never used."""
         self._order_queues(PauseQueues, queues)
 
     def resume(self, queues: Sequence[str] | None) -> None:
-        """See Broker."""
+        """Resume these queues, or all."""
         self._order_queues(ResumeQueues, queues)
 
     def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """See Broker."""
+        """Remove queues with their jobs; the server has LONG_REPLY_TIMEOUT_S to reply. `go_on` is ignored."""
         self._order_queues(RemoveQueues, queues, reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def latency(self, queues: Sequence[str]) -> dict[str, float]:
-        """See Broker."""
+        """Return the queues' latencies in seconds, as the server reports them."""
         [reply] = self._ask([QueueLatency(tuple(queues)).line()])
         return {queue: float(seconds) for queue, seconds in object_in(reply).items()}
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """See Broker."""
+        """Send FLUSH; the server has LONG_REPLY_TIMEOUT_S to reply. `go_on` is ignored."""
         self._order(Flush().line(), reply_timeout_s=LONG_REPLY_TIMEOUT_S)
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
-        """See Broker. An original server knows TRACK in its paid edition only."""
+        """Send TRACK SET for each update; raises its first refusal.
+
+        An original server knows TRACK only in its paid edition.
+        """
         for reply in self._ask([TrackSet(update).line() for update in updates]):
             if refusal := refusal_in(reply):
                 raise refusal
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:
-        """See Broker. A jid that no job can have, or that does not fit into a command's line, is unknown."""
+        """Return the progress of jobs; jids that are invalid or do not fit into a command line are unknown."""
         askable = [jid for jid in jids if jid and jid == jid.strip() and jid.isprintable() and len(jid) <= MAX_NAME]
         replies = self._ask([TrackGet(jid).line() for jid in askable])
         told = {jid: parse_tracked(object_in(reply)) for jid, reply in zip(askable, replies, strict=True)}
         return [told.get(jid) or Tracked(jid=jid) for jid in jids]
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (the server knows us by HELLO)
-        """See Broker. An original server knows BATCH in its paid edition only."""
+        """Create a batch. An original server knows BATCH only in its paid edition."""
         return self._bid(BatchNew(batch).line(), batch.parent_bid)
 
     def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
-        """See Broker. Whether the sender is inside of a committed batch, its pushes are answered."""
+        """Raise BatchClosed if a callback of the batch was enqueued.
+
+        The server itself checks pushes from inside the batch.
+        """
         status = self.batch_status(bid)
         if status.complete_st == "1" or status.success_st:
             raise BatchClosed(bid, "a callback of it was enqueued already, nothing can be added any more")
 
     def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
-        """See Broker."""
+        """Reopen a batch; return its bid."""
         return self._bid(BatchOpen(bid).line(), bid)
 
     def commit_batch(self, bid: str) -> None:
-        """See Broker."""
+        """Commit a batch by BATCH COMMIT."""
         self._bid(BatchCommit(bid).line(), bid)
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """See Broker."""
+        """Return the status of a batch by BATCH STATUS."""
         [reply] = self._ask([BatchAsk(bid).line()])
         if refusal := refusal_in(reply):
             raise about_batch(refusal, bid)
         return parse_status(object_in(reply))
 
     def _bid(self, line: bytes, asked: str) -> str:
+        # Never repeated: a second BATCH NEW would create another batch, which is never committed.
         [reply] = self._ask([line], again=False)
         if refusal := refusal_in(reply):
             raise about_batch(refusal, asked)
         return bulk_in(reply) or "" if isinstance(reply, Bulk) else ""
 
     def info(self) -> dict[str, Any]:
-        """See Broker."""
+        """Return the numbers of INFO; `workers` is read from the original's `tasks`, if present."""
         [reply] = self._ask([Info().line()])
         found = object_in(reply).get("faktory", {})
         if not isinstance(found, dict):
             return {}
+        # A server of another kind may leave this part out.
         with suppress(KeyError, TypeError):
             found["workers"] = found["tasks"]["Workers"]["size"]
         return found
 
     def close(self) -> None:
-        """See Broker."""
+        """Close this thread's connection; the next command opens a new one."""
         if connection := getattr(self._local, "connection", None):
             connection.close()
             self._local.connection = None
@@ -265,37 +288,43 @@ class RemoteBroker(Broker):
         reply_timeout_s: float | None = None,
     ) -> None:
         names = None if queues is None else tuple(queues)
-        if names != ():  # none are no work, and no command
+        if names != ():  # an empty list means no queue, but no argument means all
             self._order(verb(names).line(), reply_timeout_s=reply_timeout_s)
 
     def _order(self, line: bytes, *, reply_timeout_s: float | None = None) -> None:
-        """Send a command that is answered with OK, or refused. Twice does no harm."""
+        """Send an idempotent command that is answered with OK or an error."""
         [reply] = self._ask([line], reply_timeout_s=reply_timeout_s)
         if refusal := refusal_in(reply):
             raise refusal
 
     def _ask(self, lines: Sequence[bytes], *, again: bool = True, reply_timeout_s: float | None = None) -> list[Reply]:
-        """Send commands over this thread's connection; `again` allows a second try over a new one."""
+        """Send commands over this thread's connection; `again` allows one retry over a new connection."""
         connection = self._usable()
         is_new = connection is None
         try:
             replies = (connection or self._connect()).ask(lines, reply_timeout_s=reply_timeout_s)
         except (OSError, ProtocolError) as error:
             self.close()
+            # A password that never worked is a configuration error; a later refusal may be a server that is being
+            # reconfigured.
             if isinstance(error, AuthenticationFailed) and not self._was_let_in:
                 raise
+            # Retry only if an idle connection may have been closed by the server. After a timeout a retry would double
+            # the wait.
             if again and not is_new and not isinstance(error, TimeoutError):
                 logger.info("connection lost, trying once more server=%s error=%s", self.address, error)
                 return self._ask(lines, again=False, reply_timeout_s=reply_timeout_s)
             raise BrokerUnavailable(f"the Faktory server at {self.address} is unavailable: {error}") from error
         for reply in replies:
+            # Such a server may be about to stop: close, so that the next command connects again, perhaps to its
+            # successor.
             if isinstance(reply, Error) and reply.message.startswith(NOT_NOW):
                 self.close()
                 raise BrokerUnavailable(f"the Faktory server at {self.address} says: {reply.message}")
         return replies
 
     def _usable(self) -> Connection | None:
-        """This thread's connection, where it has one that is still good and says who we are now."""
+        """Return this thread's connection if it is usable and was opened with the current identity."""
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection and connection.is_usable and connection.identity == self._identity:
             return connection
@@ -317,9 +346,10 @@ class RemoteBroker(Broker):
 
 
 def _chunks(jobs: Sequence[JobPayload]) -> Iterator[Sequence[JobPayload]]:
-    """Cut into what one PUSHB may carry; a job that is larger goes alone."""
+    """Split jobs into chunks for PUSHB; a job above BULK_BYTES is sent alone."""
     start, size = 0, 0
     for at, job in enumerate(jobs):
+        # The length of an ASCII text is known without an encoded copy of it.
         length = len(job.text) if job.text.isascii() else len(job.text.encode())
         if at > start and (at - start == BULK_JOBS or size + length > BULK_BYTES):
             yield jobs[start:at]

@@ -1,4 +1,4 @@
-"""What a Faktory server's replies mean: refusals as exceptions, jobs, states. Any server's, the original's too."""
+"""Decode the replies of a Faktory server, the original included: refusals as exceptions, jobs, states."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from ..protocol.resp import Bulk, Error, Reply, Simple
 
 
 def refusal_in(reply: Reply) -> FaktoryError | None:
-    """The refusal, where the reply is one."""
+    """Return the error of a reply, or None if it is no error."""
     return CommandRefused(reply.message, code=reply.code) if isinstance(reply, Error) else None
 
 
 def about_batch(refusal: FaktoryError, bid: str) -> FaktoryError:
-    """The server's refusal; in its own class where it says so in the usual words."""
+    """Return UnknownBatch if the server's message says so, else the refusal itself."""
     unknown = str(refusal).lower().startswith("no such batch")  # the original's spelling has changed once
     return UnknownBatch(bid) if unknown else refusal
 
 
 def refused_in_bulk(text: str, jid: str) -> FaktoryError:
-    """A refusal within PUSHB's reply."""
+    """Return the error for one job from the text in PUSHB's reply."""
     return NotUnique(jid) if text.startswith(NotUnique.code) else CommandRefused(text)
 
 
 def bulk_in(reply: Reply) -> str | None:
-    """The text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
+    """Return the text of a bulk reply. Raises CommandRefused for an error, ProtocolError for another kind."""
     if refusal := refusal_in(reply):
         raise refusal
     if not isinstance(reply, Bulk):
@@ -47,7 +47,7 @@ def bulk_in(reply: Reply) -> str | None:
 
 
 def object_in(reply: Reply) -> dict[str, Any]:
-    """The JSON object of a bulk reply. Raises as `bulk_in` does."""
+    """Return the JSON object of a bulk reply. Raises as `bulk_in` does."""
     found = jsontext.decode(bulk_in(reply) or "{}")
     if not isinstance(found, dict):
         raise ProtocolError("expected a JSON object in the reply")
@@ -55,7 +55,7 @@ def object_in(reply: Reply) -> dict[str, Any]:
 
 
 def failed(reply: Reply, jid: str) -> FaktoryError | bool:
-    """What FAIL's reply says."""
+    """Return the answer to FAIL: True, JobNotFound or CommandRefused."""
     if not isinstance(reply, Error):
         return True
     if reply.message.startswith("Job not found"):
@@ -64,23 +64,24 @@ def failed(reply: Reply, jid: str) -> FaktoryError | bool:
 
 
 def state_in(reply: Reply, wid: str) -> FaktoryError | str:
-    """What BEAT's reply says: "", or the state to enter."""
+    """Return the answer to BEAT: "", the state to enter, or an error."""
     if isinstance(reply, Error):
         unknown = reply.message.lower().startswith("unknown worker")  # the original's spelling has changed once
         return UnknownWorker(wid) if unknown else CommandRefused(reply.message, code=reply.code)
     if isinstance(reply, Simple) and reply.text == "OK":
         return ""
     try:
-        told = jsontext.decode(reply.text or "{}")  # bulk from real servers, simple in the specification
+        told = jsontext.decode(reply.text or "{}")  # real servers send a bulk string, the specification a simple one
     except InvalidPayload as error:
         return ProtocolError(f"expected a state in the reply to BEAT: {error}")
     return str(told.get("state", "")) if isinstance(told, dict) else ""
 
 
 def reservation_in(text: str, wid: str) -> Reservation:
-    """A job as FETCH gave it. Read with care: it is reserved already, and lost if its reading fails.
+    """Decode a job from FETCH's reply; invalid optional members get defaults.
 
-    `attempt` is counted from its failures; it fences nothing here, the server fences by wid.
+    The server has already reserved the job, and an exception here would lose it until its reservation expires.
+    `attempt` is derived from the failure count; it does not fence reports, because the server fences by wid.
     """
     try:
         found = jsontext.members(text)
@@ -91,6 +92,7 @@ def reservation_in(text: str, wid: str) -> Reservation:
         raise ProtocolError("expected a job with a jid in the reply to FETCH")
     failed = _member(found, "failure")
     earlier = failed.get("retry_count") if isinstance(failed, dict) else None
+    # `retry_count` is 0 after the first failure, so the run after it is attempt 2.
     return Reservation(
         jid=jid,
         queue=queue if isinstance(queue, str) else DEFAULT_QUEUE,

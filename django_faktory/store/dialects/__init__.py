@@ -1,6 +1,7 @@
-"""The hot verbs in each database's own SQL: push, claim, end (ADR 0003). All else is the ORM's.
+"""Run the hot operations (push, claim, end) in each database's own SQL (ADR 0003); all others use the ORM.
 
-PostgreSQL does each in one statement; SQLite and MariaDB share a portable way of a few statements.
+`dialect_of` returns the dialect of a connection. PostgreSQL needs one statement per operation; SQLite and MariaDB share
+a portable implementation of a few statements.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BY_VENDOR: dict[str, Dialect] = {"postgresql": POSTGRESQL, "sqlite": SQLITE, "m
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
-    """The dialect for this connection's database. Raises FaktoryError for one we do not speak."""
+    """Return the dialect for this connection's database. Raises FaktoryError for any other database."""
     try:
         return _BY_VENDOR[connection.vendor]
     except KeyError:

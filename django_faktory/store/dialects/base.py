@@ -1,4 +1,4 @@
-"""What a dialect must do, and the shapes the three share."""
+"""Define `Dialect`, the interface to the hot operations of a database, and the data types that all dialects share."""
 
 from __future__ import annotations
 
@@ -28,20 +28,30 @@ LOCK = "django_faktory_joblock"
 LIMIT = "django_faktory_limit"
 GATE = "django_faktory_gate"
 DELIVERY_LEASE_S = 60.0
-"""Until the delivery of a job is confirmed: the shortest reservation there is (W9), so that none is shortened."""
+"""Lease in seconds until a delivery is confirmed.
+
+It equals the shortest reservation allowed (W9), so that the lease shortens no reservation.
+"""
 
 _ENDED_SQL = ", ".join(f"'{state}'" for state in sorted(FINISHED - {State.DEAD}))
 
 
 def replaceable(row: str = "") -> str:
-    """SQL: whether a push may take over this row. Not a dead one that a batch still waits for."""
+    """Return an SQL condition: a push may replace this row.
+
+    A finished job may be replaced, except for a dead one that a batch still waits for.
+    """
     state, bid, callback_of = (f"{row}{column}" for column in ("state", "bid", "callback_of"))
     return f"({state} IN ({_ENDED_SQL}) OR ({state} = 'dead' AND {bid} IS NULL AND {callback_of} IS NULL))"
 
 
 FOLDED = -1
-"""The slot of the counter row that others are folded into (`store.counters`). The last release counts in 0 to 15."""
+"""Slot of the counter row that other rows are folded into (`store.counters`).
 
+The previous release counts in slots 0 to 15.
+"""
+
+# Large enough that two connections practically never draw the same slot; if they did, one would only wait.
 _OWN_SLOTS = 2**62
 
 _slots: WeakKeyDictionary[BaseDatabaseWrapper, tuple[int, int]] = WeakKeyDictionary()
@@ -55,35 +65,36 @@ def counter_slot(connection: BaseDatabaseWrapper) -> int:
     """
     pid, slot = _slots.get(connection, (0, 0))
     if pid != os.getpid():  # new, or inherited over a fork
+        # Slots 0 to 15 belong to the previous release, which may run on other nodes during an upgrade.
         slot = 16 + secrets.randbelow(_OWN_SLOTS)
         _slots[connection] = os.getpid(), slot
     return slot
 
 
 Placed = Sequence[tuple[int, JobPayload]]
-"""Jobs to be inserted, each with its place in the set that was pushed."""
+"""Jobs to insert, each with its place in the pushed set."""
 
 
 def insertion_order(jobs: Sequence[JobPayload]) -> Placed:
-    """Return the jobs with their places, in the order of every insert: those without unique key by jid, then by key.
+    """Return the jobs with their places: jobs without unique key first, by jid; then the others, by key.
 
-    An insert waits for transactions that insert the same jid or key, so that all use one order (ADR 0024).
+    An insert waits for transactions that insert the same jid or key, so all inserts use this order (ADR 24).
     """
     return sorted(enumerate(jobs), key=lambda placed: insertion_key(placed[1].jid, unique_key_of(placed[1])))
 
 
 def insertion_key(jid: str, unique_key: str | None) -> tuple[str, str]:
-    """Return what `insertion_order` sorts by."""
+    """Return the sort key of `insertion_order`."""
     return (unique_key, "") if unique_key else ("", jid)
 
 
 def unique_key_of(job: JobPayload) -> str | None:
-    """Return the key that the job asks for, or None."""
+    """Return the unique key that the job requests, or None."""
     return job.options.unique_key if job.options else None
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """So many jobs of this queue for this worker: one line of a plan of what to claim."""
+    """One line of a plan: claim up to `count` jobs of this queue for this worker."""
 
     queue: str
     wid: str
@@ -91,36 +102,41 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """What to claim: at most so many of each slot, and no more than the limit of all.
+    """Description of a claim: at most `count` jobs for each slot, and at most `limit` jobs in total.
 
-    With several wids in it, the slots add up to the limit.
+    If the plan names several wids, the counts of its slots add up to the limit.
     """
 
     slots: Sequence[Slot] = ()
     limit: int = 0
     lease_s: float = 0.0
-    """How long a lock is held that comes with a job at once, see `Dialect.exchange`."""
+    """Lease in seconds of a lock that is acquired together with the claim, see `Dialect.exchange`."""
     claim: int | None = None
-    """What the rows are marked with, see `store.unanswered`; with its negative until their delivery is confirmed."""
+    """Number that marks the claimed rows, see `store.unanswered`; negated until the delivery is confirmed."""
     at_least_s: float | None = None
-    """Minimum of a reservation: that of a job whose worker's heartbeat extends it lasts longer than WORKER_TIMEOUT."""
+    """Minimum reservation in seconds, for workers with heartbeats that extend it: it must outlast WORKER_TIMEOUT."""
     at_most_s: float | None = None
-    """Lease until the delivery is confirmed; None: the claim needs no confirmation."""
+    """Lease in seconds until the delivery is confirmed; None: the claim needs no confirmation."""
     ahead: Sequence[Slot] = ()
-    """What may be claimed beyond that, for whoever asks next; of these slots the wid does not count (ADR 0022)."""
+    """Slots to prefetch in addition, for later FETCHes; their wids are ignored (ADR 22)."""
     crowd: Collection[str] = ()
-    """The wids that may: none of them must be quiet or terminating."""
+    """Wids that may receive prefetched jobs; nothing is prefetched if one of them is quiet or terminating."""
     then: Sequence[Plan] = ()
-    """What is claimed behind that, one after the other, where a dialect `claims_in_turn`: slots and limits."""
+    """Further plans, of which only slots and limits count.
+
+    They are claimed in this order after this plan, if the dialect `claims_in_turn`.
+    """
 
     @property
     def mark(self) -> int | None:
-        """The number that the rows of a direct claim get."""
+        """Return the number that the claim of `slots` writes into its rows."""
+        # A claim for a server's clients has a lease, and its number is negative until the delivery is confirmed (ADR
+        # 26).
         return self.claim if self.claim is None or self.at_most_s is None else -self.claim
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """What is added to the counters of the day."""
+    """Amounts to add to the counters of a day."""
 
     processed: int = 0
     failed: int = 0
@@ -128,7 +144,7 @@ class Tally(msgspec.Struct, frozen=True, gc=False):
 
 
 class Changed(NamedTuple):
-    """A job's row with what its failure changes."""
+    """Id of a job's row, and the columns that a failure changes."""
 
     id: Any
     state: Any
@@ -153,16 +169,16 @@ _SAVE = f"UPDATE {JOB} SET {', '.join(f'{column} = %s' for column in Changed._fi
 
 
 class Found(NamedTuple):
-    """Jobs' rows, locked."""
+    """Rows of jobs that this transaction has locked."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[Any, ...]]
     now: datetime
-    """The time when they were."""
+    """The time at which the rows were locked."""
 
 
 class Held(NamedTuple):
-    """A job that was ended: who held it, and what there is to tell of it."""
+    """Run of an ended job: its worker, attempt, queue, jobtype and run time in seconds."""
 
     wid: str
     attempt: int
@@ -172,142 +188,154 @@ class Held(NamedTuple):
 
 
 Ended = dict[str, Held]
-"""By jid."""
+"""Ended jobs, by jid."""
 
 
 class Ending(NamedTuple):
-    """What `end` did, and whom it left alone: jobs of batches and holders of locks, which `store.members` ends."""
+    """Result of `end`: the ended jobs, and the jids in `left`, which it did not change.
+
+    Members of batches and holders of locks or permits are in `left`; `store.members` ends them.
+    """
 
     ended: Ended
     left: set[str]
     readied: Collection[str] = ()
-    """Queues in which jobs became ready that had waited for a lock."""
+    """Queues in which jobs that waited for a lock became ready."""
     blocked: Collection[str] = ()
-    """Keys to `settle`: of jobs that were stored along and wait for a lock, and of jobs whose turn it was while another
-    transaction had locked their rows."""
+    """Keys to `settle`.
+
+    These are the keys of jobs stored in the same exchange that wait for a lock, and of jobs that are next for a lock
+    while another transaction has their rows locked.
+    """
 
 
 class EndedLast(NamedTuple):
-    """What `end_last` did."""
+    """Result of `end_last`: the time of the end, and the released permits."""
 
     at: datetime
     passes: str | None
-    """The permits that a limit, set while the job ran, had given it: given back, and their gates to be looked at."""
+    """Permits that the job got from a limit set while it ran.
+
+    They are released; the caller has to check their limiters.
+    """
 
 
 class Relayed(NamedTuple):
-    """What `relay` did."""
+    """Result of `relay`: the ended job, and the claimed one with its lock."""
 
     ended: Ended
     job: Reservation
     is_all: bool
-    """Whether nothing else was ready in the plan's queues: whoever asks for more of them gets nothing."""
+    """Whether no other job was ready in the plan's queues; further requests for these queues get nothing."""
 
 
 class Stored(NamedTuple):
-    """The result of `insert_free`."""
+    """Result of `insert_free`: which jobs were stored, and which rows prevented others."""
 
     jids: Collection[str]
     alive: Collection[str]
     """Jids of stored rows that are not replaced."""
     refused: Collection[str]
-    """Jids of jobs whose unique key a stored row holds and keeps."""
+    """Jids of jobs with a unique key that a stored row has and keeps."""
     blocked: Collection[str]
-    """Lock keys for which some of the stored jobs wait."""
+    """Lock keys that some of the stored jobs wait for."""
     now: datetime
     """The time of the statement."""
 
 
 class Underway(Protocol):
-    """An exchange that was sent and is read by who does not wait for it."""
+    """An exchange that was sent without waiting, and is read by an event loop as its results arrive."""
 
     is_sent: bool
-    """Whether all of it was sent; else call `send` when there is room."""
+    """Whether all of it was sent; if not, call `send` when the socket is writable."""
 
     @property
     def fd(self) -> int:
-        """Its connection's: readable when there is something to read."""
+        """Return the connection's file descriptor: readable when results have arrived."""
 
     def send(self) -> None:
-        """Send more of it."""
+        """Send the next part without blocking."""
 
     def read(self) -> tuple[Ending, list[Reservation]] | None:
-        """What `exchange` answers; None while more is to come."""
+        """Return the result of `exchange`, or None until all of it has arrived."""
 
     is_last: bool
-    """When it was read: whether something came behind the answer."""
+    """After the read: whether more input followed the answer, such as the end of the connection."""
 
 
 class Dialect(ABC):
-    """The hot verbs. Each takes an open cursor and is one transaction, or part of the caller's."""
+    """Hot operations of one database.
+
+    Each takes an open connection or cursor, and is one transaction or part of the caller's.
+    """
 
     plain_lock = ""
-    """At the end of a SELECT: locks the rows, where the database can."""
+    """SQL to append to a SELECT to lock its rows; empty if the database has no row locks."""
     skip_lock = ""
-    """The same, but for rows that others have locked."""
+    """Like `plain_lock`, but skips rows that other transactions have locked."""
 
     hands_over = False
-    """Whether `exchange` gives the lock of a job it ends to the next of its key that it claims (ADR 0015)."""
+    """Whether `exchange` passes the lock of an ended job to the next job of its key that it claims (ADR 15)."""
 
     lends = False
-    """Whether there is a `begin`."""
+    """Whether `begin` is implemented."""
 
     claims_in_turn = False
-    """Whether `exchange` heeds a plan's `then`."""
+    """Whether `exchange` uses `Plan.then`."""
 
     reads_ahead = False
-    """Whether `exchange` heeds a plan's `ahead`, so that there may be something to `confirm` (ADR 0022)."""
+    """Whether `exchange` uses `Plan.ahead`, so that deliveries need `confirm` (ADR 22)."""
 
     stores_keyed = False
-    """Whether `insert` takes jobs with lock keys, and `insert_free` those with unique ones."""
+    """Whether `insert` accepts jobs with lock keys, and `insert_free` jobs with unique keys."""
 
     one_statement = False
-    """Whether claim and end are a single statement, so that no transaction need be opened around them."""
+    """Whether claim and end are a single statement each, so that no transaction needs to be opened around them."""
 
     begin_snapshot: tuple[str, ...] = ()
-    """Statements that begin a transaction which only reads, all of it from one snapshot."""
+    """Statements that begin a read-only transaction in which all reads see one snapshot."""
 
     @abstractmethod
     def now(self, cursor: CursorWrapper) -> datetime:
-        """The database's clock."""
+        """Return the database's time."""
 
     @abstractmethod
     def age(self, moment: str) -> str:
-        """SQL: seconds since `moment` as a float, negative if it is in the future."""
+        """Return SQL for the seconds since `moment` as a float; negative if it is in the future."""
 
     names_of_json: str
-    """SQL: a SELECT of the strings of a JSON array, which is its one parameter."""
+    """SQL: a SELECT of the strings in a JSON array, which is its only parameter."""
 
     @abstractmethod
     def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
-        """Insert jobs with different jids, in the order given; return the lock keys for which some of them wait.
+        """Insert jobs with distinct jids, in the given order; return the lock keys that some of them wait for.
 
-        A row with the same jid is replaced if it has finished, else left alone. Where the database locks rows, it
-        locks these rows first, by id. The jobs belong to no batch and have no unique key, and lock keys only if the
-        dialect `stores_keyed`. Their places decide which is claimed first.
+        A row with the same jid is replaced if it has finished, otherwise left unchanged. If the database has row locks,
+        these rows are locked first, by id. The jobs belong to no batch and have no unique key; they have lock keys only
+        if the dialect `stores_keyed`. Their places decide the order in which they are claimed.
         """
 
     def insert_free(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Stored:
-        """Insert, in the order given, jobs of no batch whose jid and unique key no stored row has.
+        """Insert, in the given order, jobs that share neither jid nor unique key with a stored row.
 
-        The caller may change finished rows and take overdue keys from their holders to store the other jobs: these
-        rows are locked first, by id.
+        The jobs belong to no batch. To store the other jobs, the caller may change finished rows and take expired keys
+        from their rows: these rows are locked first, by id.
         """
         raise NotImplementedError
 
     @abstractmethod
     def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:
-        """Return the time; lock first, by id, all rows that inserts of these jobs may lock.
+        """Lock, by id, all rows that inserts of these jobs may lock; return the time after that.
 
-        For a set that is inserted by several statements in one transaction.
+        Used before a set that several statements insert in one transaction.
         """
 
     @abstractmethod
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
-        """Reserve jobs, at most as many of each queue as the plan says, in the plan's order.
+        """Reserve jobs in the plan's order, at most `count` per slot.
 
-        With several wids in the plan, the jobs of a queue go to them in the plan's order. Quiet workers and
-        paused queues get nothing.
+        If the plan names several wids, the jobs of a queue are distributed to them in the plan's order. Quiet workers
+        and paused queues get nothing.
         """
 
     @abstractmethod
@@ -319,17 +347,19 @@ class Dialect(ABC):
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
-        """How many jobs wait in each queue that is not paused, counted no further than `most`; and those of `wids`
-        that are quiet or terminating."""
+        """Count the ready jobs of each queue that is not paused, up to `most`.
+
+        Returns these counts, and the `wids` that are quiet or terminating.
+        """
 
     @abstractmethod
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> Ending:
-        """End the jobs that these acks hold; return their jids and holders. Counts the other acks as late.
+        """End the jobs that these acks hold; return their jids and holders. Other acks are counted as late.
 
-        If several acks name one jid, the ack of the holder counts. Jobs of batches and holders of locks are not
-        changed, but returned, and one ack of each is not counted. The rows with the jids in `pushed`, which the same
+        If several acks name one jid, the ack of the holder counts. Members of batches and holders of locks or permits
+        are returned unchanged, and one ack of each is not counted. The rows with the jids in `pushed`, which the same
         transaction is about to insert, are locked together with the rows of the acks.
         """
 
@@ -341,11 +371,12 @@ class Dialect(ABC):
         plan: Plan,
         now: datetime | None,
     ) -> tuple[Ending, list[Reservation]]:
-        """`end`, `insert` and `claim`, those of them that there is something for.
+        """Run `end`, `insert` and `claim` in this order, each only if there is work for it.
 
-        What is claimed may have its lock already, for the plan's `lease_s`: then it has the token. What was read ahead
-        is in the list too, and says so.
+        A claimed job may already have its lock, for the plan's `lease_s`: then it has the token. Prefetched jobs are in
+        the list too, marked `is_ahead`.
         """
+        # Ends come first, and lock the rows that the insert may replace as well: all rows in one order (ADR 24).
         ended = self.end(connection, acks, now, [job.jid for _, job in jobs]) if acks else Ending({}, set())
         if jobs:
             ended = ended._replace(blocked=self.insert(connection, jobs, now))
@@ -357,10 +388,11 @@ class Dialect(ABC):
         ack: Ack,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> EndedLast | None:
-        """`end` a lone job that held nothing when it was claimed, as the last thing in the caller's transaction, and
-        commit that, in one message. None: it cannot go so just now, and nothing was done.
+        """End a job as the last statement of the caller's transaction, and commit, in one message.
 
-        Raises ReservationLost where the holder was another one, and the database's errors: nothing is committed then.
+        The job belonged to no batch and held no lock or permit when it was claimed. Returns None, with nothing done, if
+        this is impossible now. Raises ReservationLost if the ack is not the holder's, and database errors: then nothing
+        is committed.
         """
         return None
 
@@ -372,13 +404,15 @@ class Dialect(ABC):
         plan: Plan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> Underway | None:
-        """`exchange` as a transaction by itself for who must not wait, where it can go so just now; else None, and
-        nothing was done (ADR 0021)."""
+        """Send `exchange` as its own transaction without waiting for the answer (ADR 21).
+
+        Returns None, with nothing done, if this is impossible now.
+        """
         return None
 
     @abstractmethod
     def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
-        """See `Broker.confirm`."""
+        """Confirm the delivery of prefetched jobs; return the jids to confirm again (`Broker.confirm`)."""
 
     @abstractmethod
     def extend(
@@ -390,7 +424,7 @@ class Dialect(ABC):
     ) -> None:
         """Extend the reservations of these jobs (wid, jid, attempt) by `reserve_for`, at least by `at_least_s`.
 
-        Only of those that are half over, so that short jobs cost no write. Skips locked rows, does not wait for them.
+        Only reservations that are half over are extended, so that short jobs cost no write. Locked rows are skipped.
         """
 
     def relay(
@@ -400,46 +434,59 @@ class Dialect(ABC):
         plan: Plan,  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> Relayed | None:
-        """End a holder of a lock and give the lock to the next of its key, claimed for the one worker of the plan, in
-        one statement; None: nothing was done (ADR 0020)."""
+        """End a holder of a lock and claim the next job of its key with the lock, in one statement (ADR 20).
+
+        The next job is claimed for the only worker of the plan. Returns None if nothing was done.
+        """
         return None
 
     def expects_relay(self, jid: str) -> bool:  # noqa: ARG002
-        """Whether a relay is likely to do where this job ends: until it was tried."""
+        """Return whether `relay` is likely to succeed when this job ends. False once it was tried for the job."""
         return False
 
     def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Return what a thread holds during a transaction that writes, if the database itself queues no writers."""
+        """Return a context manager for writing transactions of this process.
+
+        It serializes them if the database itself does not queue writers.
+        """
         return NO_QUEUE
 
     has_lock_wait = False
     """Whether `lock_wait` has an effect."""
 
     def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:
-        """The statement that limits how long the session, or the transaction, waits for a lock; None: the default."""
+        """Return the statement that limits how long a session or transaction waits for a lock.
+
+        None restores the default.
+        """
         raise NotImplementedError
 
     def keeps_session(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
-        """Whether what is set for the session stays with this connection, and with nothing else."""
+        """Return whether session settings persist on this connection and affect no other user of it."""
         return True
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
-        """Whether `exchange` is a transaction by itself, so that none need be opened around it."""
+        """Return whether `exchange` is its own transaction, so that none needs to be opened around it."""
         return False
 
     @abstractmethod
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
-        """Wait, outside of a transaction, until claims have ended that may have read the limits before this moment."""
+        """Wait, outside any transaction, for running claims that may have read the limits before this call."""
 
     takes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], float, datetime | None], dict[str, int]] | None = None
-    """Takes locks in one statement, where it can: of those who got theirs the token, by jid; the others are parked."""
+    """Acquire locks in one statement. None: the dialect has no such statement.
+
+    Returns the tokens by jid; jobs that got no lock become blocked.
+    """
 
     passes: Callable[[BaseDatabaseWrapper, Sequence[Reservation], datetime | None], dict[str, str | None]] | None = None
-    """Lets a set of jobs pass in one statement, where all of it may: the passes they hold, by jid. Else it does
-    nothing, and answers with nothing."""
+    """Acquire permits in one statement. None: the dialect has no such statement.
+
+    Returns the permits by jid; if a limiter has no room for the whole set, nothing is done and the result is empty.
+    """
 
     def ready_of(self, cursor: CursorWrapper, keys: Sequence[str]) -> Sequence[tuple[Any, ...]]:
-        """Id, key, queue and weight of the ready jobs of these keys."""
+        """Return id, key, queue and weight of the ready jobs of these keys."""
         cursor.execute(
             f"SELECT id, lock_key, queue, weight FROM {JOB} WHERE lock_key IN ({marks(keys)}) AND state = 'enqueued'",
             [*keys],
@@ -448,14 +495,17 @@ class Dialect(ABC):
         return found
 
     def make_next_ready(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> tuple[set[str], set[str]]:
-        """Of the jobs blocked by each of these keys make the first of each queue and priority ready, unless one is.
+        """Make the first blocked job of each key, queue and priority ready, unless one is ready already.
 
-        Waits for no row: returns the queues of those that became so, and the keys of those that others have locked.
+        Waits for no row: returns the queues of jobs that became ready, and the keys for which another transaction has
+        locked a row.
         """
         queues: set[str] = set()
         skipped: set[str] = set()
         with connection.cursor() as cursor:
             for key in keys:
+                # A row that is locked is skipped, not waited for: this transaction already has later rows of the order
+                # locked (ADR 24).
                 for queue, is_ready in next_ready(cursor, key, self.skip_lock):
                     if is_ready:
                         queues.add(queue)
@@ -465,7 +515,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
-        """End locked jobs well: (id, its ack, its result_ttl), whose rows stay."""
+        """Mark locked jobs as succeeded; their rows are kept for the result. Each is (id, its ack, its result_ttl)."""
 
     def failing(
         self,
@@ -473,7 +523,7 @@ class Dialect(ABC):
         jids: Collection[str],  # noqa: ARG002
         now: datetime | None,  # noqa: ARG002
     ) -> Found | None:
-        """Lock and read these jobs, of which a report says that they failed; None: no sooner than the ORM does."""
+        """Lock and read jobs reported as failed. None: the dialect has no faster way than the ORM."""
         return None
 
     def save(
@@ -485,33 +535,42 @@ class Dialect(ABC):
         *,
         is_last: bool = False,  # noqa: ARG002
     ) -> None:
-        """Write locked rows, and count. Where it `is_last` in its transaction, that may be committed along.
+        """Write locked rows and add to the counters.
 
-        One statement a row: Django's `bulk_update` takes milliseconds to put its one together.
+        If `is_last`, the transaction may be committed in the same message. Runs one statement per row: Django's
+        `bulk_update` takes milliseconds to build its statement.
         """
         adapt = connection.ops.adapt_datetimefield_value
         with connection.cursor() as cursor:
             if changed:
+                # Raw SQL bypasses the model's fields, so their conversion of times is done here.
                 rows = [[adapt(value) if isinstance(value, datetime) else value for value in row] for row in changed]
                 cursor.executemany(_SAVE, [(*values, row_id) for row_id, *values in rows])
             self.count(cursor, day, tally)
 
     def count(self, cursor: CursorWrapper, day: datetime, tally: Tally) -> None:
-        """Add to the counters of that day, in this connection's row: the last row that a transaction locks."""
+        """Add to that day's counters, in this connection's row.
+
+        Must be the last write of a transaction: counter rows are locked last (ADR 24).
+        """
         if tally != Tally():
             self.count_in(cursor, day.date(), counter_slot(cursor.db), tally)
 
     @abstractmethod
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        """Add to one counter row, which is inserted if there is none."""
+        """Add to one counter row; insert it if it does not exist."""
 
 
 def marks(values: Collection[Any]) -> str:
-    """A parameter's place for each value."""
+    """Return a parameter placeholder for each value."""
     return ", ".join(["%s"] * len(values))
 
 
 def holds(claimed_wid: str, claimed_attempt: int | None, wid: str, attempt: int) -> bool:
-    """Whether a report comes from who holds the job: the same wid, or one has none; and attempt (W16)."""
+    """Return whether a report comes from the job's holder (W16).
+
+    The wids must be equal unless one is empty, and the attempts must be equal unless the report has none.
+    """
+    # Connections may send no wid in HELLO, and a prefetched job has none yet: then there is nothing to compare.
     same_worker = not claimed_wid or not wid or claimed_wid == wid
     return same_worker and claimed_attempt in (None, attempt)

@@ -1,6 +1,7 @@
-"""The statements of limits: gates locked and written, jobs let pass, parked and let go, a set at a time. ADR 0016.
+"""Statements of limiters (ADR 16): lock and write their rows, give permits, block and unblock jobs, a set at a time.
 
-One text for all databases: what differs is how a row is locked.
+The SQL is the same for all databases; only the clause that locks rows differs. In code a limiter is a gate, and a
+permit a pass.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...gating import Allowance, Gate, passes_of
 from .base import GATE, JOB, Dialect, marks
 
 HEAD = 500
-"""Jobs at the head of a queue that are looked at together when a gate is shut."""
+"""Jobs at the head of a queue that are examined together when a limiter is full."""
 
 _GATE = (
     "g.id, g.scope, g.name, g.concurrency, g.rate, g.per, g.burst, g.is_paused, g.in_use, g.tokens, g.filled_at,"
@@ -26,14 +27,14 @@ _IN_ORDER = "ORDER BY weight, enqueued_at, id"
 
 
 def by_name(cursor: CursorWrapper, dialect: Dialect, names: Collection[tuple[str, str]]) -> list[Gate]:
-    """The gates of these scopes and names, locked in the order of their ids."""
+    """Return the limiters of these scopes and names, locked in the order of their ids (ADR 24)."""
     wanted = sorted(names)
     pairs = ", ".join(["(%s, %s)"] * len(wanted))
     return _locked(cursor, dialect, f"(g.scope, g.name) IN ({pairs})", [value for pair in wanted for value in pair])
 
 
 def by_id(cursor: CursorWrapper, dialect: Dialect, ids: Collection[int]) -> list[Gate]:
-    """These gates, locked in the order of their ids."""
+    """Return the limiters with these ids, locked in the order of their ids."""
     return _locked(cursor, dialect, f"g.id IN ({marks(ids)})", sorted(ids)) if ids else []
 
 
@@ -49,6 +50,7 @@ def _gate(row: Sequence[Any]) -> Gate:
         scope=scope,
         name=name,
         allows=Allowance(concurrency=concurrency, rate=rate, per=per, burst=burst),
+        # SQLite and MariaDB return booleans as integers, and times without a zone.
         is_paused=bool(is_paused),
         in_use=in_use,
         tokens=float(tokens),
@@ -63,11 +65,12 @@ def _utc(moment: datetime) -> datetime:
 
 
 def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
-    """Write what gates count; one statement for all of them."""
+    """Write the counts of limiters in one statement."""
     if not gates:
         return
     adapt = cursor.db.ops.adapt_datetimefield_value
     rows = [(g.in_use, g.tokens, adapt(g.filled_at), adapt(g.opens_at), g.is_awaited) for g in gates]
+    # The usual case: a plain UPDATE, without CASE.
     if len(gates) == 1:
         changes = ", ".join(f"{column} = %s" for column in _WRITTEN)
         cursor.execute(f"UPDATE {GATE} SET {changes} WHERE id = %s", [*rows[0], gates[0].id])
@@ -84,8 +87,11 @@ def save(cursor: CursorWrapper, gates: Sequence[Gate]) -> None:
 
 
 def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> dict[str, tuple[int, str, int]]:
-    """Of those of these jobs that were claimed and have yet to pass: id, wid and attempt, locked. By jid alone: told
-    the state too, PostgreSQL might walk over all that worked in the last minute."""
+    """Return id, wid and attempt of these jobs that were claimed and have no permits yet; their rows are locked.
+
+    Rows are found by jid alone: with the state in the condition, PostgreSQL might walk over every job that was working
+    in the last minute (ADR 6).
+    """
     cursor.execute(
         f"SELECT jid, id, wid, attempt, state, passes FROM {JOB} WHERE jid IN ({marks(jids)})"
         f" ORDER BY id{dialect.plain_lock}",
@@ -99,13 +105,15 @@ def claimed(cursor: CursorWrapper, dialect: Dialect, jids: Collection[str]) -> d
 
 
 def hand_out(cursor: CursorWrapper, passes: Mapping[int, str | None]) -> None:
-    """Let these jobs run, with the passes they hold."""
+    """Record the permits of these jobs, so that they may be delivered."""
+    # A key that is unique until the start is released when the job has everything it needs, its lock included.
     starts = "unique_until_start AND (lock_key IS NULL OR lock_token IS NOT NULL)"
     _set_each(cursor, "passes", passes, f"unique_key = CASE WHEN {starts} THEN NULL ELSE unique_key END")
 
 
 def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
-    """Undo the claim of these jobs: parked at their gate, or enqueued again where it is None."""
+    """Undo the claim of these jobs: block each at its limiter, or enqueue it again if that is None."""
+    # The claim counted an attempt; the job never ran, so it is taken back too.
     undone = (
         "attempt = attempt - 1, wid = '', started_at = NULL, reserved_until = NULL, passes = NULL, lock_token = NULL"
     )
@@ -117,7 +125,7 @@ def take_back(cursor: CursorWrapper, gates: Mapping[int, int | None]) -> None:
 
 
 def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], rest: str) -> None:
-    """Set a column of these jobs to a value of each, and the rest the same for all: one statement."""
+    """Set a column of each job to its own value, and other columns to the same for all, in one statement."""
     if not values:
         return
     different = set(values.values())
@@ -132,9 +140,9 @@ def _set_each(cursor: CursorWrapper, column: str, values: Mapping[int, Any], res
 def park_head(
     cursor: CursorWrapper, dialect: Dialect, queue: str, *, tasks: Mapping[str, int], keys: Mapping[str, int]
 ) -> set[int]:
-    """Park those at the head of a queue whose gates are shut: by jobtype and key the gate. Returns the gates.
+    """Block jobs at the head of a queue if their limiters, given by jobtype and key, are full; return the limiters.
 
-    Not those that their gate has let go, and none that somebody is claiming just now.
+    Jobs that their limiter has just unblocked are skipped, and so are rows that another transaction is claiming.
     """
     cursor.execute(
         f"SELECT id, jobtype, limit_key, gate FROM {JOB} WHERE state = 'enqueued' AND queue = %s {_IN_ORDER} LIMIT %s",
@@ -149,13 +157,17 @@ def park_head(
         cursor.execute(
             f"SELECT id FROM {JOB} WHERE id IN ({marks(shut)}) AND state = 'enqueued'{dialect.skip_lock}", [*shut]
         )
+        # Only rows to be blocked are locked, and not waited for: another transaction may be claiming them.
         shut = {row_id: shut[row_id] for (row_id,) in cursor.fetchall()}
         _set_each(cursor, "gate", shut, "state = 'blocked'")
     return set(shut.values())
 
 
 def let_go(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tuple[dict[str, int], bool]:
-    """Make the first jobs parked at a gate ready, so many of each queue; how many, by queue, and whether more wait."""
+    """Make the first `room` jobs blocked at a limiter ready, in each queue.
+
+    Returns how many became ready by queue, and whether more are blocked.
+    """
     found: dict[str, int] = {}
     more = False
     for queue in _queues(cursor, gate):
@@ -164,6 +176,7 @@ def let_go(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tup
             [gate, queue, room + 1],
         )
         rows = cursor.fetchall()
+        # Jobs that were unblocked earlier and are not claimed yet still count: each takes one of the free permits.
         more |= len(rows) > room
         ids = [row_id for row_id, state in rows[:room] if state == "blocked"]
         if ids:
@@ -173,7 +186,7 @@ def let_go(cursor: CursorWrapper, dialect: Dialect, gate: int, room: int) -> tup
 
 
 def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
-    """The queues of the jobs at a gate: a look at the index each."""
+    """Yield the queues of the jobs at a limiter; each step is one index lookup."""
     queue = ""
     while True:
         cursor.execute(f"SELECT queue FROM {JOB} WHERE gate = %s AND queue > %s ORDER BY queue LIMIT 1", [gate, queue])
@@ -185,7 +198,8 @@ def _queues(cursor: CursorWrapper, gate: int) -> Iterator[str]:
 
 
 def waited_at(cursor: CursorWrapper) -> Iterator[int]:
-    """The gates that jobs are at: a look at the index each."""
+    """Yield the limiters that jobs refer to; each step is one index lookup."""
+    # SELECT DISTINCT would read the whole index; there are few limiters, and any number of jobs at each.
     gate = 0
     while True:
         cursor.execute(f"SELECT gate FROM {JOB} WHERE gate > %s ORDER BY gate LIMIT 1", [gate])
@@ -197,7 +211,7 @@ def waited_at(cursor: CursorWrapper) -> Iterator[int]:
 
 
 def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tuple[int, set[str]]:
-    """Let jobs go from a gate that is no more, at most `limit`: how many, and their queues."""
+    """Unblock jobs of a deleted limiter, at most `limit`; return their number and their queues."""
     cursor.execute(f"SELECT id, queue FROM {JOB} WHERE gate = %s LIMIT %s{dialect.skip_lock}", [gate, limit])
     rows = cursor.fetchall()
     if rows:
@@ -211,15 +225,17 @@ def free(cursor: CursorWrapper, dialect: Dialect, gate: int, limit: int) -> tupl
 
 
 def holders(cursor: CursorWrapper, gate: int) -> int:
-    """How many running jobs hold a pass of this gate."""
+    """Return how many running jobs hold a permit of this limiter."""
+    # Commas on both sides let LIKE match an id only as a whole.
     cursor.execute(f"SELECT COUNT(*) FROM {JOB} WHERE state = 'working' AND passes LIKE %s", [f"%,{gate},%"])
     count: int = cursor.fetchone()[0]
     return count
 
 
 def running(cursor: CursorWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
-    """Running jobs that need no pass any more: how many of each queue, jobtype, limit key and passes."""
+    """Count the running jobs that need no further permit, by queue, jobtype, limit key and permits."""
     cursor.execute(
+        # Empty `passes` mark a claimed job that has yet to acquire its permits; NULL marks one that no limit concerned.
         f"SELECT queue, jobtype, limit_key, passes, COUNT(*) FROM {JOB}"
         " WHERE state = 'working' AND (passes IS NULL OR passes <> '') GROUP BY queue, jobtype, limit_key, passes"
     )
@@ -233,9 +249,10 @@ _OF_SCOPE = {"queue": "queue", "task": "jobtype", "key": "limit_key"}
 def without_pass(
     cursor: CursorWrapper, dialect: Dialect, gate: int, after: int, limit: int
 ) -> list[tuple[int, str | None]]:
-    """Id and passes of running jobs that this gate concerns and that hold no pass of it, locked by id before the gate.
+    """Return id and permits of running jobs that this limiter applies to and that hold none of its permits.
 
-    Those that have yet to pass are among them: one that is just passing is waited for.
+    Their rows are locked by id, before the limiter's. Jobs that are about to acquire their permits are included: the
+    lock waits for such a transaction to end.
     """
     cursor.execute(f"SELECT scope, name FROM {GATE} WHERE id = %s", [gate])
     row = cursor.fetchone()
@@ -252,9 +269,10 @@ def without_pass(
 
 
 def give_passes(cursor: CursorWrapper, gate: int, rows: Sequence[tuple[int, str | None]]) -> int:
-    """Give passes of a gate to these locked jobs, but for those that have yet to pass; returns how many got one.
+    """Give permits of a limiter to these locked jobs, except to jobs that have yet to acquire theirs; return the number
+    given.
 
-    Ids of gates that are gone are left out: a job holds those of three gates at most, which is what the column takes.
+    Ids of deleted limiters are dropped from `passes`: a job holds permits of at most three, which fit into the column.
     """
     held = {row_id: passes_of(passes) for row_id, passes in rows if passes != ""}
     if not held:

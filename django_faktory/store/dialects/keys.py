@@ -1,4 +1,4 @@
-"""The walk over the places in which jobs wait for a key, for databases without a statement that does it at once."""
+"""Make blocked jobs ready, key by key, for databases that cannot do it in one statement."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ JOB = "django_faktory_job"
 
 
 def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tuple[str, bool]]:
-    """Make the first of each queue and priority ready, unless one is; yields the queue, and False where the row is
-    locked by another transaction. A look at the index each."""
+    """Make the first blocked job of each queue and priority ready, unless one is ready already.
+
+    Yields (queue, True), or (queue, False) if another transaction has locked the row. Each step is one index lookup.
+    """
+    # Before the first place: the lowest possible weight is -100.
     queue, weight = "", -101
     while True:
         cursor.execute(
@@ -23,7 +26,7 @@ def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tupl
         if row is None:
             return
         row_id, queue, weight, gate = row
-        if gate is not None:  # it waits at a gate, for all of its key (ADR 0016)
+        if gate is not None:  # it waits for a permit, and the jobs of its key wait behind it (ADR 16)
             continue
         cursor.execute(
             f"SELECT 1 FROM {JOB} WHERE lock_key = %s AND state = 'enqueued' AND queue = %s AND weight = %s LIMIT 1",
@@ -32,6 +35,8 @@ def next_ready(cursor: CursorWrapper, key: str, skip_lock: str) -> Iterator[tupl
         if cursor.fetchone() is None:
             cursor.execute(f"SELECT id FROM {JOB} WHERE id = %s AND state = 'blocked'{skip_lock}", [row_id])
             if cursor.fetchone() is None:
+                # The caller settles the key after its commit: waiting here, with other rows locked, could deadlock (ADR
+                # 24).
                 yield queue, False
                 continue
             cursor.execute(f"UPDATE {JOB} SET state = 'enqueued' WHERE id = %s", [row_id])

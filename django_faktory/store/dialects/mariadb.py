@@ -1,4 +1,4 @@
-"""MariaDB 10.6 and later (SKIP LOCKED). The session's time zone is UTC: Django sets it."""
+"""Dialect for MariaDB 10.6 and later (SKIP LOCKED). Django sets the session's time zone to UTC."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from .base import replaceable
 from .portable import PortableDialect, utc
 
 LEAST_WAIT_S = 0.1
-"""The server counts whole seconds: a caller that wants to wait for less does not wait at all."""
+"""Shortest lock wait in seconds: the server counts whole seconds, so a shorter limit means not to wait at all."""
 
 CLAIMED_WITHIN_S = 0.1
+"""Time in seconds within which a running claim is expected to end."""
 
 
 class MariadbDialect(PortableDialect):
-    """Assignments of an upsert are made left to right, so that the state, which they ask for, comes last."""
+    """Dialect for MariaDB.
+
+    An upsert's assignments run from left to right and see earlier ones: `state`, which their condition reads, comes
+    last.
+    """
 
     skip_lock = " FOR UPDATE SKIP LOCKED"
     plain_lock = " FOR UPDATE"
@@ -32,6 +37,7 @@ class MariadbDialect(PortableDialect):
         " late = late + VALUES(late)"
     )
 
+    # REPEATABLE READ applies to the next transaction only; Django's default is READ COMMITTED.
     begin_snapshot = (
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
         "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
@@ -41,11 +47,11 @@ class MariadbDialect(PortableDialect):
     )
 
     def age(self, moment: str) -> str:
-        """By UTC, to the microsecond."""
+        """Return SQL for the seconds since `moment`, in UTC and with microseconds."""
         return f"TIMESTAMPDIFF(MICROSECOND, {moment}, UTC_TIMESTAMP(6)) / 1e6"
 
     def now(self, cursor: CursorWrapper) -> datetime:
-        """One short round trip."""
+        """Return the server's time, with one round trip."""
         cursor.execute("SELECT UTC_TIMESTAMP(6)")
         found: datetime = cursor.fetchone()[0]
         return utc(found)
@@ -53,17 +59,20 @@ class MariadbDialect(PortableDialect):
     has_lock_wait = True
 
     def lock_wait(self, seconds: float | None, *, of_transaction: bool = False) -> str:  # noqa: ARG002
-        """See Dialect."""
+        """Return the SET statement for the session's lock wait, in whole seconds."""
         value = "DEFAULT" if seconds is None else 0 if seconds < LEAST_WAIT_S else math.ceil(seconds)
         return f"SET SESSION innodb_lock_wait_timeout = {value}"
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:  # noqa: ARG002
-        """See Dialect. MariaDB does not tell which transactions have read a table: a claim takes some milliseconds, and
-        the sweep counts the jobs of one that took longer than this."""
+        """Sleep for CLAIMED_WITHIN_S: MariaDB does not show which transactions have read a table.
+
+        A claim takes some milliseconds; the sweep counts the jobs of one that took longer than this.
+        """
+        # A longer wait would delay each new limit; later claims are counted by the sweep.
         time.sleep(CLAIMED_WITHIN_S)
 
     def after(self, moment: str, seconds: str) -> str:
-        """See PortableDialect."""
+        """Return SQL for the moment `seconds` after `moment`, as an INTERVAL."""
         return f"({moment} + INTERVAL {seconds} SECOND)"
 
 

@@ -1,8 +1,8 @@
-"""Prepared statements sent straight through libpq: all in one message, values and rows in binary or plain text.
+"""Send prepared statements through libpq in one pipeline, with values and rows in binary or plain text (ADR 10).
 
-What a cursor does for a statement (binding values into the text, wrappers, adaptation by type) takes longer than
-PostgreSQL takes to carry a hot one out (ADR 0010). Only for statements of ours, whose types are known. Several of them
-are one transaction outside of a transaction, as everything before a sync is.
+A cursor's work for a statement (binding values, wrappers, adaptation by type) takes longer than PostgreSQL needs to run
+a hot one. Only for the package's own statements, because their types are known. Outside a transaction, all statements
+before a sync are one transaction. Main functions: `run_prepared`, `run_last`; `Flight` does not block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .cursor_hooks import has_own_cursor
 
 Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]
-"""A prepared statement's name, its values as they are sent, and whether each is binary: 1 or 0."""
+"""Name of a prepared statement, its encoded values, and for each value the format: 1 is binary, 0 is text."""
 
 Told = TypeVar("Told")
 
@@ -29,20 +29,22 @@ _BINARY = 1
 _TEXT_TYPE = 25
 _MISSING = struct.pack("!i", -1)
 _PLAIN = (None, None, None)
-"""What the driver begins with a bare BEGIN."""
+"""Transaction characteristics with which the driver sends a plain BEGIN."""
 
 
 @functools.cache
 def has_psycopg3() -> bool:
-    """Whether Django talks to PostgreSQL with psycopg 3: without it, with psycopg2."""
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # needs a driver, which others do not have
+    """Return whether Django uses psycopg 3 for PostgreSQL; otherwise it is psycopg2."""
+    from django.db.backends.postgresql.psycopg_any import (
+        is_psycopg3,
+    )  # needs a driver, which projects on other databases do not have
 
     return bool(is_psycopg3)
 
 
 @functools.cache
 def _driver() -> Any:
-    """psycopg 3, where its libpq knows pipelines; else None."""
+    """Return psycopg 3 if its libpq supports pipelines, else None."""
     try:
         import psycopg
     except ImportError:
@@ -53,8 +55,8 @@ def _driver() -> Any:
 def can_pipeline(connection: BaseDatabaseWrapper) -> bool:
     """Return whether prepared statements may bypass the cursor.
 
-    They may not where statements are logged or wrapped, where the backend prepares its session for each cursor, in
-    another encoding than UTF-8, and where they would begin a transaction with characteristics of its own.
+    They may not if statements are logged or wrapped, if the backend prepares its session for each cursor, if the
+    encoding is not UTF-8, or if they would begin a transaction with characteristics of its own.
     """
     if connection.execute_wrappers or connection.queries_logged or has_own_cursor(connection):
         return False
@@ -69,10 +71,10 @@ def _is_idle(raw: Any) -> bool:
 
 
 def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
-    """Carry out prepared statements, each a name and its values, in one round trip; return the rows of each.
+    """Run prepared statements, each a name and its values, in one round trip; return the rows of each.
 
-    Where the connection is to be in a transaction and none was begun yet, it begins here. Raises the first statement's
-    error as Django's; those after it were not carried out.
+    Sends BEGIN first if the connection should be in a transaction and none has begun. Raises the first statement's
+    error as Django's; later statements are not executed.
     """
     with connection.wrap_database_errors:
         found = _exchanged(connection.connection, _packed_all(calls))
@@ -80,24 +82,25 @@ def run_prepared(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Seq
 
 
 def run_last(connection: BaseDatabaseWrapper, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows]:
-    """Carry out prepared statements, and COMMIT unless one failed, in one round trip; return the rows of each.
+    """Run prepared statements, and COMMIT unless one failed, in one round trip; return the rows of each.
 
-    Raises the first statement's error as Django's, with the transaction spoilt; or COMMIT's, with nothing committed. An
-    OperationalError that closed the connection says nothing of the commit, as ever.
+    Raises the first statement's error as Django's, with the transaction broken; or COMMIT's, with nothing committed.
+    After an OperationalError that closed the connection, the outcome of the commit is unknown, as with any commit.
     """
     with connection.wrap_database_errors:
         found = _exchanged(connection.connection, _packed_all(calls), then=b"COMMIT")
         *rows, _ = _answers(found, len(calls) + 1)
+        # COMMIT of a broken transaction succeeds with the status ROLLBACK.
         if found[-1].command_status != b"COMMIT":
             raise _driver().InternalError(f"expected a commit, got {found[-1].command_status!r}: nothing is committed")
         return rows
 
 
 class Flight(Generic[Told]):
-    """`run_prepared` for who must not wait: it is sent when this is made, and read as its results come.
+    """Non-blocking `run_prepared`: sent by the constructor, read as results arrive.
 
-    `then` makes of the rows what is told. Nothing else may be done with the connection until all was read. Errors are
-    those of `run_prepared`; after one that is not a statement's the connection is closed.
+    `then` converts the rows into the result. The connection must not be used until everything was read. Raises the
+    errors of `run_prepared`; after an error that is not a statement's the connection is closed.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Flight(Generic[Told]):
         self._connection, self._calls, self._then = connection, len(calls), then
         self._found: list[Any] = []
         self.is_last = False
-        """Whether something came behind the answer that was read, such as the connection's end."""
+        """Whether more input followed the answer that was read, such as the connection's end."""
         with connection.wrap_database_errors:
             packed = _packed_all(calls)
             self._pgconn = connection.connection.pgconn
@@ -119,26 +122,27 @@ class Flight(Generic[Told]):
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to read, writable when there is room for what is not sent yet."""
+        """Return the socket: readable when results have arrived, writable when more can be sent."""
         return int(self._pgconn.socket)
 
     def send(self) -> None:
-        """Send more, where the socket did not take all of it."""
+        """Send the next part, if the socket did not take everything."""
         with self._connection.wrap_database_errors, self._closed_by_errors():
             self.is_sent = not self._pgconn.flush()
 
     def read(self) -> Told | None:
-        """What there is to tell; None while more is to come."""
+        """Return the result, or None until all of it has arrived."""
         with self._connection.wrap_database_errors:
             with self._closed_by_errors():
                 self._pgconn.consume_input()
                 while not (is_whole := self._take()) and _is_more_here(self._pgconn):
-                    self._pgconn.consume_input()  # to the end: of a reset behind it libuv would not tell again
+                    self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
                 self.is_last = is_whole and _is_more_here(self._pgconn)
             return self._then(_answers(self._found, self._calls)) if is_whole else None
 
     def _take(self) -> bool:
         pgconn, pq = self._pgconn, _driver().pq
+        # libpq returns None after each statement's results; two in succession mean that no result is outstanding.
         was_none = False
         while not pgconn.is_busy():
             result = pgconn.get_result()
@@ -158,12 +162,13 @@ class Flight(Generic[Told]):
         try:
             yield
         except BaseException:
+            # After half a pipeline the next user of this connection would read results that are not its own.
             self._pgconn.finish()
             raise
 
 
 def _is_more_here(pgconn: Any) -> bool:
-    """Whether there is something to read: data, an end or an error."""
+    """Return whether data, an end of file or an error is waiting at the socket."""
     readable = select.poll()
     readable.register(pgconn.socket, select.POLLIN)
     return bool(readable.poll(0))
@@ -179,18 +184,17 @@ def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:
 
 
 def _exchanged(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> list[Any]:
-    """The results of all of this."""
     try:
         _send(raw, calls, then=then)
         _flush(raw.pgconn)
         return _received(raw.pgconn)
-    except BaseException:  # replies may still be on their way, which nobody must take for his own
+    except BaseException:  # late replies must not be read by the connection's next user
         raw.pgconn.finish()
         raise
 
 
 def _send(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> None:
-    """Have all of this sent up to the sync; BEGIN before it, where the connection is to be in a transaction."""
+    """Send all statements and the sync; BEGIN first, if the connection should be in a transaction."""
     pgconn = raw.pgconn
     pgconn.enter_pipeline_mode()
     if not raw.autocommit and _is_idle(raw):
@@ -203,7 +207,7 @@ def _send(raw: Any, calls: Sequence[Packed], *, then: bytes = b"") -> None:
 
 
 def _received(pgconn: Any) -> list[Any]:
-    """Wait for every result up to the sync: one for each statement, BEGIN's before them."""
+    """Wait for all results up to the sync: BEGIN's if it was sent, then one for each statement."""
     pq = _driver().pq
     found: list[Any] = []
     readable = select.poll()
@@ -222,14 +226,16 @@ def _received(pgconn: Any) -> list[Any]:
 
 
 def _answers(found: list[Any], calls: int) -> list[Rows]:
+    # Results after the first error only report that the pipeline was aborted.
     error = next((result for result in found if result.status == _driver().pq.ExecStatus.FATAL_ERROR), None)
     if error is not None:
         raise _driver().errors.error_from_result(error)
+    # The result of BEGIN, if it was sent, comes first and is skipped.
     return [_rows(result) for result in found[len(found) - calls :]]
 
 
 def _flush(pgconn: Any) -> None:
-    """Send all there is; read meanwhile, or both sides might wait for each other."""
+    """Send everything, and read meanwhile: with full buffers, client and server would block each other."""
     if not pgconn.flush():
         return
     either = select.poll()
@@ -240,24 +246,24 @@ def _flush(pgconn: Any) -> None:
 
 
 def _packed(value: Any) -> bytes | None:
-    """A value as PostgreSQL reads it from text; a list of numbers, or of nothing."""
+    """Encode a value as PostgreSQL parses it from text; lists may contain numbers and None."""
     if value is None:
         return None
     if isinstance(value, list):
         return b"{" + b",".join(_packed(item) or b"NULL" for item in value) + b"}"
     data = (value if isinstance(value, str) else str(value)).encode()
-    if b"\x00" in data:  # libpq would take it for the end
+    if b"\x00" in data:  # libpq would treat it as the end of the value
         raise _driver().DataError("expected text without NUL (0x00), got some")
     return data
 
 
 def _are_texts(value: Any) -> bool:
-    """Whether it is a list of texts, some of which may be missing."""
+    """Return whether the value is a list of texts, some of which may be None."""
     return type(value) is list and type(next((item for item in value if item is not None), None)) is str
 
 
 def _texts(values: Sequence[str | None]) -> bytes:
-    """An array of them in binary: as text each quote has a backslash before it, and jobs are full of quotes."""
+    """Encode a text array in binary: in text format each quote needs a backslash, and jobs are full of quotes."""
     parts = [struct.pack("!5i", 1, None in values, _TEXT_TYPE, len(values), 1)]
     for value in values:
         if value is None:
@@ -269,29 +275,36 @@ def _texts(values: Sequence[str | None]) -> bytes:
 
 
 class _Reader(threading.local):
-    """Makes Python values of a result's, by the driver's own code in C where it has some: a tenth of the time that a
-    function for each of them takes. What the project has registered for its own types counts for nothing here."""
+    """Convert results into Python rows with the driver's own loaders, which are in C if available.
+
+    That takes a tenth of the time of a Python function per value. Loaders that the project has registered for its own
+    types are not used.
+    """
 
     def __init__(self) -> None:
-        from psycopg.adapt import AdaptersMap, Transformer  # psycopg 3 is here where there is a result
+        from psycopg.adapt import AdaptersMap, Transformer  # a result exists only with psycopg 3
         from psycopg.types import bool as booleans
         from psycopg.types import datetime, numeric, string
 
+        # An adapters map of its own: those of the connection may contain the project's loaders.
         adapters = AdaptersMap(types=_driver().adapters.types)
         adapters.register_loader("bool", booleans.BoolBinaryLoader)
         adapters.register_loader("int2", numeric.Int2BinaryLoader)
         adapters.register_loader("int4", numeric.Int4BinaryLoader)
         adapters.register_loader("int8", numeric.Int8BinaryLoader)
-        adapters.register_loader("timestamptz", datetime.TimestamptzBinaryLoader)  # in UTC: it knows of no connection
+        adapters.register_loader(
+            "timestamptz", datetime.TimestamptzBinaryLoader
+        )  # in UTC, because the transformer has no connection
         for kind in ("text", "varchar", "json"):
             adapters.register_loader(kind, string.TextBinaryLoader)
         self._transformer = Transformer(adapters)
 
     def rows(self, result: Any) -> Rows:
-        """All of them."""
+        """Return all rows of a result as tuples."""
+        # The transformer keeps the current result, so each thread needs its own (`threading.local`).
         self._transformer.set_pgresult(result)
         rows: Rows = self._transformer.load_rows(0, result.ntuples, tuple)
-        self._transformer.set_pgresult(None)  # or it would be kept until the next
+        self._transformer.set_pgresult(None)  # otherwise the result stays in memory until the next one
         return rows
 
 

@@ -1,4 +1,7 @@
-"""The way of SQLite and MariaDB: lock and read rows, decide here, write the set."""
+"""Implement `Dialect` for SQLite and MariaDB: lock and read rows, decide in Python, write the set.
+
+`PortableDialect` is the common base class; a few statements per operation replace PostgreSQL's single one.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,20 @@ from .base import (
 )
 
 MOST_QUEUES = 200
-"""Queues a statement counts together: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
+"""Limit of queues that one statement counts: SQLite takes 500 parts of a UNION and, before 3.32, 999 parameters."""
 
 COLUMNS, OPTIONS = 13, 3
-"""How much is written of a new job, and how much more of one with options; the rest are defaults."""
+"""Number of columns written for a plain job, and additional ones for a job with options; others have defaults."""
 
 _NONE = JobOptions()
 
 
 class PortableDialect(Dialect):
-    """See the module."""
+    """Base class of the dialects without data-modifying common table expressions.
+
+    A subclass sets `upsert_tail` and `count_tail` (what follows VALUES), and `greatest` and `least` (names of
+    functions).
+    """
 
     upsert_tail = ""
     count_tail = ""
@@ -63,25 +70,27 @@ class PortableDialect(Dialect):
     )  # fmt: skip
 
     def insert(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> Collection[str]:
-        """See Dialect."""
+        """Insert jobs by upsert; returns no keys, because jobs with lock keys are inserted elsewhere."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapt = connection.ops.adapt_datetimefield_value
             adapted = adapt(clock)
             rows = [self._row(adapt, job, clock, adapted, place) for place, job in jobs]
             if any(job.options for _, job in jobs):
+                # One width for the whole set, so that it needs one statement text.
                 rows = [(*row, *self._more(adapt, job, clock)) for row, (_, job) in zip(rows, jobs, strict=True)]
             self._write(cursor, rows)
         return ()
 
     def lock_stored(self, connection: BaseDatabaseWrapper, jobs: Placed, now: datetime | None) -> datetime:  # noqa: ARG002  (no row is locked)
         """Return the time, without a lock."""
-        # MariaDB would need two statements more for each set: to find the ids, and to lock these rows in their order.
+        # MariaDB would need two more statements for each set: one to find the ids, one to lock these rows in their
+        # order.
         with connection.cursor() as cursor:
             return now or self.now(cursor)
 
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert the rows; MariaDB's driver makes one statement of it."""
+        """Insert the rows; MariaDB's driver turns `executemany` into one statement."""
         cursor.executemany(self._insert(1, len(rows[0])), rows)
 
     def _insert(self, count: int, width: int) -> str:
@@ -105,13 +114,14 @@ class PortableDialect(Dialect):
         return adapt(options.expiry(max(job.at or now, now))), options.limit_key, options.about
 
     def claim(self, connection: BaseDatabaseWrapper, plan: Plan, now: datetime | None) -> list[Reservation]:
-        """See Dialect."""
+        """Reserve jobs queue by queue, then mark them with one UPDATE per wid."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
             adapted = connection.ops.adapt_datetimefield_value(clock)
             held = withheld(connection, {slot.wid for slot in plan.slots if slot.wid}, adapted)
             found: list[Reservation] = []
             taken: list[tuple[Any, ...]] = []
+            # Between two slots the limit shrinks: earlier slots of the plan take precedence.
             for slot in self._promising(cursor, plan.slots, adapted):
                 room = min(slot.count, plan.limit - len(found))
                 if room > 0 and slot.queue not in held.queues and slot.wid not in held.wids:
@@ -120,13 +130,17 @@ class PortableDialect(Dialect):
                     found += [self._reserved(row, slot.wid, clock, held) for row in rows]
             for wid in {reservation.wid for reservation in found}:
                 mine = [(row[0], job) for row, job in zip(taken, found, strict=True) if job.wid == wid]
+                # Jobs with and without limits need different assignments: two sets are cheaper than a CASE per row.
                 for is_gated in {job.passes is not None for _, job in mine}:
                     ids = [row_id for row_id, job in mine if (job.passes is not None) == is_gated]
                     self._mark_working(cursor, ids, wid, adapted, plan, is_gated=is_gated)
         return found
 
     def _promising(self, cursor: CursorWrapper, slots: Sequence[Slot], clock: Any) -> Sequence[Slot]:
-        """The slots whose queues have jobs, where there are many: each of the others would cost a statement."""
+        """Return the slots of queues that have ready jobs.
+
+        A few slots are returned unchecked; of many, each with an empty queue would cost a statement.
+        """
         if len(slots) <= MOST_QUEUES // 10:
             return slots
         sizes = self._sizes(cursor, list({slot.queue: None for slot in slots}), clock, 1)
@@ -135,7 +149,7 @@ class PortableDialect(Dialect):
     def _lock_first(
         self, cursor: CursorWrapper, queue: str, room: int, taken: list[int], clock: Any
     ) -> list[tuple[Any, ...]]:
-        # Rows this transaction has locked are not skipped by its own SKIP LOCKED: leave them out by hand.
+        # SKIP LOCKED does not skip rows that this transaction has locked itself: exclude them by id.
         but = f" AND id NOT IN ({marks(taken)})" if taken else ""
         cursor.execute(
             "SELECT id, jid, queue, payload, attempt, created_at, enqueued_at, failure, history, reserve_for,"
@@ -175,6 +189,8 @@ class PortableDialect(Dialect):
     def _mark_working(
         self, cursor: CursorWrapper, ids: list[int], wid: str, clock: Any, plan: Plan, *, is_gated: bool
     ) -> None:
+        # A job that needs a permit keeps a key that is unique until the start until it has the permit
+        # (`gates.hand_out`).
         starts = "CASE WHEN unique_until_start AND lock_key IS NULL THEN NULL ELSE unique_key END"
         gated = "passes = ''" if is_gated else f"unique_key = {starts}"
         cursor.execute(
@@ -185,7 +201,7 @@ class PortableDialect(Dialect):
         )
 
     def _lease(self, plan: Plan) -> str:
-        """SQL: how many seconds a claim of this plan reserves a job for."""
+        """Return SQL for how many seconds a claim of this plan reserves a job."""
         seconds = "reserve_for"
         if plan.at_least_s is not None:
             seconds = f"{self.greatest}({seconds}, {float(plan.at_least_s)!r})"
@@ -194,7 +210,7 @@ class PortableDialect(Dialect):
         return seconds
 
     def confirm(self, connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:  # noqa: ARG002  (the reservation starts with the claim)
-        """See Dialect."""
+        """Confirm deliveries by (jid, wid, attempt); return the jids of locked rows."""
         wanted = {one.job.jid: (one.job.wid, one.job.attempt) for one in handed}
         with connection.cursor() as cursor:
             unconfirmed = (
@@ -211,6 +227,8 @@ class PortableDialect(Dialect):
                 )
             if not self.skip_lock or len(found) == len(wanted):
                 return set()
+            # A row that the first statement did not return is either locked or confirmed already: read without a lock
+            # to see which.
             cursor.execute(unconfirmed, [*wanted])
             return {jid for _, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)} - found.keys()
 
@@ -221,18 +239,19 @@ class PortableDialect(Dialect):
         at_least_s: float,
         now: datetime | None,
     ) -> None:
-        """See Dialect."""
+        """Extend reservations that are half over; skips locked rows."""
         wanted = {jid: (wid, attempt) for wid, jid, attempt in held}
         seconds = f"{self.greatest}(reserve_for, {float(at_least_s)!r})"
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
+            # Read without locks first: few jobs are due, and the others must not be locked for a heartbeat.
             due = (
                 f"SELECT id, jid, wid, attempt FROM {JOB} WHERE jid IN ({marks(wanted)})"
                 f" AND reserved_until < {self.after('%s', f'({seconds} / 2)')}"
             )
             cursor.execute(due, [*wanted, clock])
             rows = [row_id for row_id, jid, *holder in cursor.fetchall() if wanted[jid] == tuple(holder)]
-            if rows and self.skip_lock:  # once more: another transaction may have changed it in between
+            if rows and self.skip_lock:  # read again: another transaction may have changed the row in between
                 cursor.execute(
                     f"SELECT id, jid, wid, attempt FROM {JOB} WHERE id IN ({marks(rows)}){self.skip_lock}", rows
                 )
@@ -252,7 +271,7 @@ class PortableDialect(Dialect):
         wids: Collection[str],
         now: datetime | None,
     ) -> tuple[dict[str, int], set[str]]:
-        """See Dialect."""
+        """Count ready jobs, and return the wids that are quiet or terminating."""
         with connection.cursor() as cursor:
             clock = connection.ops.adapt_datetimefield_value(now or self.now(cursor))
             held = withheld(connection, wids, clock)
@@ -260,7 +279,7 @@ class PortableDialect(Dialect):
             return self._sizes(cursor, running, clock, most), held.wids
 
     def _sizes(self, cursor: CursorWrapper, queues: Sequence[str], clock: Any, most: int) -> dict[str, int]:
-        """How many jobs wait in each queue, counted up to `most`."""
+        """Return how many jobs are ready in each queue, counted up to `most`."""
         found: dict[str, int] = {}
         for start in range(0, len(queues), MOST_QUEUES):
             some = queues[start : start + MOST_QUEUES]
@@ -271,6 +290,7 @@ class PortableDialect(Dialect):
             found.update(cursor.fetchall())
         return found
 
+    # LIMIT bounds the count: a queue may hold millions of jobs, and callers only ask for a few.
     _waiting = (
         f"SELECT %s AS name, (SELECT COUNT(*) FROM (SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = %s"
         " AND (expires_at IS NULL OR expires_at > %s) LIMIT %s) AS ready) AS waiting"
@@ -279,9 +299,10 @@ class PortableDialect(Dialect):
     def end(
         self, connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | None, pushed: Sequence[str] = ()
     ) -> Ending:
-        """See Dialect."""
+        """End plain jobs: lock, compare holders in Python, delete or keep, count."""
         with connection.cursor() as cursor:
             clock = now or self.now(cursor)
+            # SQLite has no row locks, so there is no need to lock the rows that a push may replace.
             found = self._ending(cursor, {ack.jid for ack in acks}, set(pushed) if self.plain_lock else set())
             left = {row[1] for row in found if row[5]}
             rows = {
@@ -289,6 +310,7 @@ class PortableDialect(Dialect):
                 for row_id, jid, wid, attempt, ttl, is_apart, queue, jobtype, started_at in found
                 if not is_apart
             }
+            # The first ack of the holder counts; a second one for the same jid is late.
             held: dict[str, tuple[int, Ack, int | None]] = {}
             for ack in acks:
                 row_id, ttl, holder = rows.get(ack.jid, (0, None, None))
@@ -301,7 +323,8 @@ class PortableDialect(Dialect):
 
     def _ending(self, cursor: CursorWrapper, jids: set[str], pushed: set[str]) -> list[tuple[Any, ...]]:
         """Lock the rows with these jids, and return those of running jobs that acks name."""
-        # By jid alone: told the state as it is, MariaDB may look through the working jobs, and waits for who has one.
+        # Find rows by jid alone: with a plain comparison of the state, MariaDB may walk the index of working jobs, and
+        # wait for locks on jobs of other transactions. LOWER hides the state from its optimizer.
         either = f" OR jid IN ({marks(pushed)})" if pushed else ""
         asked = [*(jids | pushed)]
         cursor.execute(
@@ -318,7 +341,7 @@ class PortableDialect(Dialect):
             cursor.execute(f"DELETE FROM {JOB} WHERE id IN ({marks(ids)})", ids)
 
     def keep(self, cursor: CursorWrapper, held: Sequence[tuple[int, Ack, int]], now: datetime) -> None:
-        """See Dialect."""
+        """Mark jobs as succeeded, with their results, in one UPDATE."""
         if not held:
             return
         adapt = cursor.db.ops.adapt_datetimefield_value
@@ -333,7 +356,7 @@ class PortableDialect(Dialect):
         )
 
     def count_in(self, cursor: CursorWrapper, day: date, slot: int, tally: Tally) -> None:
-        """See Dialect."""
+        """Add to a counter row with an upsert."""
         cursor.execute(
             f"INSERT INTO {COUNTER} (day, slot, processed, failed, late) VALUES (%s, %s, %s, %s, %s) {self.count_tail}",
             [day, slot, tally.processed, tally.failed, tally.late],
@@ -341,22 +364,22 @@ class PortableDialect(Dialect):
 
     @abstractmethod
     def after(self, moment: str, seconds: str) -> str:
-        """SQL: the moment that many seconds after `moment`."""
+        """Return SQL for the moment `seconds` after `moment`."""
 
 
 class Withheld(NamedTuple):
-    """What claims must look at beside the jobs."""
+    """Conditions that a claim reads in addition to the jobs."""
 
     queues: set[str]
-    """Paused, or with a limit whose gate is shut: they give out nothing."""
+    """Paused queues, and queues with a full or closed limiter: they hand out no job."""
     wids: set[str]
-    """Quiet or terminating: they get nothing."""
+    """Quiet or terminating workers: they get no job."""
     limited: set[tuple[str, str]]
-    """Scope and name of the limits of queues and tasks: their jobs must pass a gate."""
+    """Scope and name of limits on queues and tasks: their jobs need a permit."""
 
 
 def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any) -> Withheld:
-    """Read it: one statement."""
+    """Read pauses, limits and worker states in one statement."""
     muted = f" UNION ALL SELECT 'muted', wid FROM {WORKER} WHERE state <> 'running' AND wid IN ({marks(wids)})"
     with connection.cursor() as cursor:
         cursor.execute(
@@ -375,10 +398,10 @@ def withheld(connection: BaseDatabaseWrapper, wids: Collection[str], clock: Any)
 
 
 def seconds_since(naive: datetime | None, now: datetime) -> float:
-    """From a stored time till now; 0.0 where there is none, or clocks were set."""
+    """Return the seconds from a stored time until now; 0.0 if there is none, or a clock was set back."""
     return max(0.0, (now - utc(naive)).total_seconds()) if naive else 0.0
 
 
 def utc(naive: datetime) -> datetime:
-    """Mark a stored time for what it is: both drivers give it without its zone."""
+    """Return a stored time with its zone: both drivers return it without one."""
     return naive.replace(tzinfo=UTC)

@@ -1,6 +1,6 @@
-"""Jobs that a server reads ahead, on PostgreSQL (ADR 0022).
+"""Prefetch jobs for a server, and confirm and extend reservations, on PostgreSQL (ADR 22, ADR 26).
 
-They are working, and known by a claim whose number is negative: nobody has them yet, as far as the database knows.
+A prefetched job is working, and its claim number is negative until its delivery is confirmed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
 from .prepared import Call, Statement, execute_on
 
-# As in a claim, and no further in a queue than to the first job that must not wait on a shelf: one that is to hold
-# something while it runs, that expires before its lease here does, or whose priority says that others come before or
-# after it.
+# Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
+# that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority
+# except 0, because it changes the order.
 AHEAD = Statement(
     "ahead",
     ["text[]", "int[]", "timestamptz", "bigint", "double precision", "text[]"],
@@ -43,7 +43,8 @@ FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = A
 RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
 )
 
-# Looked up by jid alone, see `postgresql_verbs`. Who has locked a row may be ending its job: it is left for later.
+# Rows are found by jid alone, see `postgresql_verbs`. A transaction that has locked a row may be ending its job, so the
+# row is skipped and confirmed later.
 CONFIRM = Statement(
     "confirm",
     ["text[]", "int[]", "text[]", "double precision[]", "timestamptz"],
@@ -64,8 +65,8 @@ WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid 
 )
 
 
-# Rows are found by jid alone, see `postgresql_verbs`; only those that are due are locked. A row that is locked is
-# skipped: a transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
+# Rows are found by jid alone, see `postgresql_verbs`; only due rows are locked. A locked row is skipped: a
+# transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
 EXTEND = Statement(
     "extend",
     ["text[]", "int[]", "text[]", "double precision", "timestamptz"],
@@ -89,7 +90,7 @@ WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r
 
 
 def ahead_call(plan: Plan, now: datetime | None) -> Call:
-    """How jobs are read ahead."""
+    """Return the call that prefetches jobs."""
     return AHEAD, [
         [slot.queue for slot in plan.ahead], [slot.count for slot in plan.ahead], now, plan.claim,
         DELIVERY_LEASE_S if plan.at_most_s is None else plan.at_most_s,
@@ -98,7 +99,7 @@ def ahead_call(plan: Plan, now: datetime | None) -> Call:
 
 
 def confirm(connection: BaseDatabaseWrapper, handed: Sequence[HandedOut], now: datetime | None) -> set[str]:
-    """Start the reservations of these; return the jids whose rows are locked."""
+    """Start the reservations of delivered jobs; return the jids of locked rows."""
     values = [
         [one.job.jid for one in handed], [one.job.attempt for one in handed], [one.job.wid for one in handed],
         [one.ago_s for one in handed], now,

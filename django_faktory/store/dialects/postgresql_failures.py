@@ -1,4 +1,4 @@
-"""Jobs that fail, on PostgreSQL: what is read of them, and what is written, is one message each (ADR 0010)."""
+"""Read and write failed jobs on PostgreSQL with one message each (ADR 10)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ = (
     "history", "unique_key", "lock_key", "lock_token", "passes", "bid", "callback_of", "has_run", "counts_failed",
     "cancel_requested_at",
 )  # fmt: skip
-"""In the order of the model's fields, as Django expects them; without what may be large and says nothing here."""
+"""Columns in the order of the model's fields, as Django expects them, without large ones that failures do not use."""
 
 _TYPES = {
     "id": "bigint", "lock_token": "bigint", "failures": "int", "losses": "smallint",
@@ -26,7 +26,7 @@ _TYPES = {
         ("run_at", "enqueued_at", "started_at", "reserved_until", "finished_at", "purge_at"), "timestamptz"
     ),
 }  # fmt: skip
-"""Of what is written; text, where nothing is said."""
+"""Types of the written columns; others are text."""
 
 _COLUMNS = Changed._fields
 _PLACES = ", ".join(f"${place}" for place in range(1, len(_COLUMNS) + 1))
@@ -35,7 +35,7 @@ FAILING = Statement(
     "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
 )
 
-# A statement of its own: FOR UPDATE may wait, and it is the time after that which counts.
+# A separate statement: FOR UPDATE may wait, and the time after that wait is the relevant one.
 CLOCK = Statement("clock", ["timestamptz"], "SELECT COALESCE($1, STATEMENT_TIMESTAMP())", ages=False)
 
 SAVE = Statement(
@@ -49,14 +49,18 @@ FROM unnest({_PLACES}) AS r ({", ".join(_COLUMNS)}) WHERE j.id = r.id""",
 
 
 def failing_calls(jids: Collection[str], now: datetime | None) -> list[Call]:
-    """How jobs are locked and read that are said to have failed, and what time it is then."""
+    """Return the calls that lock and read jobs reported as failed, and then read the time."""
     return [(FAILING, [list(jids)]), (CLOCK, [now])]
 
 
 def save_calls(connection: BaseDatabaseWrapper, changed: Sequence[Changed], day: datetime, tally: Tally) -> list[Call]:
-    """How they are written, and counted last: until the commit nobody else's count passes that row."""
+    """Return the calls that write failed jobs, and count them last.
+
+    Until the commit, other transactions that count in the same row wait (ADR 24).
+    """
     calls: list[Call] = []
     if changed:
+        # One array per column, for `unnest`: the statement's text does not depend on the number of rows.
         columns: list[list[Any]] = [list(column) for column in zip(*changed, strict=True)]
         calls.append((SAVE, columns))
     if tally != Tally():

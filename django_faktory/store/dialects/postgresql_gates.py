@@ -1,4 +1,7 @@
-"""What PostgreSQL's claim says of limits: whom they concern, and which queues give out nothing. ADR 0016."""
+"""PostgreSQL's statements for limiters (ADR 16): which jobs need a permit, and how permits are acquired and released.
+
+In code a limiter is a gate, and a permit a pass.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,23 @@ from ...gating import SAVED_S
 from .base import COUNTER, GATE, JOB, LIMIT, QUEUE
 from .prepared import Statement
 
-# Names of tasks and queues with limits: read once a claim, from a table that is nearly always empty or small.
+# Names of tasks and queues with limits: read once per claim, from a table that is nearly always empty or small.
 IS_GATED = f"""(j.limit_key IS NOT NULL
   OR j.jobtype = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'task'))
   OR j.queue = ANY (ARRAY(SELECT name::text FROM {LIMIT} WHERE scope = 'queue')))"""
 
 
 def withheld(clock: int) -> str:
-    """The queues that give out nothing: paused, or with a limit whose gate is shut."""
+    """Return SQL for the array of queues that hand out nothing: paused, or with a full or closed limiter."""
     return f"""ARRAY(SELECT name::text FROM {QUEUE} WHERE paused_at IS NOT NULL
     UNION ALL SELECT name::text FROM {GATE} WHERE scope = 'queue'
       AND (in_use >= concurrency OR opens_at > COALESCE(${clock}, STATEMENT_TIMESTAMP())))"""
 
 
-# The usual case of a pass, in one statement: all gates have room for all of the set, and nobody waits at a gate that
-# counts starts. Else it does nothing, and who called it goes the long way. The jobs are locked first, then the gates in
-# the order of their ids, which go through arrays: those are made once, whatever changes while a row is waited for.
+# The usual case of acquiring permits, in one statement: every limiter has room for the whole set, and no job waits at a
+# limiter that counts starts. Otherwise the statement does nothing, and the caller uses the general way. Jobs are locked
+# first, then limiters in the order of their ids. The ids pass through arrays, which are computed once, whatever changes
+# while the statement waits for a row.
 _PASS = f"""
 WITH clock AS (SELECT COALESCE($2, CLOCK_TIMESTAMP()) AS now),
 claimed AS MATERIALIZED (
@@ -72,10 +76,14 @@ SELECT jid, passes FROM passed"""
 _ALONE = "(SELECT set_config('synchronous_commit', 'off', TRUE)) IS NOT NULL"
 PASS = Statement("pass", ["json", "timestamptz"], _PASS.replace("$3", "TRUE"))
 PASS_ALONE = Statement("pass_alone", ["json", "timestamptz"], _PASS.replace("$3", _ALONE))
-"""As with a claim that is alone: one that a crash of the database takes back was handed to nobody, or runs again."""
+"""Like CLAIM_ALONE, it commits without waiting for the disk.
+
+If a crash of the database undoes it, the job was not delivered yet, or runs again.
+"""
 
 
-# What END leaves alone because it holds passes, if it is of no batch, has no lock, and nobody waits for its places.
+# Ends the jobs that END skips because they hold permits, if they belong to no batch, have no lock, and no job waits for
+# their permits. A waiting job needs the general way, which unblocks it.
 END_PASSED = Statement(
     "done_passed",
     ["timestamptz", "json", "bigint"],

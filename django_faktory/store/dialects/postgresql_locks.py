@@ -1,9 +1,8 @@
-"""PostgreSQL's statements for jobs with lock keys: one round trip each, where the shapes of `store.locks` take ten.
+"""PostgreSQL's statements for jobs with lock keys (ADR 15): one round trip each, where `store.locks` needs ten.
 
-States are compared with a sub-select, and working jobs told by their reservation: told the state itself, the planner
-takes the partial index of that state, and walks over all ready jobs to find those of one key.
-
-The rules are ADR 0015's. A hot key's speed is how long it takes to end one job and to take the next.
+States are compared with a sub-select, and working jobs are recognized by their reservation. With a literal state, the
+planner chooses the partial index of that state, and walks over all ready jobs to find those of one key. The speed of a
+hot key is the time that it takes to end one job and to claim the next.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ _READY_SIBLINGS = f"""
       SELECT j.id FROM {JOB} AS j WHERE j.lock_key = {{key}} AND j.state = (SELECT 'enqueued')
       ORDER BY j.queue, j.weight, j.enqueued_at, j.id LIMIT 500 FOR UPDATE SKIP LOCKED"""
 
-# The claimed jobs are locked first, by id: one that its worker no longer holds takes no part. The best of each key
-# tries, in the order of the keys. A lapsed lock is taken over with a new token. A job that has yet to pass its gates
+# Acquires locks for claimed jobs. Their rows are locked first, by id; a job that its worker no longer holds is ignored.
+# The first job of each key in the order of the claim tries to acquire it, in the order of the keys, so that two
+# statements cannot deadlock. An expired lock is taken over with a new token. A job that has yet to acquire permits
 # keeps a key that is unique until the start.
 TAKE = Statement(
     "take",
@@ -55,8 +55,9 @@ parked AS (
 SELECT jid, id FROM got""",
 )
 
-# What END leaves alone because it holds a lock, if it is of no batch. The locks are not deleted but marked: the next
-# statement, whose snapshot begins after their rows were locked, sees every job that came to wait for them by then.
+# Ends the jobs that END skips because they hold a lock, if they belong to no batch. Their locks are not deleted but
+# marked: the next statement takes its snapshot after the lock rows were locked, and so sees every job that was blocked
+# by them until then.
 END_LOCKED = Statement(
     "done_locked",
     ["timestamptz", "json", "bigint"],
@@ -98,10 +99,11 @@ counted AS (
 SELECT jid, wid, attempt, queue, jobtype, now, started_at FROM ended, clock""",
 )
 
-# One that waits at a gate waits for all of its key (ADR 0016).
-# Queue and priority of those blocked by a key, one look at the index for each; of each the first, unless one is ready.
-# That is asked for each, in the order of the index: as NOT EXISTS it becomes a join that reads all of the table.
-# A lock row is locked when this runs, so it waits for no job: a row that is locked is left, and its key returned.
+# If the first blocked job of a queue and priority waits for a permit, the jobs of its key wait behind it (ADR 16).
+# `places` lists the queues and priorities of the jobs blocked by a key, with one index lookup each. Of each place the
+# first job becomes ready, unless one is ready already. That check is a scalar sub-select per place, in the order of the
+# index: as NOT EXISTS it becomes a join that reads the whole table. A lock row is locked while this runs, so it must
+# not wait for a job (ADR 24): a locked job is skipped, and its key returned.
 _FIRST = f"""
 SELECT j.id, j.queue, j.weight, j.gate FROM {JOB} AS j WHERE j.lock_key = keys.key AND j.state = (SELECT 'blocked')"""
 _NEXT = f"""
@@ -125,6 +127,7 @@ readied AS (UPDATE {JOB} AS j SET state = 'enqueued' WHERE j.id = ANY (ARRAY(SEL
 SELECT queue, NULL::text FROM readied
 UNION ALL SELECT '', key FROM found WHERE id NOT IN (SELECT id FROM free)"""
 
+# LIMIT bounds the work for a key with many ready jobs.
 READY = Statement(
     "ready_of_keys",
     ["text[]"],
@@ -135,6 +138,8 @@ SELECT ready.id, ready.lock_key, ready.queue, ready.weight FROM unnest($1) AS ke
   ORDER BY queue, weight, enqueued_at, id LIMIT 1000) AS ready""",
 )
 
+# END_LOCKED marks a lock as lapsed, expired at -infinity. Other transactions never see such rows, because this
+# statement or HAND_OVER removes them before the commit.
 NEXT_OF_FREED = Statement(
     "next_of_freed",
     ["boolean"],
@@ -145,7 +150,7 @@ WITH keys AS MATERIALIZED (
   RETURNING lock_key AS key), {_NEXT}""",
 )
 
-# In a transaction that goes on to claim: the freed rows stay marked until `HAND_OVER`.
+# For an exchange that also claims: the freed rows stay marked until `HAND_OVER`.
 NEXT_OF_MARKED = Statement(
     "next_of_marked",
     ["boolean"],
@@ -154,9 +159,10 @@ WITH keys AS MATERIALIZED (
   SELECT lock_key AS key FROM {LOCK} WHERE is_lapsed = $1 AND expires_at = '-infinity'), {_NEXT}""",
 )
 
-# The lock of a job that was ended in this transaction goes to the one of its key that was claimed in it: known by
-# xmin, since another's claim, whose lock is yet to be taken, must not get it. Nobody is waited for: the rows are ours
-# already. Where two were claimed `TAKE` chooses; who has a gate to pass takes its lock after that.
+# Passes the lock of a job ended in this transaction to the job of its key claimed in it. That job is recognized by
+# xmin: a job claimed by another transaction, which has yet to acquire its lock, must not get it. Nothing is waited for,
+# since all rows are locked already. If two jobs of the key were claimed, `TAKE` chooses later; a job that needs a
+# permit acquires its lock together with that.
 HAND_OVER = Statement(
     "hand_over",
     ["boolean", "double precision", "timestamptz"],

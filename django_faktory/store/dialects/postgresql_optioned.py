@@ -1,7 +1,7 @@
-"""Push of jobs that ask for more than to be run, on PostgreSQL: one statement for a set, as for plain ones (ADR 0023).
+"""Insert jobs with options on PostgreSQL: one statement for a set, as for plain jobs (ADR 23).
 
-What counts from the push is added up here, by the clock of the database. Who comes to a lock that is held, or for
-which another one is ready, is blocked from the start (ADR 0015); of several that come at once the first is ready.
+Durations that start at the push are added in the statement, by the database's clock. A job is blocked from the start if
+its lock is taken, or another job of its key is ready (ADR 15); of several such jobs in one set the first is ready.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .postgresql_verbs import IS_REPLACED, UPSERT, clock, push_call, replacing
 from .prepared import Call, Statement
 
 _LONGEST_S = 3e11
-"""Beyond the end of the calendar from any moment; what is longer PostgreSQL would refuse."""
+"""Limit of durations in seconds: longer than the calendar from any moment, and still valid as a PostgreSQL interval."""
 
 _LAST = f"TIMESTAMPTZ '{LAST.isoformat()}'"
 _NONE = JobOptions()
 _json = msgspec.json.Encoder()
 
-# The looks are scalars with a limit, and the state is asked for by a sub-select: as EXISTS, or told the state, the
-# planner likes to read all that has a key.
+# Lookups are scalar sub-selects with a limit, and compare the state with a sub-select: with EXISTS, or a literal state,
+# the planner tends to read all jobs with a key.
 _IS_BLOCKED = f"""lock_key IS NOT NULL AND (
     ROW_NUMBER() OVER (PARTITION BY lock_key, queue, priority, waits ORDER BY place) > 1
     OR (SELECT held.id FROM {LOCK} AS held WHERE held.lock_key = j.lock_key AND held.expires_at > now LIMIT 1)
@@ -37,7 +37,7 @@ _IS_BLOCKED = f"""lock_key IS NOT NULL AND (
 
 
 def _until(seconds: str) -> str:
-    """SQL: so many seconds after the job may first run; NULL where nothing is said of them."""
+    """Return SQL for the moment `seconds` after the job may first run; NULL if they are not given."""
     return f"CASE WHEN {seconds} IS NOT NULL THEN LEAST(begins + make_interval(secs => {seconds}), {_LAST}) END"
 
 
@@ -85,10 +85,10 @@ PUSH_LOCKED = Statement(
     f"{replacing(3)}{_insert(**_REPLACE, is_blocked=_IS_BLOCKED)} ON CONFLICT (jid) DO NOTHING RETURNING {_BLOCKED}",
 )
 
-# Rows that the caller may change to store jobs that meet them are locked here, by id: after the insert it would be too
-# late. If they no longer have the jid or the key once they are locked, the job is inserted in its turn. Rows that stay
-# as they are must not be waited for: jobs that meet one of them are not tried, and judged by what it was before the
-# insert. Where the transaction sees only what was there at its start, a key that was taken since would be an error:
+# Rows that the caller may change to store conflicting jobs are locked here, by id, because after the insert it would be
+# too late. If such a row no longer has the jid or key once it is locked, its job is inserted in its turn. Rows that
+# stay unchanged must not be waited for: a job that conflicts with one is not inserted, and is judged by the row's state
+# before the insert. With a snapshot from the start of the transaction, a key taken since then would raise an error:
 # then nothing is inserted.
 _IS_FREE = """WHERE current_setting('transaction_isolation') = 'read committed' AND place <> ALL (ARRAY(
   SELECT place FROM met WHERE kind <> 'changed'
@@ -117,7 +117,7 @@ UNION ALL SELECT NULL, NULL, 'now', now FROM {clock(2)}""",
 
 
 class _Told(msgspec.Struct, omit_defaults=True, gc=False):
-    """A job as a record of JSON: what is not said is NULL."""
+    """A job as a JSON record; omitted members are NULL."""
 
     jid: str
     jobtype: str
@@ -142,22 +142,23 @@ class _Told(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def any_push_call(jobs: Placed, now: datetime | None) -> Call:
-    """Return the call that inserts jobs with different jids and no unique key, in the order given."""
+    """Return the call that inserts jobs with distinct jids and no unique key, in the given order."""
     if not any(job.options for _, job in jobs):
         return push_call(jobs, now)
     told, jids = _told(jobs), [job.jid for _, job in jobs]
     if any(job.options and job.options.lock_key for _, job in jobs):
         return PUSH_LOCKED, [told, now, jids]
+    # A lone job can be upserted without locking its row first, see PUSH_ONE.
     return (PUSH_OPTIONED, [told, now, jids]) if len(jobs) > 1 else (PUSH_ONE_OPTIONED, [told, now])
 
 
 def unique_call(jobs: Placed, now: datetime | None) -> Call:
-    """Return the call that inserts the jobs whose jid and key no stored row has, in the order given."""
+    """Return the call that inserts, in the given order, jobs that share no jid or unique key with a stored row."""
     return PUSH_UNIQUE, [_told(jobs), now]
 
 
 def blocked_keys(rows: Rows) -> set[str]:
-    """The keys for whose locks some of them wait, in what these statements say."""
+    """Return the keys of locks that inserted jobs wait for, from the rows of these statements."""
     return {key for key, *_ in rows if key is not None}
 
 

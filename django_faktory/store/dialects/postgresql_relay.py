@@ -1,8 +1,8 @@
-"""A relay: the end of a job that held a lock and the claim of the next of its key, in one statement on PostgreSQL.
+"""End a job that held a lock and claim the next job of its key, in one statement on PostgreSQL (ADR 15, 20).
 
-The usual case of a hot key, and no other: the next one waits for this lock alone, and is what a claim would give out
-now. Else the statement does nothing, and who called it goes the long way: end, free, claim, lock (ADR 0015, 0020).
-Since the key is never free in between, nobody who came meanwhile can be missed: he waits for the new holder.
+Only the usual case of a hot key: the next job waits for this lock alone, and a claim would return it now. Otherwise the
+statement does nothing, and the caller uses the general way: end, free, claim, lock. The key is never free in between,
+so a job that was pushed meanwhile cannot be missed: it waits for the new holder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .prepared import Statement, execute_on
 
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 
-# The holder's row is locked, then its lock, as everywhere; the next one's only if nobody else has it. What is looked up
-# by key hides its state from the planner, see `postgresql_locks`.
+# Locks the holder's row, then its lock, as all transactions do (ADR 24); the next job's row only if it is not locked.
+# Lookups by key hide the state from the planner, see `postgresql_locks`.
 RELAY = Statement(
     "relay",
     [
@@ -97,30 +97,38 @@ FROM held, token, taken, clock""",
 )
 
 MOST_CHAINS = 10_000
-"""So many jobs that got their lock from another's end are known; after an older one the long way is gone once."""
+"""Limit of remembered jobs that got their lock from the end of another.
+
+A forgotten job costs one use of the general way.
+"""
 
 
 class Relay:
-    """Tries the statement where it is likely to do: a job that got its lock from the one before it may well be
-    followed by another. Of keys that are all different nobody asks for a next one."""
+    """Memory of jobs for which the statement is likely to succeed, and its execution.
+
+    A job that got its lock from the end of another is likely to be followed by a third one. With keys that are all
+    different, no job gets its lock that way, and the statement is never tried.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heirs: dict[str, None] = {}
 
     def remember(self, jids: Iterable[str]) -> None:
-        """These got their lock from the end of another."""
+        """Remember jobs that got their lock from the end of another."""
+        # Exchanges in several threads share this dict; `expects` only reads it, and needs no mutex.
         with self._lock:
             self._heirs.update(dict.fromkeys(jids))
+            # Dicts keep their insertion order, so the oldest job is forgotten first.
             while len(self._heirs) > MOST_CHAINS:
                 del self._heirs[next(iter(self._heirs))]
 
     def expects(self, jid: str) -> bool:
-        """Whether this one did."""
+        """Return whether this job got its lock from the end of another."""
         return jid in self._heirs
 
     def run(self, connection: BaseDatabaseWrapper, ack: Ack, plan: Plan, now: datetime | None) -> Relayed | None:
-        """See `Dialect.relay`. Tried once for each."""
+        """Run the statement for this ack; None: it did nothing. Tried once for each job."""
         with self._lock:
             self._heirs.pop(ack.jid, None)
         queues, wid = [slot.queue for slot in plan.slots], plan.slots[0].wid

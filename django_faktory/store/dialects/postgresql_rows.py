@@ -1,4 +1,4 @@
-"""What a claim on PostgreSQL returns, and the reservations it is read as."""
+"""Columns that a claim on PostgreSQL returns, and their conversion into reservations."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ RETURNED = (
 
 
 def reservations(found: Sequence[Rows]) -> list[Reservation]:
-    """Each claim's by queue, priority and age."""
+    """Return the reservations of each claim, sorted by queue, priority and age.
+
+    RETURNING has no order of its own.
+    """
     return [_reserved(row) for rows in found for row in sorted(rows, key=_place)]
 
 
 def read_ahead(rows: Rows) -> list[Reservation]:
-    """Those that were read ahead."""
+    """Return the reservations of prefetched jobs, marked `is_ahead`."""
     return [msgspec.structs.replace(job, is_ahead=True) for job in reservations([rows])]
 
 
 def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
-    """The jobs that were claimed, with the locks that some of them have already."""
+    """Return the claimed jobs, with the tokens of locks that were passed on to some of them."""
     tokens = {jid: token for jid, token, _ in heirs}
     if not tokens:
         return claimed
@@ -36,6 +39,7 @@ def with_tokens(claimed: list[Reservation], heirs: Rows) -> list[Reservation]:
 
 
 def _place(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    # The order of a claim: place of the queue in the request, then priority, then age.
     place, weight, row_id, _, _, _, _, _, _, enqueued_at, *_ = row
     return place, weight, enqueued_at, row_id
 

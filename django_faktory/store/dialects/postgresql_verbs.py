@@ -1,6 +1,7 @@
-"""The hot verbs as PostgreSQL's statements, and what is sent with each: a call.
+"""PostgreSQL's statements for the hot operations, and functions that return their calls.
 
-A set travels as one JSON parameter or as arrays, so that the statement's text does not grow with it.
+A call is a statement with its values. A set is sent as one JSON parameter or as arrays, so that the statement's text
+does not depend on its size.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ WHERE {replaceable("old.")}
 
 
 def clock(place: int) -> str:
-    """SQL: the time in this parameter, or the database's, as `now`."""
+    """Return SQL for the time in this parameter, or the database's, as `now`."""
     return f"(SELECT COALESCE(${place}, STATEMENT_TIMESTAMP()) AS now) AS clock"
 
 
 def replacing(jids: int) -> str:
-    """SQL: lock the rows with the jids in this parameter, by id, and delete the finished ones as `gone`.
+    """Return SQL that locks the rows with the jids in this parameter, by id, and deletes finished ones as `gone`.
 
-    All of that before anything is inserted. A row that another transaction stores meanwhile lives: an insert that does
-    nothing on a conflict neither locks nor replaces it. Rows are found as scalars: a planner that knows a small table
-    would join it, and read all of it after it has grown.
+    Both happen before the first insert (ADR 30). A row that another transaction stores meanwhile stays: an insert that
+    does nothing on a conflict neither locks nor replaces it. Rows are looked up by scalar sub-selects: a planner that
+    knows a small table would join it, and read all of it after it has grown.
     """
     return f"""
 WITH stored AS MATERIALIZED (
@@ -63,10 +64,10 @@ gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_
 
 
 IS_REPLACED = "(SELECT COUNT(*) FROM gone) >= 0"
-"""SQL: a condition that is true once `replacing` is done."""
+"""SQL condition that is true once `replacing` is complete."""
 
-# A lone job goes as plain values: building and reading JSON would cost more than they do. No row is locked before it: a
-# statement that stores one row holds no other while it waits for this one.
+# A lone job is sent as plain values, because encoding and parsing JSON would cost more. It needs no lock before its
+# insert: a statement that stores one row holds no other lock while it waits for this one.
 PUSH_ONE = Statement(
     "push_one",
     ["text", "text", "text", "smallint", "text", "int", "int", "smallint", "int", "timestamptz", "timestamptz"],
@@ -79,8 +80,9 @@ FROM (VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))
     ages=False,
 )
 
-# Jobs of a set become ready a microsecond apart, in their places: they are inserted in another order. A row that takes
-# the place of a finished one goes on with its attempts, so that a late report of the old life stays fenced.
+# Jobs of a set become ready a microsecond apart, in the order of their places, although they are inserted in another
+# order. A row that replaces a finished one continues its attempts, so that a late report of the earlier run stays
+# fenced.
 _SET = f"""
 INSERT INTO {JOB} ({_COLUMNS}, attempt)
 SELECT {_row("now + make_interval(secs => j.place / 1e6)")}, COALESCE(gone.attempt, 0)"""
@@ -97,8 +99,8 @@ FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, qu
     gives_rows=False,
 )
 
-# Where they are alike in what is a number or a time, as those of one task or of one client mostly are, only their
-# texts go as a set: a record of JSON with ten members takes PostgreSQL 3 of the 14 µs that it stores a job in.
+# For jobs that differ only in texts, as those of one task or client mostly do, only the texts are sent as a set: to
+# parse a JSON record with ten members takes PostgreSQL 3 of the 14 µs in which it stores a job.
 PUSH_ALIKE = Statement(
     "push_alike",
     [*["text[]"] * 4, "smallint", "int", "int", "smallint", "int", "timestamptz", "timestamptz", "int[]"],
@@ -109,8 +111,8 @@ FROM {clock(11)}, (
     gives_rows=False,
 )
 
-# Before a set that several statements insert in one transaction: the first of them must not insert before the last
-# one's rows are locked. A key that is overdue is taken from its holder, whose row is therefore locked too.
+# Runs before a set that several statements insert in one transaction: the first must not insert before the last one's
+# rows are locked. A key that has expired is taken from its job, so that job's row is locked too.
 LOCK_STORED = Statement(
     "lock_stored",
     ["text[]", "text[]", "timestamptz"],
@@ -127,16 +129,16 @@ SELECT now FROM clock WHERE (SELECT COUNT(*) FROM stored) >= 0""",
 )
 
 FEW = 8
-"""So few jobs are stored no sooner by telling what they have in common."""
+"""Up to this size, a set is not inserted faster by sending common values once."""
 
 _READY = f"""
   SELECT id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
     AND (expires_at IS NULL OR expires_at > COALESCE($5, STATEMENT_TIMESTAMP()))
   ORDER BY weight, enqueued_at, id LIMIT q.room FOR UPDATE SKIP LOCKED"""
 
-# The queues are walked in the order given and no further than the limit, so that exactly what is handed out is
-# locked. The ids go through an array, which is made once, before: of a join the planner thinks that it gives a tenth
-# of what waits, and reads the whole table for each claim as soon as it knows that the table is large.
+# Walks the queues in the given order and no further than the limit, so that exactly the claimed rows are locked. The
+# ids pass through an array, which is computed once. For a join the planner would estimate a tenth of the waiting jobs,
+# and read the whole table for each claim as soon as it knows that the table is large.
 _CLAIM = f"""
 UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, started_at = now, run_at = NULL,
   reserved_until = now + make_interval(secs => LEAST(GREATEST(reserve_for, $7), $8)), gate = NULL, claim = $6,
@@ -154,8 +156,8 @@ RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}"""
 _CLAIM_TYPES = ["text[]", "int[]", "text", "int", "timestamptz", "bigint", "double precision", "double precision"]
 CLAIM = Statement("claim", _CLAIM_TYPES, _CLAIM.replace("AND $alone", ""))
 
-# Alone, a claim commits without waiting for the disk: one that a crash of the database takes back is a job that runs
-# again, and whatever is acknowledged later takes the claim to disk with it (ADR 0006).
+# Alone in its transaction, a claim commits without waiting for the disk: if a crash of the database undoes it, the job
+# runs again, and any later acknowledgement flushes the claim to disk as well (ADR 6).
 CLAIM_ALONE = Statement(
     "claim_alone",
     _CLAIM_TYPES,
@@ -174,11 +176,11 @@ SELECT q.name, (SELECT COUNT(*) FROM (
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
 
-# Rows are found by jid alone and judged when they are locked: told the state there, the planner takes the partial index
-# of working jobs, whose dead entries it does not count, and walks over every job of the last minute. A job that was
-# read ahead may get its wid in between (ADR 0022), and any job permits, from a new limit: the locked row counts.
-# All rows are locked by id first, those of jobs too that statements behind this one end, and those with a jid that a
-# statement behind it inserts: $5 (ADR 0024).
+# Rows are found by jid alone, and their state is checked once they are locked. With the state in the lookup, the
+# planner takes the partial index of working jobs, does not count its dead entries, and walks over every job of the last
+# minute. A prefetched job may get its wid in between (ADR 22), and any job may get permits from a new limit: only the
+# locked row counts. All rows are locked by id first, including rows that later statements of the same message end, and
+# rows with a jid that a later statement inserts: $5 (ADR 24).
 END = Statement(
     "done",
     ["timestamptz", "json", "bigint", "int", "text[]"],
@@ -216,11 +218,12 @@ SELECT jid, wid, attempt, queue, jobtype, CASE WHEN NOT is_apart THEN now END, s
 )
 
 NOT_HELD = "the job is no longer held as it was: nothing of its task may be committed"
-"""What `END_LAST` fails with: in the server's log too."""
+"""Error text with which `END_LAST` fails; it also appears in the server's log."""
 
-# A lone job, with a transaction's COMMIT behind it in the same message, which must not come to pass where the job was
-# not ended. Text that is no number is an error, and says why; it is cast once it is known what was done. A limit that
-# was set while the job ran may have given it permits: they are given back here, and the caller looks at their gates.
+# Ends one job, with the transaction's COMMIT behind it in the same message. If the job was not ended, the COMMIT must
+# not take effect, so the statement must fail: it casts NOT_HELD to a number, which is an error that contains this text.
+# The cast happens after the outcome is known. A limit set while the job ran may have given it permits: they are
+# released here, and the caller checks their limiters.
 END_LAST = Statement(
     "done_last",
     ["timestamptz", "text", "text", "int", "text", "bigint"],
@@ -281,7 +284,7 @@ _json = msgspec.json.Encoder()
 
 
 def push_call(jobs: Placed, now: datetime | None) -> Call:
-    """Return the call that inserts jobs with different jids, in the order given."""
+    """Return the call that inserts plain jobs with distinct jids, in the given order."""
     if len(jobs) == 1:
         [(place, job)] = jobs
         at = now + timedelta(microseconds=place) if now else None
@@ -294,7 +297,7 @@ def push_call(jobs: Placed, now: datetime | None) -> Call:
 
 
 def lock_stored_call(jobs: Placed, now: datetime | None) -> Call:
-    """Return the call that locks what inserts of these jobs meet."""
+    """Return the call that locks the rows that inserts of these jobs may meet."""
     keys = [job.options.unique_key for _, job in jobs if job.options and job.options.unique_key]
     return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
 
@@ -304,7 +307,7 @@ def _numbers(job: JobPayload) -> tuple[int, int, int, int, int | None, datetime 
 
 
 def _are_alike(jobs: Sequence[JobPayload]) -> bool:
-    """Whether their texts are all that they differ in."""
+    """Return whether the jobs differ only in their texts."""
     first = _numbers(jobs[0])
     return all(_numbers(job) == first for job in jobs)
 
@@ -315,12 +318,12 @@ def end_call(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime
 
 
 def end_last_call(connection: BaseDatabaseWrapper, ack: Ack, now: datetime | None) -> Call:
-    """How a lone plain job is ended whose COMMIT comes along."""
+    """Return the call that ends one plain job before the COMMIT in the same message."""
     return END_LAST, [now, ack.jid, ack.wid, ack.attempt, ack.result, counter_slot(connection)]
 
 
 def claim_calls(claim: Statement, plan: Plan, now: datetime | None) -> list[Call]:
-    """A claim for each wid of the plan, and of those that come then."""
+    """Return a claim for each wid of the plan, followed by those of its further plans."""
     calls: list[Call] = []
     for part in (plan, *plan.then):
         by_wid: dict[str, list[Slot]] = {}

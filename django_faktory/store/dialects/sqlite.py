@@ -1,4 +1,4 @@
-"""SQLite: one writer at a time, so that no row lock is needed. Its clock is this machine's."""
+"""Dialect for SQLite: one writer at a time, so no row locks are needed. Its clock is this machine's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .portable import COLUMNS, OPTIONS, PortableDialect
 from .write_queue import write_queue
 
 PARAMETERS = 999
-"""Of one INSERT: versions before 3.32 take no more, and more rows gain nothing."""
+"""Limit of parameters in one INSERT: versions before 3.32 accept only 999, and larger statements are not faster."""
 
 
 class SqliteDialect(PortableDialect):
-    """Upserts and UPDATE need SQLite 3.24; times are text, compared as text."""
+    """Dialect for SQLite 3.24 and later, which has upserts. Times are stored and compared as text."""
 
     upsert_tail = (
         "ON CONFLICT (jid) DO UPDATE SET "
@@ -33,25 +33,30 @@ class SqliteDialect(PortableDialect):
         " failed = failed + excluded.failed, late = late + excluded.late"
     )
 
+    # Deferred: the transaction takes no write lock, and its snapshot begins with its first read.
     begin_snapshot = ("BEGIN DEFERRED",)
 
     def write_queue(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[object]:
-        """One for each file. Other processes, and transactions of the project's own, still wait by SQLite's rules."""
+        """Return the queue of this database file.
+
+        Other processes, and transactions of the project's own code, still wait by SQLite's rules.
+        """
         return write_queue(str(connection.settings_dict["NAME"]))
 
     names_of_json = "SELECT value FROM json_each(%s)"
 
     def age(self, moment: str) -> str:
-        """To the millisecond, by this machine's clock."""
+        """Return SQL for the seconds since `moment`, with milliseconds, by this machine's clock."""
         return f"(JULIANDAY('now') - JULIANDAY({moment})) * 86400.0"
 
     def now(self, cursor: CursorWrapper) -> datetime:  # noqa: ARG002
-        """The file is on this machine, and so is its clock."""
+        """Return this machine's time: the database file has no clock of its own."""
         return datetime.now(UTC)
 
     def _write(self, cursor: CursorWrapper, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert many rows by a statement: `executemany` is one statement a row here, and takes twice as long."""
+        """Insert many rows with each statement: `executemany` runs one statement per row, and takes twice as long."""
         width = len(rows[0])
+        # Statements of one size have one text each, built once; only the last one of a set is built anew.
         most = PARAMETERS // width
         for start in range(0, len(rows), most):
             some = rows[start : start + most]
@@ -63,10 +68,10 @@ class SqliteDialect(PortableDialect):
         return {width: self._insert(PARAMETERS // width, width) for width in (COLUMNS, COLUMNS + OPTIONS)}
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:
-        """There are none while this process writes."""
+        """Return at once: no claim can run while this process writes."""
 
     def after(self, moment: str, seconds: str) -> str:
-        """Milliseconds are enough for a reservation's end."""
+        """Return SQL for the moment `seconds` after `moment`, with milliseconds."""
         return f"STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', {moment}, '+' || {seconds} || ' seconds')"
 
 

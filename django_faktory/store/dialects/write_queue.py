@@ -63,7 +63,7 @@ _queues: dict[str, WriteQueue] | None = None
 def queue_writers() -> None:
     """Queue the writers of this process from now on.
 
-    Only for processes whose threads are never interrupted by an exception: a thread of a worker that is interrupted
+    Only for processes with threads that are never interrupted by an exception: a thread of a worker that is interrupted
     between its turn and its transaction would keep the queue forever.
     """
     global _queues  # noqa: PLW0603  (a property of the process)
