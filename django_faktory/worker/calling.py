@@ -35,6 +35,7 @@ def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, c
     def wrapped() -> Any:
         return middleware.run(_as_call(result, text), inside)
 
+    # Without middleware the job's text is not parsed for `custom`: that would cost every job.
     value = control.call(wrapped if middleware.configured() else inside)
     _refuse_cancelled(control)
     return value

@@ -45,6 +45,7 @@ def keep_no_queries() -> None:
 
 
 def _drop_log(connection: BaseDatabaseWrapper, **_: object) -> None:
+    # A job's own log stays, for tasks that read it while DEBUG is on.
     if not threading.current_thread().name.startswith(JOB_THREAD):
         connection.queries_log = deque(maxlen=0)
 
@@ -70,6 +71,7 @@ def tidy(held: frozenset[str] = NONE) -> list[str]:
         if connection.in_atomic_block:
             left_open.append(connection.alias)
             _drop(connection)
+        # Closed, not dropped as above: outside an atomic block the same wrapper reconnects at its next use.
         elif _is_spoilt(connection):
             if _has_uncommitted(connection):
                 left_open.append(connection.alias)
@@ -93,6 +95,8 @@ async def tidy_async() -> list[str]:
     """
     loop = asyncio.get_running_loop()
     if loop not in _of_async_tasks:
+        # The wrappers exist for all aliases from now on and stay the same, so the thread need not be entered again to
+        # check them.
         _of_async_tasks[loop] = await sync_to_async(connections.all)()
     known = _of_async_tasks[loop]
     if not any(not one.in_atomic_block and one.connection is not None and _commits_by_hand(one) for one in known):
@@ -111,6 +115,7 @@ def forget(held: frozenset[str]) -> None:
 
 
 def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
+    # Django closes a connection with `errors_occurred` at the end of a request, which a worker does not have.
     return connection.connection is not None and (connection.errors_occurred or _commits_by_hand(connection))
 
 

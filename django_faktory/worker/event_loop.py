@@ -53,10 +53,12 @@ class EventLoop:
         """
         with self._starting:
             if self._thread is None:
+                # Daemon threads: a coroutine that does not end must not keep the process from ending.
                 self._thread = threading.Thread(target=self._run, name="faktory-async", daemon=True)
                 self._thread.start()
                 threading.Thread(target=self._watch, name="faktory-async-watch", daemon=True).start()
         self._started.wait()
+        # `_loop` exists only after `_started` is set.
         self._loop.call_soon_threadsafe(self._begin, job, make, done)
 
     def cancel(self) -> None:
@@ -72,6 +74,7 @@ class EventLoop:
         if self._thread is None:
             return True
         self._is_closed.set()
+        # Wakes the second thread if it still waits for a first coroutine.
         self._is_busy.set()
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_s)
@@ -113,6 +116,7 @@ class EventLoop:
         done: Callable[[Report | BaseException], None],
     ) -> None:
         task = self._loop.create_task(make())
+        # Also keeps the task alive: asyncio has only weak references to its tasks.
         self._running[task] = job
         # `set` takes a lock, `is_set` does not: short tasks would pay for it each time.
         if not self._is_busy.is_set():

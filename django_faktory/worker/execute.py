@@ -96,6 +96,7 @@ class Execution:
     def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
         self._is_sealed = call.is_sealed
         if self._is_sealed:
+            # Raises CannotDecrypt, which `prepare` turns into a Failure.
             call = call.opened()
         self.reservation = reservation
         self.task = task
@@ -135,6 +136,7 @@ class Execution:
                     _refuse_open_transactions(tidy(held))
                     report = self._ack(value)
                 self._succeeded()
+            # Another worker may be running the job, so neither report nor signal describes its end.
             except ReservationLost as error:
                 logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
                 return None
@@ -147,6 +149,7 @@ class Execution:
                 task_finished.send_robust(self._sender, task_result=self.result)
             return report
         finally:
+            # An interrupted driver call may leave a connection unusable although it looks healthy.
             if self.control.was_hit:
                 forget(held)
             tidy(held)
@@ -215,6 +218,7 @@ class Execution:
         return call(self.task, self.result, self.reservation.text, self.control)
 
     def _ack(self, value: Any) -> Ack:
+        # Until the result is encoded, an error comes from its value and not from the task's code.
         self._is_unreadable = True
         job, self._value = self.reservation, normalized(value)
         report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._kept())
@@ -242,6 +246,7 @@ class Execution:
         job = self.reservation
         errtype = _errtype(error)
         message, lines = _message(error), _lines(error, self._call.backtrace or 0)
+        # Before `_verdict` and `_wait_s`: a backoff function sees this error among those of the result.
         self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
         verdict = self._verdict(error)
         self._is_over = self._is_final(verdict)
@@ -263,6 +268,7 @@ class Execution:
 
     def _verdict(self, error: BaseException) -> str:
         """Return the verdict on this error: "kill" and "discard" end the job, "" leaves it to its retries."""
+        # An exception that the task raises on purpose takes precedence over its options.
         if self._is_unreadable or isinstance(error, Kill):
             return "kill"  # JSON cannot encode the result, and a second run would return the same type
         if isinstance(error, Discard) or self.control.is_cancelled:
@@ -293,6 +299,7 @@ class Execution:
             return None
 
     def _end(self, status: TaskResultStatus) -> None:
+        # TaskResult is frozen; Django's own backends set its fields in this way.
         object.__setattr__(self.result, "status", status)
         object.__setattr__(self.result, "finished_at", timezone.now())
 
@@ -345,6 +352,8 @@ def _mend() -> None:
 
 def _is_cancellation(error: BaseException) -> bool:
     """Return whether the runner ended the job, rather than the task itself."""
+    # `cancelling()` distinguishes the runner's cancellation from a CancelledError that the task raised itself.
+    # GeneratorExit means that the loop closed a coroutine that had not ended.
     current = asyncio.current_task()
     is_cancelled = isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
     return is_cancelled or isinstance(error, GeneratorExit)
@@ -367,6 +376,7 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
     """Format the traceback without the frames above the task; drop its middle if it exceeds the limit."""
     if wanted < 0:
         return []
+    # A negative limit keeps the innermost frames: a RecursionError has thousands of outer ones.
     told = traceback.format_exception(type(error), error, _tasks_own(error), limit=-payloads.MAX_BACKTRACE_LINES)
     lines = "".join(told).splitlines()
     most = len(payloads.kept_lines(lines, wanted))
@@ -391,6 +401,7 @@ def _bounded(wish: float) -> float:
 
 
 def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseException) -> None:
+    # A requested retry is no error, so it is logged without a traceback.
     was_asked_for = isinstance(error, Retry)
     logger.log(
         logging.INFO if was_asked_for else logging.WARNING,

@@ -88,6 +88,7 @@ class Executors:
         self._held.end(len(self._threads))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        # After the threads: coroutines have had the same time to end.
         self._loop.cancel()
         has_ended = self._loop.close(max(0.1, deadline - time.monotonic()))
         self._watch.close()
@@ -106,6 +107,7 @@ class Executors:
                     return
                 self._perform(job)
         finally:
+            # Django allows only the thread that opened a connection to close it.
             connections.close_all()
 
     def _perform(self, job: Reservation) -> None:
@@ -127,6 +129,7 @@ class Executors:
         if execution.task.atomic:
             control.take_progress = partial(self._progress.take, job.jid)
         control.lock_token = job.lock_token
+        # A shared set: the task sees a lost lock without a query.
         control.lost_locks = self._held.lost_locks
         self._watch.began(execution)
         # The thread takes the next job at once; `_finish` frees the place when the coroutine ends.
@@ -155,6 +158,7 @@ class Executors:
 
     def _finish(self, job: Reservation, end: End, began_at: float) -> None:
         ran_s = time.monotonic() - began_at
+        # A job that was given up is reported already: `finish` then returns False and this end is dropped.
         report = end if isinstance(end, Ack) else self._report(job, end)
         if self._held.finish(job, report, ran_s=ran_s):
             if isinstance(end, BaseException) and isinstance(report, Failure):

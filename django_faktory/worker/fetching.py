@@ -1,7 +1,7 @@
 """Fetch jobs while threads have room for them, and release jobs that no thread has begun.
 
 `Fetcher` is the loop of one thread. A broker that answers at once is asked again when a notification comes or a poll is
-due. A broker whose FETCH waits itself (`blocking`) is asked for one job at a time, and no job is released to it. Knows
+due. A `blocking` broker, where FETCH itself waits, is asked for one job at a time, and no job is released to it. Knows
 no task.
 """
 
@@ -133,14 +133,17 @@ class Fetcher:
 
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
+        # Before the check of `room`: there is none while a suspect is here, and it must still be begun.
         self._look_after_suspect()
         if not self._broker.blocking and self._give_back_stuck():
             return
         if not room:
             return
         if not self._may_fetch():
+            # Until a BEAT is answered, see `Heartbeat.is_fresh`.
             self._stopping.wait(0.1)
             return
+        # Before the fetch: a job that ends meanwhile may have enqueued another one.
         was_idle = self._held.is_empty()
         with self._fetching:
             jobs = self._fetch(1 if self._broker.blocking else room)
@@ -153,6 +156,7 @@ class Fetcher:
         if self._on_drained is None:
             if not self._broker.blocking:
                 poll_s = hints.poll_s(self._poll_interval_s)
+                # Jobs that wait for a thread are released after STUCK_S, so wake up by then.
                 hints.wait(min(STUCK_S, poll_s) if self._held.has_waiting() else poll_s)
         elif not jobs and was_idle:
             self._end_or_look_again(self._on_drained)
@@ -200,6 +204,7 @@ class Fetcher:
         return FetchRequest(queues=queues, wid=self._wid, count=count, lease=Lease.HEARTBEAT)
 
     def _has_ended(self, job: Reservation) -> None:
+        # A queue at its limit was left out of the latest fetch; it has room again.
         if job.queue in self._at_most:
             self.look_again()
 
@@ -215,7 +220,7 @@ class Fetcher:
             self._give_back(jobs)
 
     def _take_in_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
-        """Keep only a job whose worker was lost twice; release the jobs fetched with it."""
+        """Keep only the suspect, a job that lost its worker twice; release the jobs fetched with it."""
         if not self._held.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
             self._give_back(jobs)
             return
@@ -234,7 +239,7 @@ class Fetcher:
     def _give_back_stuck(self) -> bool:
         """Release jobs that no thread begins in time; return whether there were any.
 
-        Jobs whose earlier release failed are released with them.
+        Jobs that an earlier call failed to release are released with them.
         """
         stuck = self._held.take_stuck()
         if stuck or self._returning:

@@ -17,7 +17,7 @@ FAREWELL_S = 2
 
 
 class Forking:
-    """The `Ways` of a supervisor whose process has the project loaded.
+    """The `Ways` of a supervisor in a process that has the project loaded.
 
     `farewell` is called, in a process of its own, with the wids of children that were killed while stopping.
     """
@@ -60,6 +60,7 @@ class Forking:
         pid = os.fork()
         if pid == 0:
             try:
+                # The default action ends the process wherever it waits.
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(FAREWELL_S)
                 self._farewell(killed)

@@ -1,7 +1,7 @@
 """Store the jobs that a worker has, waiting for a thread or running (`HeldJobs`).
 
-Each job leaves once: the lock of `HeldJobs` decides who reports a job that ends while the worker gives up on it. Knows
-no broker.
+Each job leaves once: the lock of `HeldJobs` decides which thread reports a job that ends while the worker gives up
+on it. Knows no broker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HeldJobs:
         """Number of reports so far from jobs that ended by themselves."""
         self._waiting: SimpleQueue[Reservation | None] = SimpleQueue()
         self._held: dict[int, Reservation] = {}  # keyed by id(): a worker may have two attempts of one jid
-        self._unlocking: set[str] = set()  # jobs with a lock whose ACK is not sent yet
+        self._unlocking: set[str] = set()  # jobs with a lock and an ACK that is not sent yet
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiters = 0  # threads that wait for `_changed`; notifying without one would cost every short job
@@ -158,6 +158,7 @@ class HeldJobs:
 
     def next(self) -> Reservation | None:
         """Return the next job to run; block until there is one. None means that no more jobs come."""
+        # `_moved_at` is set without the lock: a lost update only delays `take_stuck`.
         job = self._waiting.get()
         self._moved_at = time.monotonic()
         return job
@@ -175,16 +176,18 @@ class HeldJobs:
                 if job.lock_token is not None and isinstance(report, Ack):
                     self._unlocking.add(report.jid)
                 self.reports += 1
+                # Before `put`: the reporter may finish with it at once.
                 self._unreported[id(report)] = report
                 self.finished.put(report)
             if self._waiters and (not self._held or self._room()):
                 self._changed.notify_all()
         if self.on_end is not None:
+            # Outside the lock, so that the callback may take locks of its own.
             self.on_end(job)
         return True
 
     def held_locks(self, jids: Iterable[str]) -> bool:
-        """Return whether one of these jobs, whose ACKs are about to be sent, had a lock.
+        """Return whether one of these jobs had a lock. Called before their ACKs are sent.
 
         True once for each job: it forgets the jobs it returns True for.
         """

@@ -46,6 +46,7 @@ class LockKeeper:
                 has_connection = True
                 pause_s = min(pause_s, self._extend(tokens))
             elif not tokens and has_connection:
+                # Locks are rare, so an idle worker should not occupy a connection for them.
                 self._broker.close()
                 has_connection = False
         self._broker.close()

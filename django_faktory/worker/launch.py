@@ -58,6 +58,7 @@ def obey(
     for number in acts:
         signal.signal(number, partial(_ring, bell))  # an event loop may replace the wakeup fd
     signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    # The parent blocked them until this process has its own handlers.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_watch, args=(launch, heard, acts), name="faktory-watch", daemon=True).start()
     if launch.beats >= 0:
@@ -103,6 +104,7 @@ def publish(news: int) -> bool:
             log = get_logger(told["name"])
             if log.isEnabledFor(told["level"]):
                 path = sys.modules[told["name"]].__file__ or ""
+                # Built by hand, so that it has the parent's pid and time.
                 record = log.makeRecord(log.name, told["level"], path, 0, told["message"], tuple(told["args"]), None)
                 record.process, record.threadName = told["pid"], "MainThread"
                 record.created, record.msecs = told["at"], told["at"] % 1 * 1000

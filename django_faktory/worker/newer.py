@@ -1,4 +1,4 @@
-"""Defer a job whose task this worker's code lacks, so that a worker with newer code can run it.
+"""Defer a job if this worker's code lacks its task, so that a worker with newer code can run it.
 
 `left_for_newer` returns the report. Knows no broker: it computes when the job is looked at again, and when the grace
 period (UNKNOWN_JOBTYPE_GRACE) is over.
@@ -61,6 +61,7 @@ def _failed_at(failure: str) -> datetime | None:
         told = jsontext.decode(failure) if failure else {}
     except InvalidPayload:
         return None
+    # A failure of this kind is an earlier put-off, which must not start a new grace period.
     is_ours = isinstance(told, dict) and told.get("errtype") == UnknownJobType.__name__
     return None if is_ours or not isinstance(told, dict) else _instant(told.get("failed_at"))
 

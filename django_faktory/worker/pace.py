@@ -56,6 +56,7 @@ class Pace:
         Returns 0 also if all threads are busy and the room is less than half of the prefetch: a fetch for a few jobs is
         not worth its cost.
         """
+        # A mean of 0 s is possible, for empty jobs on a coarse clock.
         ahead = min(self._most_ahead, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
         most = self._concurrency + ahead
         if self._cautious_until is None or now < self._cautious_until:

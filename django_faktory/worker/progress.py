@@ -56,6 +56,7 @@ class Progress:
 
         Later the broker would refuse it. Sends nothing if there is no new progress.
         """
+        # Without the lock: these jobs have ended, so they report no further progress.
         if not self._latest and not self._writing:
             return
         with self._changed:
@@ -86,6 +87,7 @@ class Progress:
                 if not self._changed.wait_for(lambda: self._latest or self._is_closed, IDLE_S):
                     self._broker.close()
                     continue
+                # Swapped, so that tasks can report progress during the write.
                 self._writing, self._latest = self._latest, {}
             if not self._writing:
                 break

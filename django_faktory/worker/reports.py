@@ -88,6 +88,7 @@ class Reporter:
 
     def _sleep(self) -> None:
         if self._closing.is_set():
+            # `_closing` is set by now, so waiting for it would not pause.
             time.sleep(max(0.0, min(self._pause_s, self._deadline - time.monotonic())))
         else:
             self._closing.wait(self._pause_s)
@@ -106,6 +107,7 @@ class Reporter:
 
     def _send(self, reports: Sequence[Report]) -> list[Report]:
         """Send these reports; return those to be retried."""
+        # The broker refuses progress of a job that has ended.
         if reports:
             self._write_progress([report.jid for report in reports])
         acks = [report for report in reports if isinstance(report, Ack)]

@@ -43,7 +43,7 @@ FLUSH_S = 2.0
 """Seconds for the last reports, after the time for running jobs is over."""
 
 INTERRUPT_S = 0.5
-"""Seconds that tasks get to end after an interruption. Those that wait in C code run until the process ends."""
+"""Seconds that tasks get to end after an interruption. Tasks that wait in C code run until the process ends."""
 
 DRAINED = "drained"
 """Orders from threads of this process; `heartbeat` has those of the broker."""
@@ -100,6 +100,7 @@ class Worker:
         self.is_spent = False
         """True once the bound of `share` is reached: the process ends when its jobs have ended, and is replaced."""
         self._share = share or Share()
+        # A blocking broker does not take jobs back, so no job may wait here for a thread.
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
         obey, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
         self._executors = Executors(
@@ -184,6 +185,7 @@ class Worker:
         for thread in self._loops.values():
             thread.start()
         self._is_running = True
+        # QUIET may have come during the registration.
         if self._is_quiet:
             self._become_quiet()
         while (order := self._next_order()) in (QUIET, STUCK, REPLACE):
@@ -273,6 +275,7 @@ class Worker:
         """
         deadline = time.monotonic() + self._shutdown_timeout_s
         self._is_running = False
+        # BEATs continue until all reports are sent: the worker must not count as lost before that.
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
@@ -284,6 +287,7 @@ class Worker:
         has_ended = self._executors.close(time.monotonic() + (0.5 if self._held.is_empty() else 0.1))
         self._give_back_begun()
         is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
+        # Only now: until here the worker may have jobs, and their locks must not expire.
         self._heartbeat.stop()
         self._keeper.stop()
         if is_heard:
@@ -313,7 +317,7 @@ class Worker:
         return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
 
     def _give_back_begun(self) -> None:
-        """Report interruptions for jobs whose tasks did not end. No later report of theirs counts."""
+        """Report interruptions for jobs that did not end. No later report of theirs counts."""
         for job in self._held.abandon():
             self._held.finished.put(interruption(job, self._interruption_reason(), self._broker))
 

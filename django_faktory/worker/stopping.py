@@ -55,6 +55,7 @@ class Stoppable(Control):
     def stop(self, reason: FaktoryError) -> None:
         """Stop the task if it is running. Further calls have no effect. Safe from any thread."""
         with self._lock:
+            # Outside its task the interruption would hit the worker's own code.
             if self.reason is not None or (self._thread is None and self._loop is None):
                 return
             self.reason, self.stopped_at = reason, time.monotonic()
@@ -137,4 +138,5 @@ def _use_up() -> None:
 
 def _raise_in(thread: int) -> None:
     """Make the thread raise Stopped at one of its next bytecodes."""
+    # CPython offers this in its C API only.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))

@@ -1,4 +1,4 @@
-"""Keep child processes alive, replace those that stop responding, and end them (`Supervisor`).
+"""Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
 Knows no database, no broker and no thread: it starts children, reads their heartbeats, and sends signals. `Ways` start
 a child, a role defines its work. Imports little of the standard library, because it may run without Django (ADR 0012).
@@ -67,7 +67,7 @@ MAX_LOST = 20
 """Maximum number of predecessors that a child reports as lost."""
 
 FIRST = 1
-"""Process number 1 inherits every process whose parent has ended: in a container, the command itself."""
+"""Process number 1, in a container the command itself, inherits every orphaned process."""
 
 
 class Ways(Protocol):
@@ -209,6 +209,7 @@ class Supervisor:
                 self._start_due(self._cords)
                 if then:
                     then(self._children, self._cords)
+                    # Once only. It may replace this process by exec, and then does not return.
                     then = None
                 self._take_signals(heard)
                 self._reap()
@@ -243,6 +244,7 @@ class Supervisor:
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
                 self._send(number)
+        # When a parent ends, the kernel gives its children another one.
         if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
             self._stop()
         if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
@@ -348,6 +350,7 @@ class Supervisor:
 
     def _start(self, child: Child, turn: float, cords: Cords) -> None:
         child.wid, child.start_at = new_wid(), None
+        # A child may be started `head_start_s` before its turn; its imports do not count as life.
         child.started_at = max(turn, time.monotonic())
         child.has_beaten, child.is_suspended, child.missed = False, False, 0
         launch = Launch(
@@ -370,6 +373,7 @@ class Supervisor:
     def _reap(self) -> None:
         for child in self._children:
             while child.pid:
+                # Suspensions are reported too: a suspended child is not unresponsive (ADR 0027).
                 pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
                 if not pid:
                     break

@@ -1,4 +1,4 @@
-"""Recognize jobs whose worker was lost twice. Each runs alone, so that a third loss blames one job (W20).
+"""Recognize jobs that lost their worker twice. Each runs alone, so that a third loss blames one job (W20).
 
 Reads the losses from the job's history, which a claim returns for jobs that have one, so that plain jobs cost nothing.
 A Faktory server elsewhere sends no history; its jobs are never suspects.

@@ -1,4 +1,4 @@
-"""Monitor running jobs: stop those that time out or are cancelled, give up those that do not end (`Watch`).
+"""Monitor running jobs: stop them after timeouts and cancellations, give up stuck ones (`Watch`).
 
 One thread, which sleeps until an action is due. `stopping` implements the stop itself. Rules: `docs/tasks.md`, "Time
 limits".
@@ -85,6 +85,7 @@ class Watch:
             self._is_asleep = False
             self._due.clear()
             self._ask()
+            # A copy: other threads add and remove jobs meanwhile.
             for execution in list(self._running.values()):
                 self._look_at(execution, time.monotonic())
         self._broker.close()
