@@ -112,8 +112,10 @@ def broker_of(plan: Plan) -> Broker:
 def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
     """Run server and maintenance in one process; return its exit code."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
+    # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
     return_large_blocks()
     host, port = plan.address
+    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     deadlines.leave_pools()
     keep_no_queries()
     deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
@@ -152,6 +154,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
 
     The first worker also runs maintenance, outbox and probes if no server of this plan does.
     """
+    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     deadlines.leave_pools()
     keep_no_queries()
     recorder = Recorder()

@@ -67,6 +67,7 @@ def _migrations(using: str) -> str:
 
 
 def _workers(using: str) -> str:
+    # Quiet workers live too, but they fetch nothing.
     live = WorkerProcess.objects.using(using).filter(living(conf.get("WORKER_TIMEOUT")), state="running")
     return "" if live.exists() else "no worker process lives that takes jobs: start manage.py runfaktory"
 

@@ -83,6 +83,7 @@ class _Numbers(Collector):
 
 def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=(label,))
+    # Sorted, so that two scrapes differ in their values only.
     for value in sorted(values):
         family.add_metric((value,), values[value])
     return family

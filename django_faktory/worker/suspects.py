@@ -26,6 +26,7 @@ PAUSE_S = 5.0
 
 def is_suspect(job: Reservation) -> bool:
     """Return whether the next loss of this job makes it dead."""
+    # The substring test avoids parsing the histories of other failures.
     return WORKER_LOST in job.history and len(_losses(job)) >= MAX_LOSSES - 1
 
 

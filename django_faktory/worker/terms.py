@@ -10,8 +10,8 @@ import os
 import signal
 
 CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
-"""Exit codes of a child. SPENT is a clean exit after which the child is replaced at once; CRASHED stands for every
-other code.
+"""Exit codes of a child. SPENT is a clean exit after which the child is replaced at once; every other code counts
+as CRASHED.
 """
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

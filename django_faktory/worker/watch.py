@@ -59,6 +59,7 @@ class Watch:
 
     def began(self, execution: Execution) -> None:
         """Start to monitor this job. Safe from any thread."""
+        # Keyed by id(): a worker may have two attempts of one jid.
         self._running[id(execution)] = execution
         self._is_used = True
         if self._is_asleep or execution.task.timeout is not None:
@@ -143,6 +144,7 @@ class Watch:
         now = time.monotonic()
         if not self._broker.cancels or now < self._asked_at + self._limits.ask_every_s:
             return
+        # Before the query, so that errors are not repeated at each round.
         self._asked_at = now
         long = {
             execution.reservation.jid: execution
