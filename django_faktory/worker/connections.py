@@ -115,7 +115,7 @@ def forget(held: frozenset[str]) -> None:
 
 
 def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
-    # Django closes a connection with `errors_occurred` at the end of a request, which a worker does not have.
+    # Django checks a connection with `errors_occurred` at the end of a request, which a worker does not have.
     return connection.connection is not None and (connection.errors_occurred or _commits_by_hand(connection))
 
 

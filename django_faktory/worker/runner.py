@@ -36,8 +36,8 @@ logger = get_logger(__name__)
 
 READ_AHEAD = 50
 """Maximum number of prefetched jobs, however fast they are. Empty jobs per second with 5 threads on PostgreSQL, two
-cores: 3,700 without prefetch, 6,000 with 25, 7,900 with 50, 7,500 with 100. None with a `blocking`
-broker: it takes no jobs back, so no job may wait here for a thread.
+cores: 3,700 without prefetch, 6,000 with 25, 7,900 with 50, 7,500 with 100. None with a `blocking` broker: it
+takes no jobs back, so no job may wait here for a thread.
 """
 
 FLUSH_S = 2.0
