@@ -1,1 +1,1 @@
-"""The composition root: commands, and the processes they start."""
+"""Management commands and the processes that they start: the composition root."""

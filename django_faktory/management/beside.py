@@ -1,4 +1,4 @@
-"""The loops that run beside a process's main one: upkeep, the outbox, the sums."""
+"""Run background loops in threads during a process' main loop: maintenance, outbox, metrics (`Beside`)."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from types import TracebackType
 from typing import Protocol, Self
 
 JOIN_S = 2.0
+"""Seconds to wait for each thread at the end; the process ends without it after that."""
+
 LOOK_S = 0.05
+"""Interval of the check whether a loop still has to wait for its `after` event."""
 
 
 class Loop(Protocol):
-    """`run` is a thread's; `stop` may be called from any, and lets it return soon."""
+    """A background loop: `run` is the target of a thread, `stop` makes it return soon."""
 
     def run(self) -> None:
-        """Loop until stopped."""
+        """Loop until `stop` is called."""
 
     def stop(self) -> None:
-        """Ask the loop to end."""
+        """End the loop soon. Safe from any thread."""
 
 
 class Beside:
-    """`with Beside() as beside:` what was started inside is stopped and waited for at its end, the last one first."""
+    """Context manager that stops the loops started inside it, the last one first, and joins their threads."""
 
     def __init__(self) -> None:
         self._is_over = False
         self._running: list[tuple[Loop, threading.Thread]] = []
 
     def start(self, loop: Loop | None, name: str, *, after: threading.Event | None = None) -> None:
-        """Run a loop in a thread, once `after` is set, if ever; None: there is none to run."""
+        """Run a loop in a thread, after the event `after` if given. Does nothing for None."""
         if loop is None:
             return
 
@@ -38,6 +41,7 @@ class Beside:
                     return
             loop.run()
 
+        # A daemon thread: a loop that hangs must not keep the process from ending.
         thread = threading.Thread(target=run, name=f"faktory-{name}", daemon=True)
         self._running.append((loop, thread))
         thread.start()
@@ -49,6 +53,7 @@ class Beside:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_over = True
+        # All loops are stopped before the first is joined, so that they end in parallel.
         for loop, _ in reversed(self._running):
             loop.stop()
         for _, thread in reversed(self._running):

@@ -1,5 +1,4 @@
-"""The processes of `runfaktory --gearmonkey`: workers that take jobs from Redis, or a bridge that makes rows of
-them."""
+"""The processes of `runfaktory --gearmonkey`: workers that fetch from Redis, or a bridge that stores the jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ logger = get_logger(__name__)
 
 
 def roles(plan: Plan) -> list[Role]:
-    """As many workers as the plan has processes, or one bridge."""
+    """Return one worker role for each process of the plan, or one bridge role."""
     if conf.get("GEARMONKEY_MODE") == GATEWAY:
         return [Role(name="gearmonkey", main=partial(_at_a_station, plan, _bridge))]
     main = partial(_at_a_station, plan, partial(_work, plan))
@@ -38,8 +37,11 @@ def roles(plan: Plan) -> list[Role]:
 
 
 def _at_a_station(plan: Plan, main: Callable[[Station, Launch], int], launch: Launch) -> int:
-    """Connect, and do it. A cluster is asked for its nodes at once: where it is away this process ends, and the next
-    one tries again; any other Redis is waited for."""
+    """Connect to Redis and run `main`; return its exit code.
+
+    A cluster is asked for its nodes at once: if it does not answer, this process ends and its replacement tries again.
+    For any other Redis the worker waits.
+    """
     keep_no_queries()
     try:
         redis = connect(plan.gearmonkey)
@@ -50,7 +52,7 @@ def _at_a_station(plan: Plan, main: Callable[[Station, Launch], int], launch: La
 
 
 def _work(plan: Plan, station: Station, launch: Launch) -> int:
-    """One worker of ours, above a broker that is Redis."""
+    """Run one ordinary worker on the Redis broker; return its exit code."""
     broker = GearMonkeyBroker(station, {fn: task.jobtype for fn, task in served().items()})
     worker = Worker(
         broker,
@@ -65,6 +67,7 @@ def _work(plan: Plan, station: Station, launch: Launch) -> int:
         share=Share(max_jobs=plan.max_jobs, max_rss=plan.max_rss, rng=Random()),
         hears_signals=True,
     )
+    # Before any thread is started: a signal must find its handler.
     obey(launch, stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, launch)
     if not _run_beside_upkeep(station, worker.run, "worker"):
@@ -73,14 +76,14 @@ def _work(plan: Plan, station: Station, launch: Launch) -> int:
 
 
 def _bridge(station: Station, launch: Launch) -> int:
-    """One bridge: jobs become rows, which the plan's workers, or others, run."""
+    """Run one bridge: it stores jobs in the database, where any worker of the project runs them."""
     bridge = Bridge(station, brokers.get_broker(), conf.get("DATABASE"), served())
     obey(launch, stop=bridge.stop)
     return CLEAN if _run_beside_upkeep(station, bridge.run, "bridge") else CANNOT_START
 
 
 def _run_beside_upkeep(station: Station, run: Callable[[], object], what: str) -> bool:
-    """Run this with the upkeep of its queues beside it; False where it cannot start."""
+    """Run `run` with the maintenance of its queues in a thread; return False if it cannot start."""
     with Beside() as beside:
         beside.start(Upkeep(station, audits=conf.get("GEARMONKEY_AUDIT")), "gearmonkey-upkeep")
         try:

@@ -1,4 +1,7 @@
-"""How `runfaktory` becomes the supervisor without Django, and what a child of that is told (ADR 0012)."""
+"""Replace `runfaktory` by the supervisor without Django, by exec (`become_slim`, ADR 0012).
+
+Also reads the orders of the children that this supervisor starts.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ from ..worker.terms import CLEAN, SIGNALS, Launch
 from . import orders
 
 FOLDER = str(Path(__file__).parent.parent.parent)
-"""Where Python finds this package."""
+"""The folder from which Python imports this package."""
 
 SLIM = (
     "import sys; sys.path.append(sys.argv[2]); from django_faktory.management import slim; slim.main(int(sys.argv[1]))"
 )
+"""The program of the new process: its arguments are the orders' file descriptor and `FOLDER`."""
 
 
 def can_start_anew() -> bool:
-    """Whether this process' own command line would start it again."""
+    """Return whether this process' own command line can be run again."""
     is_there = sys.argv[0] not in sys.orig_argv or sys.argv[0] == "-c" or Path(sys.argv[0]).is_file()
     return bool(sys.executable) and len(sys.orig_argv) > 1 and is_there
 
@@ -43,7 +47,10 @@ def become_slim(
     silence_s: float,
     parent: int | None,
 ) -> None:
-    """Go on as the supervisor without Django, under the same pid. Returns where that cannot be done."""
+    """Continue as the supervisor without Django, under the same pid. Returns only if that is impossible.
+
+    `common` is part of the orders of every child; the other keywords are those of `Supervisor`.
+    """
     told = {
         "command": [sys.executable, *sys.orig_argv[1:]],
         "common": common,
@@ -54,16 +61,20 @@ def become_slim(
         "parent": parent,
         "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),
     }
+    # Larger orders would block this process, since the pipe has no reader before exec.
     if not orders.fits(told):
         return
+    # exec discards buffered output.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # what comes from now on waits for the supervisor
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals stay pending until the supervisor has handlers
+    # exec closes every file descriptor that is not inheritable.
     for end in cords.ends():
         os.set_inheritable(end, True)
+    # -S leaves `site` out, which saves memory; -P leaves the working directory out of `sys.path`.
     reader = orders.write(told)
-    with suppress(OSError):  # no memory, or no such file any more: it goes on as it is
+    with suppress(OSError):  # no memory, or the file was removed: continue as before
         os.execv(sys.executable, [sys.executable, "-P", "-S", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
     os.close(reader)
     for end in cords.ends():
@@ -72,17 +83,21 @@ def become_slim(
 
 
 def launch_of(told: dict[str, Any]) -> Launch:
-    """Read the launch in a child's orders. The supervisor may run older or newer code than this process."""
+    """Build the Launch from a child's orders. The supervisor may run older or newer code than this process."""
     known = {name: value for name, value in told.items() if name in signature(Launch).parameters}
     return Launch(**known | {"lost": tuple(told["lost"])})
 
 
 def say_farewell(killed: int, news: int, farewell: Callable[[list[str]], None]) -> NoReturn:
-    """Wait in this process until the supervisor says who was killed, or that nobody was."""
+    """Wait for the supervisor's list of killed wids, report them with `farewell`, and exit.
+
+    The pipe `killed` is closed without data if no child was killed.
+    """
     try:
         with open(killed, "rb") as pipe:
             found = pipe.read()
         if found:
+            # The children may have hung because the database does not answer.
             signal.alarm(FAREWELL_S)
             while publish(news):
                 pass

@@ -11,10 +11,14 @@ logger = get_logger(__name__)
 
 
 def report_lost(broker: Broker, launch: Launch) -> None:
-    """Give back the jobs of the workers before this one that died: now, not after a minute without BEATs (W20)."""
+    """Return the jobs of this child's dead predecessors to their queues now.
+
+    Otherwise they would wait for a minute without BEATs (W20). An error of the broker is logged only.
+    """
     silent = launch.unresponsive
     try:
         for wid in launch.lost:
+            # One call for each wid, since the seconds in the reason differ.
             if wid in silent:
                 reason = f"its process stopped responding and was killed after {silent[wid]} s"
                 broker.lost([wid], reason=reason)

@@ -1,6 +1,6 @@
-"""What a process of `runfaktory` tells one that is executed in its place, or started by it: a JSON object in a pipe.
+"""Pass orders from one process of `runfaktory` to another, as a JSON object in a pipe. Knows no Django.
 
-Knows no Django. Not in the command line or the environment: those are shown to others, and a URL has a password.
+Not on the command line or in the environment: other users can read these, and a broker URL contains a password.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "DJANGO_FAKTORY_ORDERS"
-"""The file descriptor, for a process that begins with this project's own command line."""
+"""Environment variable with the pipe's file descriptor, for a process started with the project's own command line."""
 
 MOST_BYTES = 16_384
-"""What any pipe holds before anybody reads; with more, runfaktory stays as it is."""
+"""Size that any pipe buffers before it is read. With larger orders, runfaktory keeps Django loaded."""
 
 
 def fits(orders: dict[str, Any]) -> bool:
-    """Whether they can be given."""
+    """Return whether these orders fit into a pipe."""
     return len(json.dumps(orders).encode()) <= MOST_BYTES
 
 
 def write(orders: dict[str, Any]) -> int:
-    """The file descriptor to read them from; it survives `exec`."""
+    """Write orders into a pipe; return the read end, which survives `exec`."""
     reader, writer = os.pipe()
     with open(writer, "wb") as pipe:
         pipe.write(json.dumps(orders).encode())
@@ -34,13 +34,14 @@ def write(orders: dict[str, Any]) -> int:
 
 
 def read(reader: int) -> dict[str, Any]:
-    """Those of this process."""
+    """Read the orders from this pipe and close it."""
     with open(reader, "rb") as pipe:
         found: dict[str, Any] = json.load(pipe)
     return found
 
 
 def read_own() -> dict[str, Any] | None:
-    """What the environment leads to, once; None: this process has none."""
+    """Return the orders of this process, once; None if it has none."""
+    # Popped, so that programs started by this process do not take them for theirs.
     found = os.environ.pop(VARIABLE, None)
     return read(int(found)) if found else None

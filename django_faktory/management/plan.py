@@ -1,4 +1,4 @@
-"""What one `runfaktory` is to do: its options and the settings, checked and put together. Starts nothing.
+"""Combine and check options and settings of one `runfaktory` (`make_plan`). Starts nothing.
 
 Source: interface "Commands"; `docs/reference/commands.md`.
 """
@@ -24,16 +24,21 @@ from ..security_checks import is_loopback
 from ..worker.queue_order import QueueOrder
 
 MOST_PROCESSES = 4
-"""Unless told otherwise: more workers than that should be somebody's decision."""
+"""Default maximum of worker processes: more of them should be a decision of the operator."""
 
 MOST = 1024
+"""Maximum of the options `--processes` and `--concurrency`."""
+
 MOST_JOBS = 2**31 - 1
+"""Maximum of the option `--max-jobs`."""
+
 MOST_MB = 2**20
+"""Maximum of the option `--max-rss`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which processes to run, and how. `alias` is None where the jobs are on a Faktory server elsewhere.
+    """Which processes to run, and how. `alias` is None if the jobs are on a Faktory server elsewhere.
 
     `tls` has the paths of the server's certificate and key.
     """
@@ -42,6 +47,7 @@ class Plan:
     works: bool
     address: tuple[str, int]
     alias: str | None
+    # repr=False: the URL may contain a password, and plans appear in tracebacks.
     url: str = field(repr=False)
     tls: tuple[str, str] | None
     queues: tuple[str, ...]
@@ -49,16 +55,16 @@ class Plan:
     concurrency: int
     drain: bool
     health: tuple[str, int] | None = None
-    """Where probes are answered."""
+    """Address where probes are answered; None for no probes."""
     max_jobs: int | None = None
     max_rss: int | None = None
-    """A worker process that has run so many jobs, or takes so many MB, is replaced."""
+    """A worker process is replaced after `max_jobs` jobs, or when it takes more than `max_rss` MB after a job."""
     gearmonkey: str = field(default="", repr=False)
-    """Redis of the GearMonkey clients to serve; "" for none."""
+    """Redis URL of the GearMonkey clients to serve; "" for none."""
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Plan:
-        """What `asdict` made of a plan, after JSON has made lists of its tuples."""
+        """Build a plan from the JSON of its `asdict`, which has lists in place of tuples."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
         }
@@ -86,7 +92,7 @@ class Plan:
 
 
 def make_plan(options: dict[str, Any]) -> Plan:
-    """Read the command's options. Raises CommandError: what was expected, what came."""
+    """Build the plan from the command's options. Raises CommandError with the expected and the given value."""
     serves, works = not options["worker_only"], not options["server_only"]
     _check_combination(options, serves=serves, works=works)
     is_remote = bool(options["url"]) or conf.get("BROKER") == "remote"
@@ -112,7 +118,7 @@ def make_plan(options: dict[str, Any]) -> Plan:
 
 
 def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
-    """What lets in who does not belong, as far as a plan shows it; each in a line."""
+    """Yield one line for each security risk that a plan shows."""
     host, port = plan.address
     if plan.serves and not is_loopback(host) and not conf.password():
         yield (
@@ -124,7 +130,7 @@ def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
 
 
 def doubts(plan: Plan) -> Iterator[str]:
-    """What lets workers wait for nothing, as far as a plan shows it; each in a line."""
+    """Yield one line for each sign that the workers of a plan would wait without work."""
     if not plan.works:
         return
     used = tasks.registered_queues()
@@ -132,6 +138,7 @@ def doubts(plan: Plan) -> Iterator[str]:
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
     for told in plan.queues:
         name = told.partition(":")[0]
+        # Only a likely typo is reported: clients outside this project may fill other queues.
         near = get_close_matches(name, used, n=1) if name not in used else []
         if near:
             yield f"queue {name!r}: no task of this project uses it; did you mean {near[0]!r}?"
@@ -143,7 +150,7 @@ def _check_database(alias: str) -> None:
         raise CommandError(
             f"DATABASES[{alias!r}]: expected a file, got one in memory: each process would have a database of its own"
         )
-    # django-tenants' `tenant_command` sets the schema of this thread's connection, and of no other.
+    # django-tenants' `tenant_command` sets the schema of this thread's connection only.
     schema = getattr(connection, "schema_name", None)
     begins_in = getattr(connections.create_connection(alias), "schema_name", None)
     if schema != begins_in:
@@ -183,6 +190,7 @@ def _url(text: str) -> str:
     try:
         address = parse_url(text)
         if address.is_tls:
+            # As in `_tls`: an unusable file must end the command instead of its children.
             tls.client_context(address.ca)
     except FaktoryError as error:
         raise CommandError(f"--url: {error}") from error
@@ -190,7 +198,7 @@ def _url(text: str) -> str:
 
 
 def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
-    """The options' files, else the settings'; never one of each."""
+    """Return the files of the options, else those of the settings; never one of each."""
     certificate, key = options["tls_cert"] or "", options["tls_key"] or ""
     if not certificate:
         if key:
@@ -199,6 +207,7 @@ def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
     if not certificate:
         return None
     try:
+        # Loaded here already, so that an unusable file ends the command instead of its children.
         tls.server_context(certificate, key)
     except tls.UnusableFile as error:
         raise CommandError(str(error)) from error
@@ -219,7 +228,7 @@ def _queues(text: str | None) -> tuple[str, ...]:
 
 
 def _gearmonkey(options: dict[str, Any]) -> str:
-    """The URL; with the option alone, that of the settings."""
+    """Return the Redis URL of the option; without a value, that of the settings."""
     if options["gearmonkey"] is None:
         return ""
     if options["drain"]:
@@ -241,6 +250,7 @@ def _gearmonkey(options: dict[str, Any]) -> str:
 def _number(option: str, text: str | None, *, most: int = MOST) -> int | None:
     if text is None:
         return None
+    # The length is checked before `int`, which raises for more than 4,300 digits.
     if not (text.isascii() and text.isdigit()) or len(text) > len(str(most)) or not 1 <= int(text) <= most:
         raise CommandError(f"{option}: expected a whole number from 1 to {most}, got {text!r:.80}")
     return int(text)
@@ -248,6 +258,7 @@ def _number(option: str, text: str | None, *, most: int = MOST) -> int | None:
 
 def _default_processes(alias: str | None) -> int:
     if alias is not None and connections[alias].vendor == "sqlite":
-        return 1  # one writer at a time: more processes would only wait for each other
+        return 1  # SQLite allows one writer at a time: more processes would wait for each other
+    # In a container the affinity mask may be smaller than the number of processors.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_PROCESSES, usable)

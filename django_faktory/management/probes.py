@@ -1,8 +1,9 @@
-"""The health of one `runfaktory` over HTTP, for who starts and ends it: `--health HOST:PORT`.
+"""Answer health probes of one `runfaktory` over HTTP, for `--health HOST:PORT` (`Probes`).
 
-`/healthz` tells whether the loops of this process go round, and asks nobody else: no new start mends a database that is
-away. `/readyz` tells whether what they do succeeds. The views of `metrics` tell of all nodes, from the database;
-a row that each node writes would tell the same of this one, but an idle node writes nothing.
+`/healthz` reports whether the loops and processes of this runfaktory run. It does not query the database, since a
+restart does not repair that. `/readyz` reports whether the work of the loops succeeds. The views of
+`metrics` report on all nodes, from the database. A heartbeat row for each node would allow that for one node too, but
+an idle node writes nothing.
 """
 
 from __future__ import annotations
@@ -29,28 +30,35 @@ from ..worker.runner import Worker
 logger = get_logger(__name__)
 
 LOOP_S = 60.0
-"""A round may take so long: its steps are short, but the machine may be busy."""
+"""Maximum age of a maintenance loop's latest round: its steps are short, but the machine may be busy."""
 
 SUCCESS_S = 30.0
+"""Maximum age of the maintenance loop's latest success."""
+
 SERVER_S = 5.0
+"""Seconds that the server's event loop has for an answer."""
+
 CLIENT_S = 5.0
+"""Socket timeout for a client of the probes."""
+
 LOOK_S = 0.25
+"""Interval of the check whether the thread has to stop."""
 
 Check = Callable[[], str]
-"""Returns "", or in one line what is wrong."""
+"""A function that returns "", or one line with the problem."""
 
 
 class Checks(NamedTuple):
-    """Of both addresses, by name."""
+    """The checks of `/healthz` (`alive`) and of `/readyz` (`ready`), by name."""
 
     alive: dict[str, Check]
     ready: dict[str, Check]
 
 
 def of_processes(alarm: int) -> Checks:
-    """Every process of this node responds to its supervisor, which makes the pipe `alarm` readable while one does not.
+    """Check that every process of this node responds to its supervisor.
 
-    -1 is no pipe: the supervisor does not watch.
+    The supervisor makes the pipe `alarm` readable while one does not. -1 means that the supervisor does not watch.
     """
     silent = "a process of this node does not respond: it will be killed and replaced; read the log"
     check = {"processes": lambda: silent if alarm >= 0 and select.select([alarm], [], [], 0)[0] else ""}
@@ -58,14 +66,14 @@ def of_processes(alarm: int) -> Checks:
 
 
 def of_server(server: Server) -> Checks:
-    """Its event loop comes round."""
+    """Check that the server's event loop answers, for both addresses."""
     late = f"its event loop did not come round within {SERVER_S:g} s: read the log, start it anew"
     check = {"server": lambda: "" if server.comes_round(SERVER_S) else late}
     return Checks(check, check)
 
 
 def of_maintenance(maintenance: Maintenance) -> Checks:
-    """It goes round; and finds the database."""
+    """Check that maintenance runs (`alive`) and that it reaches the database (`ready`)."""
 
     def alive() -> str:
         passed_s = maintenance.since_round_s()
@@ -79,7 +87,7 @@ def of_maintenance(maintenance: Maintenance) -> Checks:
 
 
 def of_worker(worker: Worker) -> Checks:
-    """Its threads live; and the broker hears its beats."""
+    """Check that the worker's threads live (`alive`) and that the broker answers its BEATs (`ready`)."""
 
     def alive() -> str:
         dead = worker.broken_loops()
@@ -92,7 +100,7 @@ def of_worker(worker: Worker) -> Checks:
 
 
 def of_database(alias: str, *, works: bool) -> Checks:
-    """It answers; where this node has workers too, one lives."""
+    """Check that the database answers and, with `works`, that a worker process lives (`ready` only)."""
     ready = {"database": lambda: health.alive(using=alias)["database"]}
     if works:
         ready["workers"] = lambda: health.working(using=alias)
@@ -100,7 +108,7 @@ def of_database(alias: str, *, works: bool) -> Checks:
 
 
 class Probes:
-    """A thread that answers; a loop to run beside others. Raises FaktoryError where the address cannot be had."""
+    """A background loop that answers probes. Raises FaktoryError if it cannot listen on the address."""
 
     def __init__(self, address: tuple[str, int], *checks: Checks) -> None:
         found = {
@@ -108,6 +116,7 @@ class Probes:
             "/readyz": {name: check for one in checks for name, check in one.ready.items()},
         }
         self._stopping = Event()
+        # `http.server` reads address family and checks from class attributes, so each Probes has classes of its own.
         kind = type("Listening", (_Listening,), {"address_family": AF_INET6 if ":" in address[0] else AF_INET})
         try:
             self._server = kind(address, type("Answer", (_Answer,), {"checks": found}))
@@ -116,27 +125,29 @@ class Probes:
             raise FaktoryError(
                 f"--health: cannot listen on {host}:{port}: {error.strerror or error}; choose another"
             ) from error
+        # Bounds `handle_request`, so that `run` notices a stop.
         self._server.timeout = LOOK_S
         self.address: tuple[str, int] = self._server.server_address[:2]
 
     def run(self) -> None:
-        """Answer until stopped."""
+        """Answer probes until stopped; each one in a thread of its own."""
         logger.info("probes are answered address=%s:%d", *self.address)
         while not self._stopping.is_set():
             self._server.handle_request()
         self._server.server_close()
 
     def stop(self) -> None:
-        """See Beside."""
+        """End the loop within `LOOK_S`. Safe from any thread."""
         self._stopping.set()
 
 
 class _Listening(ThreadingHTTPServer):
+    # A probe that waits for the database must not delay the end of the process.
     daemon_threads = True
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked went away: nothing to tell."""
+        """Ignore errors of a connection: the client has closed it."""
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -144,10 +155,11 @@ class _Answer(BaseHTTPRequestHandler):
     checks: Mapping[str, Mapping[str, Check]]
 
     def do_GET(self) -> None:
-        """One of the two addresses, with the token where there is one."""
+        """Answer `/healthz` or `/readyz`, after a check of the token if one is set."""
         token = str(conf.get("METRICS_TOKEN"))
         given = self.headers.get("Authorization", "")
         checks = self.checks.get(self.path.partition("?")[0])
+        # In constant time: the duration of `==` depends on how much of the token is right.
         if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
             self._say(401, {"status": "expected the header Authorization: Bearer <METRICS_TOKEN>"})
         elif checks is None:
@@ -156,7 +168,7 @@ class _Answer(BaseHTTPRequestHandler):
             try:
                 found = {name: check() for name, check in checks.items()}
             finally:
-                connections.close_all()  # this thread's own
+                connections.close_all()  # this thread ends with the request
             is_good = not any(found.values())
             told = {"status": "ok" if is_good else "failing", "checks": {k: v or "ok" for k, v in found.items()}}
             self._say(200 if is_good else 503, told)
@@ -164,7 +176,7 @@ class _Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  (the same)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the same)
-        """Probes come every few seconds: not into the log."""
+        """Log nothing: probes come every few seconds."""
 
     def _say(self, code: int, told: object) -> None:
         body = json.dumps(told).encode() + b"\n"

@@ -1,6 +1,6 @@
-"""The processes of `runfaktory`: what each is made of. The one place where server, worker and upkeep meet.
+"""Compose the processes of `runfaktory`: server, workers and maintenance meet only here (`supervise`).
 
-Everything that connects is made here, after the fork.
+Connections are opened after the fork only.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ from .plan import Plan
 logger = get_logger(__name__)
 
 SHORTEST_SILENCE_S = 5.0
-"""A machine under load may let a process wait for a second or two; shorter silence proves nothing."""
+"""Minimum of the silence that is allowed: a loaded machine may suspend a process for a second or two."""
 
 EXIT_MARGIN_S = 4.5
-"""After the time running jobs get: for the last reports, and to be gone before 30 s."""
+"""Seconds after the time for running jobs: for the last reports, and so that all processes end within 30 s."""
 
 
 def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = False) -> int:
-    """Run the plan's processes until they end; returns the exit code.
+    """Run the plan's processes until they end; return the exit code.
 
-    `may_become_slim`: it need not return, since nothing comes after it in this process.
+    With `may_become_slim` it need not return, because no code runs after it in this process.
     """
     neighbours = None
     if plan.alias and not wakeups.has_hints(plan.alias):
+        # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
         neighbours = wakeups.Neighbours(plan.processes + 1)
         wakeups.tell_also(neighbours.ring)
     roles = _roles(plan, neighbours)
     grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
     silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
     then = None
-    # A drain is soon over; the pipes of neighbours are known to those only that were forked.
+    # A drain is short. Pipes between neighbours are known only to forked processes, so replacements must be forked.
     if may_become_slim and not plan.drain and neighbours is None and handing_over.can_start_anew():
         bounds = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
         then = partial(handing_over.become_slim, common={"plan": asdict(plan)}, **bounds)
@@ -71,14 +72,17 @@ def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = 
 def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
     """Return how long a process may not respond before it is killed.
 
-    It is dead before its last BEAT is `worker_timeout_s` old: then other nodes give its jobs to other workers, and no
-    job runs in both.
+    It is killed before its last BEAT is `worker_timeout_s` old. At that age other nodes give its jobs to other workers,
+    so no job runs in both.
     """
     return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
 
 
 def play(told: dict[str, Any]) -> NoReturn:
-    """The part of one child, or of the farewell, in a process that a supervisor without Django started for it."""
+    """Run the role of one child, or report killed children, as the given orders say.
+
+    Called in a process that a supervisor without Django has started.
+    """
     plan = Plan.from_json(told["plan"])
     if told["role"] is None:
         handing_over.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
@@ -102,16 +106,18 @@ def _roles(plan: Plan, neighbours: wakeups.Neighbours | None) -> list[Role]:
 
 
 def broker_of(plan: Plan) -> Broker:
-    """The broker the plan's jobs are at."""
+    """Return the broker that has the plan's jobs."""
     return brokers.get_broker() if plan.alias else brokers.remote_broker(plan.url)
 
 
 def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
-    """Server and maintenance, in one process."""
+    """Run server and maintenance in one process; return its exit code."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
+    # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
     return_large_blocks()
     queue_writers()
     host, port = plan.address
+    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     deadlines.leave_pools()
     keep_no_queries()
     deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
@@ -146,7 +152,11 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
 
 
 def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
-    """One worker; the first of them keeps house where no server of this plan does."""
+    """Run one worker; return its exit code.
+
+    The first worker also runs maintenance, outbox and probes if no server of this plan does.
+    """
+    # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     deadlines.leave_pools()
     keep_no_queries()
     recorder = Recorder()
@@ -171,12 +181,13 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
         hears_signals=True,
     )
     if plan.alias:
-        locks.on_ready.append(lambda _, __: worker.look_again())  # a hint to oneself may be 10 ms late
+        # A notification from this process to itself may take 10 ms.
+        locks.on_ready.append(lambda _, __: worker.look_again())
     obey(launch, stop=worker.stop, quiet=worker.quiet)
     report_lost(broker, launch)
     maintenance = Maintenance(plan.alias) if plan.alias and keeps_house else None
     if maintenance and plan.drain:
-        maintenance.run_once()  # what is due counts as ready
+        maintenance.run_once()  # a drain must also run due jobs that are not enqueued yet
     with Beside() as beside:
         beside.start(bookkeeper(plan.alias, recorder), "measures")
         beside.start(maintenance, "maintenance")
@@ -191,7 +202,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
 
 
 def _probes(plan: Plan, launch: Launch, worker: Worker, maintenance: Maintenance | None) -> probes.Probes | None:
-    """Those of the first worker, where there is no server to have them."""
+    """Return the probes of the first worker, if there is no server to run them; None without an address."""
     if plan.health is None:
         return None
     checks = [probes.of_processes(launch.alarm), probes.of_worker(worker)]
@@ -203,7 +214,7 @@ def _probes(plan: Plan, launch: Launch, worker: Worker, maintenance: Maintenance
 
 
 def _loop_watch(server: Server) -> LoopWatch:
-    """The watch of the server's event loop, which runs in the main thread of its process."""
+    """Return the watch of the server's event loop, which runs in the main thread of its process."""
     thread = threading.main_thread().ident
     return LoopWatch("server", lambda: (server.loop, thread) if server.started.is_set() else None)
 
@@ -217,7 +228,7 @@ def _listen(
     is_own: Callable[[int], bool] = lambda _: False,
     tells: bool = True,
 ) -> wakeups.Listener:
-    """The database's hints; where it has none, those of the processes beside this one."""
+    """Return a listener for the database's notifications, or for the pipes of neighbour processes."""
     if neighbours is None:
         return wakeups.listen(alias, queues, is_own=is_own, tells=tells)
     return wakeups.listen(alias, queues, otherwise=partial(neighbours.listener, place))

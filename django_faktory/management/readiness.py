@@ -1,6 +1,6 @@
-"""Before anything runs: the database has the tables this code expects, or will have them soon.
+"""Check before the start that the database has the tables this code expects (`await_migrations`).
 
-While a new version is rolled out its processes may start before `migrate` has ended: they wait for it, and say so.
+During the rollout of a new version, processes may start before `migrate` has ended: they wait for it and print that.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 
 LOOK_S = 1.0
+"""Seconds between two checks of the migrations."""
+
 OURS = "django_faktory"
+"""App label of this package."""
 
 
 def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object]) -> None:
-    """Return when no migration of an installed app is missing in this database, or, but for ours, after `wait_s`.
+    """Return when all migrations of installed apps are applied, or after `wait_s` seconds.
 
-    Raises CommandError where ours are missing by then. SIGTERM and SIGINT end the process while it waits, as PID 1 too.
+    Raises CommandError if one of this package is missing by then. SIGTERM and SIGINT end the process while it waits,
+    even as PID 1.
     """
     missing = _missing(alias)
     if missing and wait_s > 0:
         deadline = time.monotonic() + wait_s
-        with _ended_by_signals():  # before it is said: who reads it may tell us to end
+        with _ended_by_signals():  # before `say`: a reader of that line may send a signal at once
             told = _told(missing, alias)
             say(f"{told}; waiting up to {wait_s:g} s for manage.py migrate (FAKTORY['MIGRATIONS_WAIT'])")
             while missing and time.monotonic() < deadline:
@@ -43,11 +47,12 @@ def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object])
 
 
 def _missing(alias: str) -> list[tuple[str, str]]:
-    """Those that are not applied; asked with a fresh look at what is."""
+    """Return the migrations that are not applied, read from the database at each call."""
     connection = connections[alias]
+    # A new one at each call, because an executor reads the applied migrations only once.
     executor = MigrationExecutor(connection)
     plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
-    connection.close()  # no transaction of ours may be in the way of migrate, and none may show the past
+    connection.close()  # an open transaction could block `migrate`, or show an old state
     return [(migration.app_label, migration.name) for migration, _ in plan]
 
 
@@ -58,7 +63,10 @@ def _told(missing: list[tuple[str, str]], alias: str) -> str:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """The system ignores signals for PID 1 that have no handler. Other threads than the main one cannot have any."""
+    """Exit on SIGTERM and SIGINT inside the block; does nothing outside the main thread.
+
+    The kernel ignores signals for PID 1 unless it has handlers, and only the main thread can install them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

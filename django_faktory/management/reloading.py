@@ -1,7 +1,7 @@
-"""`--reload`: Django's autoreloader around a `runfaktory` of its own process.
+"""`--reload`: run `runfaktory` in a child process under Django's autoreloader (`run_with_reloader`).
 
-The reloader watches in threads, and who forks must have none: so the work is done by a child command without
-`--reload`, which is told to stop, and waited for, before the reloader starts everything anew.
+The reloader watches files in threads, and a process that forks must have none. So a child command without `--reload`
+does the work. It is terminated and waited for before the reloader restarts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable
 from django.utils import autoreload
 
 PARENT_VARIABLE = "DJANGO_FAKTORY_STOP_WITHOUT"
-"""Set for the child command: the process it must not outlive."""
+"""Environment variable of the child command: the pid of the process that it must not outlive."""
 
 
 def run_with_reloader(load: Callable[[], None]) -> None:
-    """Run this same command again and again, each time the code changes. `load` imports what is to be watched."""
+    """Run this command again after each change of code. `load` imports the modules to watch."""
     autoreload.run_with_reloader(_run_child, load)
 
 
 def parent_to_stop_without() -> int | None:
-    """The reloader that started this process, if one did."""
+    """Return the pid of the reloader that started this process; None without one."""
     found = os.environ.get(PARENT_VARIABLE)
     return int(found) if found else None
 
@@ -32,15 +32,17 @@ def parent_to_stop_without() -> int | None:
 def _run_child(load: Callable[[], None]) -> None:
     load()
     child = subprocess.Popen(  # noqa: S603  (our own command line)
+        # Explicit, because reloading is the default while DEBUG is on.
         [*autoreload.get_child_arguments(), "--no-reload"],
         env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-        start_new_session=True,  # a terminal's Ctrl-C reaches the reloader, which passes it on as TERM, once
+        start_new_session=True,  # Ctrl-C reaches only the reloader, which sends one TERM
     )
     reloading = threading.Event()
+    # Django's reloader exits this process with code 3 after a change, which runs this function.
     atexit.register(_stop, child, reloading)
     code = child.wait()
     if not reloading.is_set():
-        # It ended by itself, and no change of code will come of that. 3 means "once more" to Django's reloader.
+        # It ended without a change of code. The exit code 3 would make Django's reloader run it again.
         os._exit(1 if code else 0)
 
 

@@ -1,7 +1,7 @@
-"""The supervisor without Django: `runfaktory` becomes this, by exec, once its processes run (ADR 0012).
+"""The supervisor without Django: `runfaktory` executes this once its processes run (ADR 0012).
 
-Imports the supervisor and little of the standard library only. A child that dies is replaced by the project's own
-command, which finds its part in its orders. What is to be logged, children log: they have the project's logging.
+Imports the supervisor and little of the standard library only. Replaces a dead child by running the project's own
+command, which reads its role from its orders. Children write its log records, since they have the project's logging.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 HEAD_START_S = 2.0
-"""A project's imports take about that long; the pause before a child's turn is used for them."""
+"""Typical duration of a project's imports. The pause before a child's turn is used for them."""
 
 UNHEARD_S = 10.0
-"""News that no child has taken by then is told on stderr."""
+"""Log records that no child has read within this time are written to stderr."""
 
 CANNOT_EXECUTE = 127
-"""What a shell says where there is no such command."""
+"""Exit code of a shell for a command that does not exist."""
 
 FAREWELL_S = 12.0
-"""A farewell may take so long, its imports included."""
+"""Seconds that the report of killed children may take, imports included."""
 
 
 class Fresh:
-    """Ways of a supervisor without Django: whatever needs that is a new process of the project's own command."""
+    """The `Ways` of a supervisor without Django: every task that needs Django runs the project's own command."""
 
     head_start_s = HEAD_START_S
 
@@ -51,12 +51,15 @@ class Fresh:
         self._farewell: tuple[int, int] | None = None
 
     def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
-        """See `Ways`."""
-        del lifeline_end  # not inherited
+        """Run the project's command as the child `name`; return its pid, as `Ways.start`."""
+        del lifeline_end  # closed by exec
         return self._execute({"role": name, "launch": vars(launch)}, launch.pipes())
 
     def tell(self, level: int, message: str, *args: object) -> None:
-        """See `Ways`. A child publishes it; who has none left says it on stderr (`patience_s`, `finish`)."""
+        """Send the record to a child, which logs it, as `Ways.tell`.
+
+        If no child reads it, `patience_s` or `finish` writes it to stderr.
+        """
         if level < self._level:
             return
         news = {"name": supervisor.__name__, "level": level, "pid": os.getpid()}
@@ -64,11 +67,11 @@ class Fresh:
         self._unheard_since = self._unheard_since or time.monotonic()
         try:
             os.write(self._news, told)
-        except BlockingIOError:  # full: nobody has taken any for long
+        except BlockingIOError:  # the pipe is full: no child reads it
             _say(told)
 
     def patience_s(self) -> float | None:
-        """See `Ways`."""
+        """Write overdue records to stderr; return the seconds until the next are due, as `Ways.patience_s`."""
         if self._unheard_since is None:
             return None
         if not self._is_unheard():
@@ -80,16 +83,17 @@ class Fresh:
         return None
 
     def prepare_farewell(self) -> None:
-        """See `Ways`. It loads Django and waits to hear whether it is needed."""
+        """Start the process that reports killed children: it loads Django and waits for their wids."""
         reader, writer = os.pipe()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        # The mask survives exec, so that a signal to the process group does not end it early.
         pid = self._execute({"role": None, "killed": reader, "news": self._heard}, (reader, self._heard))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.close(reader)
         self._farewell = pid, writer
 
     def finish(self, killed: Sequence[str]) -> None:
-        """See `Ways`."""
+        """Report the killed children and write the remaining log records, as `Ways.finish`."""
         if killed and self._farewell is None:
             self.prepare_farewell()
         if self._farewell:
@@ -101,7 +105,7 @@ class Fresh:
         self._say_unheard()
 
     def _execute(self, part: dict[str, Any], inherited: Iterable[int]) -> int:
-        """Start the project's command with this part; its pid."""
+        """Run the project's command with these orders; return its pid."""
         reader = orders.write(self._common | part)
         pid = os.fork()
         if pid == 0:
@@ -111,6 +115,7 @@ class Fresh:
                 environment = {**os.environ, orders.VARIABLE: str(reader)}
                 os.execve(self._command[0], self._command, environment)  # noqa: S606  (our own command line)
             finally:
+                # Reached only if exec failed: the fork must not continue as a second supervisor.
                 os._exit(CANNOT_EXECUTE)
         os.close(reader)
         return pid
@@ -126,9 +131,10 @@ class Fresh:
 
 
 def main(reader: int) -> NoReturn:
-    """Go on with what `handing_over` left: its orders are in this pipe."""
+    """Supervise the children that `handing_over` left; the pipe `reader` contains its orders."""
     told = orders.read(reader)
     cords = Cords(**{name: tuple(ends) for name, ends in told["cords"].items()})
+    # A child inherits only the pipes that `_execute` is given for it.
     for end in cords.ends():
         os.set_inheritable(end, False)
     ways = Fresh(command=told["command"], common=told["common"], news=cords.news, level=told["level"])
@@ -140,7 +146,7 @@ def main(reader: int) -> NoReturn:
 
 
 def _say(told: bytes) -> None:
-    """News that nobody publishes, as runfaktory says it where a project has no logging."""
+    """Write a record to stderr in the format that runfaktory uses without project logging."""
     news = json.loads(told)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news["at"]))
     text = news["message"] % tuple(news["args"])
@@ -150,7 +156,7 @@ def _say(told: bytes) -> None:
 
 
 def _wait(pid: int, seconds: float) -> None:
-    """Until this child has ended; longer than that it may not live."""
+    """Wait until this child has ended; kill it after `seconds`."""
     latest = time.monotonic() + seconds
     while not os.waitpid(pid, os.WNOHANG)[0]:
         if time.monotonic() >= latest:

@@ -1,1 +1,4 @@
-"""The numbers for those who watch: Prometheus, statsd, probes. They are the database's, so any node tells them all."""
+"""Export metrics to Prometheus and statsd, and answer health checks.
+
+Totals and sizes come from the database, so any node can export those of all nodes.
+"""

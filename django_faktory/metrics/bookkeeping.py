@@ -1,6 +1,6 @@
-"""The loop that adds what a process has seen to the database's sums, a few seconds after it happened.
+"""Add the counts and times of this process to the sums in the database every few seconds (`Bookkeeper`).
 
-An idle process writes nothing and holds no connection. What cannot be written is kept and tried again.
+An idle process writes nothing and has no connection. Figures of a failed write are kept and written later.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from .statsd import Statsd, passed, sizes
 logger = get_logger(__name__)
 
 EVERY_S = 5.0
+"""Seconds between two writes of an active process."""
+
 SIZES_EVERY_S = 30.0
+"""Seconds between two reports of sizes to statsd."""
 
 
 class Bookkeeper:
-    """The loop; `run` is a thread's."""
+    """Write the figures of `recorder` in a loop; `run` is the target of a thread.
+
+    With `statsd` they are sent there too. `tells_sizes`: send the sizes of queues and sets as well.
+    """
 
     def __init__(
         self,
@@ -42,7 +48,7 @@ class Bookkeeper:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Write every few seconds, and once more when stopped."""
+        """Write every `every_s` seconds, and once more when stopped."""
         while not self._stopping.wait(self._every_s):
             self.write()
             self.tell_sizes()
@@ -52,20 +58,22 @@ class Bookkeeper:
             self._statsd.close()
 
     def stop(self) -> None:
-        """Ask the loop to end; from any thread or a signal handler."""
+        """End the loop soon. Safe from any thread and from a signal handler."""
         self._stopping.set()
 
     def write(self) -> None:
-        """Write what was noted since the last time."""
+        """Write the figures recorded since the last call; on an error keep them for the next call."""
         taken = self._recorder.take()
         if not taken:
+            # An idle process must not occupy a connection.
             connections[self._alias].close()
             return
         try:
+            # The database first: figures of a failed write are sent again later, and statsd would count them twice.
             measures.add(taken, using=self._alias)
             if self._statsd:
                 self._statsd.send(passed(taken))
-        except Exception as error:  # a loop: says what happened, and goes on
+        except Exception as error:  # the loop must survive any error
             self._recorder.give_back(taken)
             connections[self._alias].close()
             if isinstance(error, BrokerUnavailable):
@@ -74,19 +82,20 @@ class Bookkeeper:
                 logger.exception("measures could not be written")
 
     def tell_sizes(self) -> None:
-        """Let statsd know how much there is of what, where it is time to."""
+        """Send the sizes of queues and sets to statsd if the next report is due."""
         if not self._statsd or time.monotonic() < self._tell_sizes_at:
             return
+        # Set before the read, so that errors are not repeated at each round.
         self._tell_sizes_at = time.monotonic() + SIZES_EVERY_S
         try:
             self._statsd.send(sizes(read(using=self._alias)))
-        except Exception:  # a loop: says what happened, and goes on
+        except Exception:  # the loop must survive any error
             logger.exception("sizes could not be read")
             connections[self._alias].close()
 
 
 def bookkeeper(alias: str | None, recorder: Recorder, *, tells_sizes: bool = False) -> Bookkeeper | None:
-    """The loop, as the settings want it; none where jobs are not in a database of this project."""
+    """Return the bookkeeper that the settings ask for; None if the jobs are on a server elsewhere."""
     if alias is None:
         return None
     address = conf.get("STATSD")

@@ -1,4 +1,4 @@
-"""Whether all is well, seen from the database: each check is "" or, in one line, what is wrong and what to do."""
+"""Health checks that read the database. Each check returns "", or one line with the problem and its remedy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from ..store.transactions import first_line
 from ..store.workers import living
 
 OVERDUE_S = 30.0
-"""How long a due job may wait for maintenance, which looks once a second."""
+"""Seconds that a due job may wait for maintenance, which runs once a second."""
 
 
 def alive(*, using: str) -> dict[str, str]:
-    """Whether the database answers."""
+    """Check that the database answers; return results by name."""
     return {"database": _tried(lambda: _database(using))}
 
 
 def ready(*, using: str) -> dict[str, str]:
-    """Whether jobs can be stored, and are worked on: by what the loops of all nodes have left in the database."""
+    """Check that jobs can be stored and that workers and maintenance run; return results by name.
+
+    Reads what the loops of all nodes have written, so any node can answer. After a failed `alive` check no other one
+    runs.
+    """
     checks = alive(using=using)
     if any(checks.values()):
         return checks
@@ -37,11 +41,12 @@ def ready(*, using: str) -> dict[str, str]:
 
 
 def working(*, using: str) -> str:
-    """Whether a worker process lives that takes jobs, on whatever node."""
+    """Check that a worker process that fetches jobs lives, on any node."""
     return _tried(lambda: _workers(using))
 
 
 def _tried(check: Callable[[], str]) -> str:
+    # A check must not raise: the answer lists every check by name.
     try:
         return check()
     except (Error, FaktoryError) as error:
@@ -62,12 +67,13 @@ def _migrations(using: str) -> str:
 
 
 def _workers(using: str) -> str:
+    # Quiet workers live too, but they fetch nothing.
     live = WorkerProcess.objects.using(using).filter(living(conf.get("WORKER_TIMEOUT")), state="running")
     return "" if live.exists() else "no worker process lives that takes jobs: start manage.py runfaktory"
 
 
 def _maintenance(using: str) -> str:
-    """A due job that nobody has enqueued tells that no node's loop goes round."""
+    """Check that no due job waits: if it is not enqueued, maintenance runs on no node."""
     late = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by("run_at")
     first = late.values_list("run_at", flat=True).first()
     overdue_s = (datetime.now(UTC) - first).total_seconds() if first else 0.0

@@ -1,4 +1,4 @@
-"""The numbers that Prometheus and statsd get: two statements, shared by the callers of a process."""
+"""Read the figures that Prometheus and statsd export (`read`): two queries, shared by the callers of a process."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ from ..store import measures, stats
 from ..store.shared import may_share, shared
 
 MOST_EXPORTED = 200
-"""Queues, and pairs of queue and task, that have series of their own: clients choose the names."""
+"""Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
+their number is unbounded.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Sizes by name, seconds, and the sums since the beginning by queue and task."""
+    """The exported figures: sizes by name, latencies in seconds, sums since the beginning by queue and task."""
 
     queues: Mapping[str, float]
-    """At most `MOST_EXPORTED` queues, and `OTHER`: the sum of the others' sizes, their longest latency, how many of
-    them are paused."""
+    """Sizes of at most `MOST_EXPORTED` queues. All further queues are combined in `OTHER`: the sum of their sizes,
+    their longest latency, and how many of them are paused.
+    """
     latencies: Mapping[str, float]
+    """Seconds that the first job of each queue has waited."""
     paused: Mapping[str, float]
+    """1 for each paused queue, else 0."""
     sets: Mapping[str, float]
     workers: Mapping[str, float]
     batches: Mapping[str, float]
     processed: int
     failed: int
     late: int
+    """Reports that came too late to change anything."""
     series: dict[tuple[str, str], Series] = field(default_factory=dict)
 
 
 def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
-    """Return the numbers, at most a second old, or ten times as old as reading them takes."""
+    """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
     counts = stats.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     read_series = partial(measures.ever, using=using, most=most)
+    # Inside a transaction (except that of ATOMIC_REQUESTS) figures may include uncommitted rows: not shared.
     series = shared((measures.ever, using, most), read_series) if may_share(using) else read_series()
     return _exported(counts, series, most)
 
@@ -45,9 +52,10 @@ def _exported(counts: stats.AllCounts, series: dict[tuple[str, str], Series], mo
     latencies = counts.latencies
     if len(counts.queues) <= most:
         chosen, others = list(counts.queues), []
-    else:  # the largest, and those that wait longest
+    else:  # both halves matter: a long queue, and a short one where jobs wait long
         by_size = sorted(counts.queues, key=lambda name: (-counts.queues[name], name))
         by_age = sorted(counts.queues, key=lambda name: (-latencies.get(name, 0.0), name))
+        # The halves may overlap; the largest queues fill the places that remain.
         chosen = list(dict.fromkeys([*by_size[: most // 2], *by_age[: most // 2], *by_size]))[:most]
         others = list(set(counts.queues).difference(chosen))
     numbers = Numbers(

@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry: one around each push, one around each run, joined by the job's `traceparent`.
+"""OpenTelemetry spans: one around each push and one around each run, joined by the job's `traceparent`.
 
-`FAKTORY = {"MIDDLEWARE": ["django_faktory.metrics.opentelemetry.Spans", …]}`. Needs `opentelemetry-api` only; whoever
-sets up its SDK decides where spans go. Source: OpenTelemetry's semantic conventions for messaging.
+`FAKTORY = {"MIDDLEWARE": ["django_faktory.metrics.opentelemetry.Spans", …]}`. Needs `opentelemetry-api` only; the
+project's SDK setup decides where spans are sent. Source: OpenTelemetry's semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SYSTEM = {"messaging.system": "faktory"}
 
 
 class Spans(Middleware):
-    """The span of a run is a child of the one that enqueued its job, in whatever process that was."""
+    """Middleware that makes the span of a run a child of the span that enqueued its job, across processes."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("django_faktory")
 
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
-        """A producer's span; each job carries on its context, `traceparent` in the W3C's words."""
+        """Open a producer span; store its context in each job as a W3C `traceparent`."""
         if not calls:
             yield
             return
@@ -36,13 +36,15 @@ class Spans(Middleware):
                 span.set_attribute("messaging.batch.message_count", len(calls))
             else:
                 span.set_attribute("messaging.message.id", calls[0].result.id)
+            # Inside the span, so that its context is the one that is injected.
             for call in calls:
                 propagate.inject(call.custom)
             yield
 
     @contextmanager
     def run(self, call: Call) -> Iterator[None]:
-        """A consumer's span. An error is noted, and goes on."""
+        """Open a consumer span around the run. Records an exception and lets it propagate."""
+        # Any client may write other types into `custom`; propagators expect strings.
         parent = propagate.extract({key: value for key, value in call.custom.items() if isinstance(value, str)})
         told: dict[str, str | int] = {
             **_SYSTEM,
@@ -51,6 +53,7 @@ class Spans(Middleware):
             "messaging.message.id": call.result.id,
             "messaging.message.delivery_attempt": call.result.attempts,
         }
+        # The parent is the span of the push, whatever span is active in this thread.
         token = context.attach(parent)
         try:
             with self._tracer.start_as_current_span(

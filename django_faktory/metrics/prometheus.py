@@ -1,4 +1,4 @@
-"""The numbers in Prometheus' text format, made by its own client library from what the database has summed up."""
+"""Render the figures in Prometheus' text format with its own client library (`exposition`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _BY_TASK = ("queue", "task")
 
 
 def exposition(numbers: Numbers) -> bytes:
-    """The page that is scraped."""
+    """Return the page that Prometheus scrapes."""
+    # A registry for each page: the default one would add figures of this process only.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(numbers))
     return generate_latest(registry)
@@ -36,7 +37,7 @@ class _Numbers(Collector):
         self._numbers = numbers
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in the order of the page of reference."""
+        """Yield every metric family, in the order of the reference page."""
         yield InfoMetricFamily("django_faktory", "The version that runs.", value={"version": __version__})
         yield from self._sizes()
         yield from self._by_task()
@@ -76,17 +77,19 @@ class _Numbers(Collector):
             ended.add_metric((*names, "failed"), sums.failed)
             waits.add_metric(names, _buckets(sums.waits), sums.waited_s)
             runs.add_metric(names, _buckets(sums.runs), sums.ran_s)
+        # The text format requires that all series of a family are adjacent.
         yield from (started, ended, waits, runs)
 
 
 def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, text, labels=(label,))
+    # Sorted, so that two scrapes differ in their values only.
     for value in sorted(values):
         family.add_metric((value,), values[value])
     return family
 
 
 def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Prometheus counts in each bucket all that is in those before it."""
+    """Return cumulative buckets: in Prometheus each one includes the counts of all smaller ones."""
     ends = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
     return list(zip(ends, map(float, accumulate(counts)), strict=True))

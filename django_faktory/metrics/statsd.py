@@ -1,7 +1,9 @@
-"""The numbers for statsd, with Faktory's names and DogStatsD's tags: sent by UDP, so that nobody waits for anybody.
+"""Send figures to statsd over UDP (`Statsd`), with Faktory's names and DogStatsD's tags.
 
-Counts and times go out every few seconds, from the process that saw them; sizes every 30 s, from each server.
-Source of the names: https://github.com/contribsys/faktory/issues/261 and /515.
+UDP, so that a slow or missing statsd delays no job.
+
+Counts and times are sent every few seconds by the process that recorded them, sizes every 30 s by each server. Source
+of the names: https://github.com/contribsys/faktory/issues/261 and /515.
 """
 
 from __future__ import annotations
@@ -17,23 +19,27 @@ from .numbers import Numbers
 logger = get_logger(__name__)
 
 NAMESPACE = "faktory."
+"""Prefix of all names, as Faktory has it."""
+
 MAX_PACKET_BYTES = 1432
-"""What an Ethernet frame carries in one piece."""
+"""Maximum size of a packet that an Ethernet frame carries without fragmentation."""
 
 _UNSAFE = re.compile(r"[\x00-\x20:|@#,\x7f]")
+"""Characters that would end a tag or begin a new line of the format."""
 
 
 class Statsd:
-    """Sends to one address, "host:port". What cannot be sent is lost, and said once."""
+    """Client of one address, "host:port". Figures that cannot be sent are dropped; the first failure is logged."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
+        # An IPv6 address is written in brackets, which `getaddrinfo` does not accept.
         self._address = (host.strip("[]"), int(port))
         self._socket: socket.socket | None = None
         self._is_silent = False
 
     def send(self, lines: Iterable[str]) -> None:
-        """Send lines, as many in a packet as it holds."""
+        """Send the lines, as many in each packet as fit. Logs an unreachable address once; does not raise OSError."""
         try:
             for packet in _packets(lines):
                 self._open().send(packet)
@@ -47,7 +53,7 @@ class Statsd:
             self._is_silent = True
 
     def close(self) -> None:
-        """Let go of the socket; the next `send` makes another."""
+        """Close the socket; the next `send` opens a new one."""
         if self._socket:
             self._socket.close()
             self._socket = None
@@ -57,12 +63,13 @@ class Statsd:
             [(family, kind, proto, _, address), *_] = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)
             self._socket = socket.socket(family, kind, proto)
             self._socket.connect(address)
+            # A full buffer then raises BlockingIOError, and the figures are dropped.
             self._socket.setblocking(False)
         return self._socket
 
 
 def passed(series: Mapping[tuple[str, str], Series]) -> Iterator[str]:
-    """What ended in a process since the last time: `jobs.count`, `jobs.failed`, and `jobs.perform` in milliseconds."""
+    """Yield the lines about jobs that ended: `jobs.count`, `jobs.failed`, and mean `jobs.perform` in milliseconds."""
     for (queue, jobtype), sums in series.items():
         tags = f"|#queue:{_safe(queue)},jobtype:{_safe(jobtype)}"
         ended = sums.succeeded + sums.failed
@@ -74,7 +81,7 @@ def passed(series: Mapping[tuple[str, str], Series]) -> Iterator[str]:
 
 
 def sizes(numbers: Numbers) -> Iterator[str]:
-    """How much there is of what."""
+    """Yield the gauges: sizes of sets and queues, totals, workers, latencies in seconds."""
     for state, count in sorted(numbers.sets.items()):
         yield f"{NAMESPACE}{state}:{count:.0f}|g"
     for name, total in (("processed", numbers.processed), ("failures", numbers.failed)):
@@ -86,13 +93,14 @@ def sizes(numbers: Numbers) -> Iterator[str]:
 
 
 def _safe(name: str) -> str:
-    """A name that a client chose, without what would end a tag or begin a line."""
+    """Replace characters that have a meaning in the format: clients choose these names."""
     return _UNSAFE.sub("_", name)
 
 
 def _packets(lines: Iterable[str]) -> Iterator[bytes]:
     packet = b""
     for line in lines:
+        # Names from clients may contain lone surrogates, which UTF-8 cannot encode.
         data = line.encode("utf-8", "replace")
         if packet and len(packet) + 1 + len(data) > MAX_PACKET_BYTES:
             yield packet

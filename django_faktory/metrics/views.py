@@ -1,6 +1,7 @@
-"""`/metrics`, `/healthz`, `/readyz` for a project's URLs. GET only; they change nothing and ask for no session.
+"""Views for a project's URLs: `/metrics`, `/healthz` and `/readyz`. GET and HEAD only, without session.
 
-Who may read them is for the project to say: by its network, or `FAKTORY["METRICS_TOKEN"]` as a bearer token.
+They change nothing. Access is the project's decision: by its network, or with `FAKTORY["METRICS_TOKEN"]` as a bearer
+token.
 """
 
 from __future__ import annotations
@@ -22,39 +23,40 @@ View = Callable[[HttpRequest], HttpResponse]
 
 
 def _guarded(view: View) -> View:
-    """Ask for the token, where there is one."""
+    """Wrap a view: require the bearer token if one is set, disable caching, allow safe methods only."""
 
     def ask(request: HttpRequest) -> HttpResponse:
         token = str(conf.get("METRICS_TOKEN"))
         given = request.headers.get("Authorization", "")
+        # In constant time: the duration of `==` depends on how much of the token is right.
         if token and not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
             refusal = HttpResponse("expected the header Authorization: Bearer <METRICS_TOKEN>\n", status=401)
             refusal["WWW-Authenticate"] = "Bearer"
             return refusal
         return view(request)
 
-    for alias in settings.DATABASES:  # numbers of large sets are read in a transaction of their own
+    for alias in settings.DATABASES:  # statistics open a transaction of their own, which ATOMIC_REQUESTS would nest
         transaction.non_atomic_requests(using=alias)(ask)
     return never_cache(require_safe(ask))
 
 
 @_guarded
 def metrics(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    """The numbers in Prometheus' text format."""
-    from .prometheus import CONTENT_TYPE, exposition  # the extra `metrics`: who has it not may use the others
+    """Return the figures in Prometheus' text format."""
+    from .prometheus import CONTENT_TYPE, exposition  # needs the extra `metrics`; the other views work without it
 
     return HttpResponse(exposition(read(using=conf.get("DATABASE"))), content_type=CONTENT_TYPE)
 
 
 @_guarded
 def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    """200 where this process and its database answer; 503 with the reason where not."""
+    """Return 200 if this process and its database answer; else 503 with the reason."""
     return _told(health.alive(using=conf.get("DATABASE")))
 
 
 @_guarded
 def readyz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    """200 where jobs are worked on as well: the schema is there, and each loop has done its round lately."""
+    """Return 200 if jobs are also worked on (schema, workers, maintenance); else 503 with the reasons."""
     return _told(health.ready(using=conf.get("DATABASE")))
 
 

@@ -1,1 +1,1 @@
-"""Runs jobs: processes, threads, and one job at a time in each. A front over the port."""
+"""Run jobs in worker processes, with several threads each. Uses the `Broker` port only."""

@@ -1,5 +1,7 @@
-"""How a task's function is called: with the arguments it was meant to get, inside the middleware, so that it can be
-stopped. Knows no report and no broker."""
+"""Call a task's function with decoded arguments, inside the middleware and so that it can be stopped.
+
+Entry points are `call` (threads) and `acall` (event loop). Knows neither reports nor brokers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ Arguments = tuple[list[Any], Mapping[str, Any]]
 
 
 def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, control: Stoppable) -> Any:
-    """Call the function in this thread. Raises what it raises, and what its arguments, a middleware, a stop raise."""
+    """Call the task's function in this thread and return its value.
+
+    Raises the exception of the function, of argument decoding or of a middleware, the reason of a stop, or Cancelled.
+    """
 
     def inside() -> Any:
         args, kwargs = _read(task, result, text)
@@ -30,17 +35,19 @@ def call(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, c
     def wrapped() -> Any:
         return middleware.run(_as_call(result, text), inside)
 
+    # Without middleware the job's text is not parsed for `custom`: that would cost every job.
     value = control.call(wrapped if middleware.configured() else inside)
     _refuse_cancelled(control)
     return value
 
 
 async def acall(task: FaktoryTask[..., Any], result: TaskResult[..., Any], text: str, control: Stoppable) -> Any:
-    """Await the coroutine function on this loop. Raises as `call` does."""
+    """Await the task's coroutine function on this loop and return its value. Raises as `call` does."""
 
     async def inside() -> Any:
         if not task.plain_json and may_have_references(text):
-            args, kwargs = await sync_to_async(_read)(task, result, text)  # it may ask the database
+            # Decoding may query the database, which Django forbids on an event loop.
+            args, kwargs = await sync_to_async(_read)(task, result, text)
         else:
             args, kwargs = result.args, result.kwargs
         return await task.func(*_with_context(task, result, control, args), **kwargs)
@@ -71,6 +78,9 @@ def _as_call(result: TaskResult[..., Any], text: str) -> Call:
 
 
 def _refuse_cancelled(control: Control) -> None:
-    """A task that was told of its cancellation and returned has given up; one that never asked has done its work."""
+    """Raise Cancelled if the task has seen its cancellation and returned.
+
+    A task that never read the flag has done its work, so its result is kept.
+    """
     if control.knows_of_cancel:
         raise Cancelled("cancelled while it ran; the task saw it and ended")

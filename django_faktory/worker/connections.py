@@ -1,7 +1,7 @@
-"""What a job may leave behind in its thread's database connections, and how the next one finds them clean.
+"""Clean up the database connections of a thread between two jobs.
 
-Asks no database anything: a healthy connection lives on from job to job, whatever CONN_MAX_AGE says, since a
-worker has no requests whose end would close it. Knows no job.
+`tidy` is the main function. It sends no query, and keeps healthy connections open from job to job whatever CONN_MAX_AGE
+is, since a worker has no end of a request that would close them. Knows no job.
 """
 
 from __future__ import annotations
@@ -28,39 +28,41 @@ _IDLE = 0
 
 
 NONE: frozenset[str] = frozenset()
-"""No connection is in a transaction: so `tidy` leaves the thread of a worker."""
+"""Empty set of aliases: no connection is in a transaction, which is how `tidy` leaves a worker's thread."""
 
 
 JOB_THREAD = "faktory-job"
-"""How the names of threads begin that run jobs."""
+"""Prefix of the names of threads that run jobs."""
 
 
 def keep_no_queries() -> None:
-    """Let no connection of this process log its SQL, as Django does with DEBUG, but for those of jobs: see `tidy`.
+    """Disable Django's query log (DEBUG) on this process' connections, except those of job threads.
 
-    Threads that live as long as the process would keep 9,000 statements each, with the arguments of the jobs.
+    A log keeps up to 9,000 statements with the arguments of jobs, and threads of the worker itself live as long as the
+    process. `tidy` clears the log of job threads after each job.
     """
     connection_created.connect(_drop_log, dispatch_uid=f"{__name__}.keep_no_queries")
 
 
 def _drop_log(connection: BaseDatabaseWrapper, **_: object) -> None:
+    # A job's own log stays, for tasks that read it while DEBUG is on.
     if not threading.current_thread().name.startswith(JOB_THREAD):
         connection.queries_log = deque(maxlen=0)
 
 
 def in_transaction() -> frozenset[str]:
-    """Aliases of this thread's connections that are inside an atomic block."""
+    """Return the aliases of this thread's connections that are inside an atomic block."""
     return frozenset(
         connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block
     )
 
 
 def tidy(held: frozenset[str] = NONE) -> list[str]:
-    """Leave this thread's connections as a job should find them; returns the aliases of transactions left open.
+    """Reset this thread's connections for the next job; return the aliases of transactions left open.
 
-    Those are rolled back, also those that `set_autocommit(False)` began. A connection that the database called broken,
-    or that commits by hand, is closed and opens anew at its next use. `held` names those that were in a transaction
-    before the job: they are their owner's business.
+    Rolls open transactions back, including those that `set_autocommit(False)` began. Closes a connection that had an
+    error or that has autocommit turned off; Django reopens it at its next use. `held` names connections that were in a
+    transaction before the job: these belong to the caller and stay untouched.
     """
     left_open = []
     for connection in connections.all(initialized_only=True):
@@ -69,13 +71,15 @@ def tidy(held: frozenset[str] = NONE) -> list[str]:
         if connection.in_atomic_block:
             left_open.append(connection.alias)
             _drop(connection)
+        # Closed, not dropped as above: outside an atomic block the same wrapper reconnects at its next use.
         elif _is_spoilt(connection):
             if _has_uncommitted(connection):
                 left_open.append(connection.alias)
-            with suppress(Error):  # closing what is broken may fail too: it is gone all the same
+            with suppress(Error):  # closing a broken connection may fail too; Django drops it anyway
                 connection.close()
         else:
-            # CONN_HEALTH_CHECKS: one look at each job's first query. (The stubs do not know the attribute.)
+            # With CONN_HEALTH_CHECKS Django then checks the connection at the next job's first query. The stubs lack
+            # the attribute.
             connection.health_check_done = False  # type: ignore[attr-defined]
     if settings.DEBUG:
         reset_queries()
@@ -83,13 +87,16 @@ def tidy(held: frozenset[str] = NONE) -> list[str]:
 
 
 async def tidy_async() -> list[str]:
-    """`tidy` where async tasks of this loop use the ORM, if one of them turned autocommit off; the aliases left open.
+    """Run `tidy` in the thread of this loop's ORM calls if a task there turned autocommit off.
 
-    That is a thread of asgiref's, which all of them share: they would go on in the transaction, and lose their rows
-    with it. It is entered only if there is something to do: that costs more than a short task does.
+    Returns the aliases left open. All async tasks share that thread of asgiref's, so each later one would write in the
+    open transaction and lose its rows with it. The thread is entered only if necessary, because that costs more than a
+    short task takes.
     """
     loop = asyncio.get_running_loop()
     if loop not in _of_async_tasks:
+        # The wrappers exist for all aliases from now on and stay the same, so the thread need not be entered again to
+        # check them.
         _of_async_tasks[loop] = await sync_to_async(connections.all)()
     known = _of_async_tasks[loop]
     if not any(not one.in_atomic_block and one.connection is not None and _commits_by_hand(one) for one in known):
@@ -98,26 +105,30 @@ async def tidy_async() -> list[str]:
 
 
 def forget(held: frozenset[str]) -> None:
-    """Close this thread's connections, but for those `held`: a job was interrupted that may have been using them."""
+    """Close and drop this thread's connections except those in `held`.
+
+    Called after a job was interrupted: the interruption may have left any of its connections in the middle of a query.
+    """
     for connection in connections.all(initialized_only=True):
         if connection.alias not in held:
             _drop(connection)
 
 
 def _is_spoilt(connection: BaseDatabaseWrapper) -> bool:
+    # Django checks a connection with `errors_occurred` at the end of a request, which a worker does not have.
     return connection.connection is not None and (connection.errors_occurred or _commits_by_hand(connection))
 
 
 def _commits_by_hand(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the task has changed `autocommit`, and not changed it back."""
+    """Return whether the task has changed `autocommit` and not changed it back."""
     return bool(connection.autocommit != connection.settings_dict["AUTOCOMMIT"])
 
 
 def _has_uncommitted(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the task turned autocommit off and left a transaction open: closing the connection rolls it back."""
+    """Return whether autocommit is off and a transaction is open; closing the connection rolls it back."""
     if not _commits_by_hand(connection):
         return False
-    with suppress(Exception):  # drivers answer a question about a closed connection in ways of their own
+    with suppress(Exception):  # each driver raises its own error if the connection is closed
         return _is_begun(connection)
     return True
 
@@ -128,13 +139,14 @@ def _is_begun(connection: BaseDatabaseWrapper) -> bool:
         return bool(raw.info.transaction_status != _IDLE)
     if connection.vendor == "sqlite":
         return bool(raw.in_transaction)
-    with connection.cursor() as cursor:  # MariaDB's driver does not know
+    with connection.cursor() as cursor:  # MariaDB's driver does not expose the transaction state
         cursor.execute("SELECT @@in_transaction")
         return bool(cursor.fetchone()[0])
 
 
 def _drop(connection: BaseDatabaseWrapper) -> None:
-    # Closed inside its atomic block, Django's wrapper stays unusable until that block ends, which it never will.
+    # If Django's wrapper is closed inside an atomic block, it stays unusable until the block ends. This block never
+    # ends, so the wrapper is dropped and the next use of the alias creates a new one.
     with suppress(Error):
         connection.close()
     del connections[connection.alias]

@@ -1,6 +1,7 @@
-"""One event loop, in one thread, for the tasks that are `async def`. Knows no broker.
+"""Run `async def` tasks on one event loop in one thread (`EventLoop`). Knows no broker.
 
-It starts with the first of them, and a second thread with it, which logs a warning when a coroutine blocks the loop.
+The first async task starts the loop's thread and a second thread, which logs a warning when a coroutine blocks the
+loop. Processes without async tasks have neither.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from .loop_watch import LoopWatch
 logger = get_logger(__name__)
 
 CHECK_EVERY_S = 0.5
-"""Between two checks whether the loop is blocked; none is made while no coroutine runs."""
+"""Seconds between two checks whether the loop is blocked; no check runs while no coroutine does."""
 
 MOST_NAMED = 5
+"""Maximum number of jids in the warning about a blocked loop."""
 
 
 class EventLoop:
-    """Runs coroutines that end in a report."""
+    """Run coroutines, each of which returns the report of one job."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -44,25 +46,35 @@ class EventLoop:
         make: Callable[[], Coroutine[Any, Any, Report]],
         done: Callable[[Report | BaseException], None],
     ) -> None:
-        """Run `make()` for this job as an asyncio task; `done` gets its report, or what it raised, on the loop."""
+        """Run `make()` for this job as an asyncio task; call `done` on the loop with its result.
+
+        `done` receives the report, or the exception that the coroutine raised. Starts the loop at the first call and
+        blocks until it runs. Thread-safe.
+        """
         with self._starting:
             if self._thread is None:
+                # Daemon threads: a coroutine that does not end must not keep the process from ending.
                 self._thread = threading.Thread(target=self._run, name="faktory-async", daemon=True)
                 self._thread.start()
                 threading.Thread(target=self._watch, name="faktory-async-watch", daemon=True).start()
         self._started.wait()
+        # `_loop` exists only after `_started` is set.
         self._loop.call_soon_threadsafe(self._begin, job, make, done)
 
     def cancel(self) -> None:
-        """Cancel every task that runs."""
+        """Cancel all running tasks. Safe from any thread; does not wait."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._running])
 
     def close(self, timeout_s: float) -> bool:
-        """End the loop and what still runs there. False where a task that ignores its cancellation keeps it."""
+        """End the loop, cancel its tasks and wait up to `timeout_s`.
+
+        Returns False if the thread still runs, because a task ignores its cancellation.
+        """
         if self._thread is None:
             return True
         self._is_closed.set()
+        # Wakes the second thread if it still waits for a first coroutine.
         self._is_busy.set()
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_s)
@@ -76,7 +88,7 @@ class EventLoop:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         self._started.set()
         await self._closing.wait()
-        # The ORM of async tasks lives in asgiref's thread: its connections end with this loop.
+        # Async tasks use the ORM in a thread of asgiref's, so only code run there can close these connections.
         await sync_to_async(connections.close_all)()
 
     def _watch(self) -> None:
@@ -85,7 +97,7 @@ class EventLoop:
         watch = LoopWatch("tasks", lambda: (self._loop, thread), describe=self._describe)
         while not self._is_closed.is_set():
             self._is_busy.wait()
-            self._is_busy.clear()  # before the look at what runs: a task that begins after the look sets it again
+            self._is_busy.clear()  # before `_running` is read: a task that starts after that sets the event again
             while self._running and not self._is_closed.is_set():
                 watch.check()
                 self._is_closed.wait(CHECK_EVERY_S)
@@ -94,7 +106,7 @@ class EventLoop:
         job = self._running.get(task) if task else None
         if job is not None:
             return f"jobtype={job.jobtype} jid={job.jid} "
-        # An asyncio task that one of the jobs has started, or a callback.
+        # A callback, or an asyncio task that a job started, blocks the loop: any running job may be its owner.
         return f"jids={','.join([job.jid for job in list(self._running.values())[:MOST_NAMED]])} "
 
     def _begin(
@@ -104,7 +116,9 @@ class EventLoop:
         done: Callable[[Report | BaseException], None],
     ) -> None:
         task = self._loop.create_task(make())
+        # Also keeps the task alive: asyncio has only weak references to its tasks.
         self._running[task] = job
+        # `set` takes a lock, `is_set` does not: short tasks would pay for it each time.
         if not self._is_busy.is_set():
             self._is_busy.set()
         task.add_done_callback(lambda task: self._ended(task, done))

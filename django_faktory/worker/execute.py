@@ -1,7 +1,8 @@
-"""Run one reserved job: read it, look its task up, call it, and say how it ended.
+"""Run one reserved job: parse it, look up its task, call it, and build the report of its end.
 
-Knows no SQL, no FWP and no rule of retrying (`lifecycle` has them); the runner hands the answer to the broker.
-Whatever a task does, an Ack or a Failure comes back: no exception of a task leaves here.
+`prepare` returns an `Execution`; `Execution.run` and `Execution.arun` run it. Every exception of a task becomes a
+report (Failure or Interruption); none leaves this module, except cancellations of a coroutine from outside. Knows no
+SQL and no FWP; `lifecycle` has the retry rules; the runner sends the report to the broker.
 """
 
 from __future__ import annotations
@@ -59,10 +60,12 @@ from .stopping import Stoppable
 logger = get_logger(__name__)
 
 _IMPOSED = (Cancelled, InvalidArgument, MissingObject, TaskTimeout)
+"""Errors that the worker raises in a task: reported without a module name, as the broker reports its own."""
+
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 LONGEST_WAIT_S = 10 * 365 * 86_400
-"""Longer wishes are cut to it: they help nobody, and dates have an end."""
+"""Cap of the delay that a task may request before its retry (10 years): dates have a maximum."""
 
 _chance = Random()
 _thread = threading.local()
@@ -70,20 +73,20 @@ _is_async = functools.cache(inspect.iscoroutinefunction)
 
 
 def prepare(reservation: Reservation) -> Execution | Failure:
-    """Read a job and find its task. A Failure where either cannot be done: the job cannot run here."""
+    """Parse the job and find its task; return a Failure if one of them is impossible."""
     try:
         call = call_of(reservation.text)
         return Execution(reservation, call, lookup(call.jobtype))
-    except InvalidPayload as error:  # no retry can mend what is written
+    except InvalidPayload as error:  # the stored text stays invalid at every retry
         return _refusal(reservation, error, verdict="kill")
-    except CannotDecrypt as error:  # another worker may have the key; a job without retries is kept, not dropped
+    except CannotDecrypt as error:  # a worker with the key may run it at a retry; a job without retries is kept as dead
         return _refusal(reservation, error, verdict="kill" if call.retry == 0 else "")
     except UnknownJobType as error:
         return left_for_newer(reservation, call.at, error) or _refusal(reservation, error)
 
 
 class Execution:
-    """One attempt at one job."""
+    """One attempt at one job: its parsed call, its task, and its result object."""
 
     __slots__ = (
         "_call", "_failures", "_is_over", "_is_sealed", "_is_unreadable", "_sender", "_value",
@@ -93,6 +96,7 @@ class Execution:
     def __init__(self, reservation: Reservation, call: Call, task: FaktoryTask[..., Any]) -> None:
         self._is_sealed = call.is_sealed
         if self._is_sealed:
+            # Raises CannotDecrypt, which `prepare` turns into a Failure.
             call = call.opened()
         self.reservation = reservation
         self.task = task
@@ -108,14 +112,14 @@ class Execution:
 
     @property
     def is_async(self) -> bool:
-        """Whether the task is an `async def`: then it is run by `arun`, on an event loop."""
+        """True if the task is an `async def`, which `arun` runs on an event loop."""
         return _is_async(self.task.func)
 
     def run(self, broker: Broker, *, held: frozenset[str] | None = None) -> Report | None:
-        """Run the job in this thread. What it sets in context variables ends with it.
+        """Run the job in this thread, in a copy of the context variables.
 
-        Returns what is left to report: nothing for an atomic task that has reported its end itself. `held` names the
-        connections that are in a transaction already, if the caller knows.
+        Returns the report to send, or None if an atomic task has already reported its end or the reservation was lost.
+        `held` names the connections that are in a transaction already, if the caller knows them.
         """
         _warm_up()
         return contextvars.copy_context().run(self._run, broker, in_transaction() if held is None else held)
@@ -132,25 +136,29 @@ class Execution:
                     _refuse_open_transactions(tidy(held))
                     report = self._ack(value)
                 self._succeeded()
+            # Another worker may be running the job, so neither report nor signal describes its end.
             except ReservationLost as error:
                 logger.warning("%s jid=%s jobtype=%s", error, self.reservation.jid, self.task.jobtype)
                 return None
             except BaseException as error:  # noqa: BLE001  (SystemExit ends a task, not the worker)
                 report = self._not_succeeded(error)
-                if self._is_over:  # inside the except block: receivers look at sys.exc_info()
+                # Signals report final ends only: an attempt that is retried or interrupted sends none.
+                if self._is_over:  # inside the except block: receivers read sys.exc_info()
                     task_finished.send_robust(self._sender, task_result=self.result)
             else:
                 task_finished.send_robust(self._sender, task_result=self.result)
             return report
         finally:
+            # An interrupted driver call may leave a connection unusable although it looks healthy.
             if self.control.was_hit:
                 forget(held)
             tidy(held)
 
     def _run_atomically(self, broker: Broker) -> Ack | None:
-        """What the task writes and the end of its job are one transaction, or none of it (ADR 0007).
+        """Commit the writes of the task and the end of its job in one transaction (ADR 0007).
 
-        Returns the report of one that did nothing there: it goes with those of others.
+        Returns the report of a task that wrote nothing: it needs no commit of its own and is sent in a set with other
+        reports.
         """
         held = in_transaction()
         told: Transaction | None = None
@@ -160,23 +168,27 @@ class Execution:
                 inside = in_transaction()
                 report = self._ack(self._called())
                 _refuse_open_transactions(tidy(inside))
+                # The latest progress first: after the ACK the broker would refuse it as late.
                 if not told.is_untouched():
                     if progress := self.control.take_progress():
                         broker.track_set([progress])
                     _hold_to(report, self.reservation, broker)
                     report = None
         except Exception:
+            # Once committed, the error came from an on_commit hook and the job is done.
             if told is None or not told.is_committed:
                 raise
             logger.exception("job is done, but a hook that ran after its commit failed jid=%s", self.reservation.jid)
-        if told and not (told.is_committed or told.is_nested):  # a block the task left open has taken the place of ours
+        # A block that the task left open was ended in place of the one opened here.
+        if told and not (told.is_committed or told.is_nested):
             _refuse_open_transactions(tidy(held))
         return report
 
     async def arun(self) -> Report:
-        """Run the job on this event loop, best as an asyncio task of its own: that bounds its context variables.
+        """Run the job on this event loop and return its report.
 
-        Cancelled from outside, it passes that on, and the caller says what becomes of the job.
+        Run it as an asyncio task of its own, which bounds its context variables. If cancelled from outside, it raises
+        the cancellation; the caller then decides what happens to the job.
         """
         report: Report
         await task_started.asend_robust(self._sender, task_result=self.result)
@@ -189,7 +201,8 @@ class Execution:
             if _is_cancellation(error):
                 raise
             report = self._not_succeeded(error)
-            # The ORM of async tasks lives in asgiref's thread; its connections need a look after trouble only.
+            # Async tasks use the ORM in asgiref's thread. Its connections are reset after errors only: a switch of
+            # threads costs more than a short task takes.
             await sync_to_async(_mend)()
             if self._is_over:
                 await task_finished.asend_robust(self._sender, task_result=self.result)
@@ -198,13 +211,14 @@ class Execution:
         return report
 
     def given_up(self, reason: FaktoryError) -> Report:
-        """What to report where it does not end although it was stopped. Receivers of signals hear nothing."""
+        """Return the report for a task that was stopped and does not end. Sends no signal."""
         return self._not_succeeded(reason)
 
     def _called(self) -> Any:
         return call(self.task, self.result, self.reservation.text, self.control)
 
     def _ack(self, value: Any) -> Ack:
+        # Until the result is encoded, an error comes from its value and not from the task's code.
         self._is_unreadable = True
         job, self._value = self.reservation, normalized(value)
         report = Ack(jid=job.jid, wid=job.wid, attempt=job.attempt, result=self._kept())
@@ -212,7 +226,7 @@ class Execution:
         return report
 
     def _kept(self) -> str:
-        """The result as it is stored: read by this project only, where its arguments are."""
+        """Return the result as it is stored: encrypted if the arguments are."""
         text = encoded(self._value)
         return encoded(sealing.seal_value(self._value)) if self._is_sealed else text
 
@@ -223,6 +237,7 @@ class Execution:
     def _not_succeeded(self, error: BaseException) -> Failure | Interruption:
         if not isinstance(self.control.reason, WorkerShutdown):
             return self._failed(error)
+        # The result object stays unfinished: an interrupted job runs again (ADR 25).
         self._is_over = False
         job, message = self.reservation, str(self.control.reason)
         return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
@@ -231,6 +246,7 @@ class Execution:
         job = self.reservation
         errtype = _errtype(error)
         message, lines = _message(error), _lines(error, self._call.backtrace or 0)
+        # Before `_verdict` and `_wait_s`: a backoff function sees this error among those of the result.
         self.result.errors.append(task_error(Attempt(job.wid, errtype, message, lines)))
         verdict = self._verdict(error)
         self._is_over = self._is_final(verdict)
@@ -251,9 +267,10 @@ class Execution:
         )
 
     def _verdict(self, error: BaseException) -> str:
-        """What the task decided: "kill" or "discard" ends the job, "" leaves it to its retries."""
+        """Return the verdict on this error: "kill" and "discard" end the job, "" leaves it to its retries."""
+        # An exception that the task raises on purpose takes precedence over its options.
         if self._is_unreadable or isinstance(error, Kill):
-            return "kill"  # a result that JSON cannot hold is none the better for a second run
+            return "kill"  # JSON cannot encode the result, and a second run would return the same type
         if isinstance(error, Discard) or self.control.is_cancelled:
             return "discard"
         if isinstance(error, Retry):
@@ -271,23 +288,24 @@ class Execution:
         return outcome.state is not State.RETRIES
 
     def _wait_s(self, error: BaseException) -> float | None:
-        """Seconds until the next attempt, as the task wishes; None: the protocol's backoff."""
+        """Return the seconds until the next attempt that the task requests; None for the protocol's backoff."""
         try:
             if isinstance(error, Retry) and error.in_s is not None:
                 return _bounded(error.in_s)
             wish = self.task.backoff and self.task.backoff(error, self.result)
             return None if wish is None else _bounded(wish)
-        except BaseException:  # the job must not be lost over it
+        except BaseException:  # a bug in a backoff function must not lose the job
             logger.exception("backoff of a task failed, using the usual one jobtype=%s", self.task.jobtype)
             return None
 
     def _end(self, status: TaskResultStatus) -> None:
+        # TaskResult is frozen; Django's own backends set its fields in this way.
         object.__setattr__(self.result, "status", status)
         object.__setattr__(self.result, "finished_at", timezone.now())
 
 
 def _refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failure:
-    """The job cannot run here; told as the broker tells its own failures, by a name without a module."""
+    """Log that the job cannot run here and return the Failure, with an error name without a module."""
     logger.error("job cannot run jid=%s error=%s", job.jid, error)
     return payloads.failure(
         jid=job.jid,
@@ -300,18 +318,19 @@ def _refusal(job: Reservation, error: Exception, *, verdict: str = "") -> Failur
 
 
 def _warm_up() -> None:
-    """Make this thread's cache and task backends once, where every job's copy of the context finds them.
+    """Create this thread's cache and task backends once, outside of any job's context.
 
-    Made inside a job they would end with it, and each job would open its own connection to the cache.
+    A backend created inside a job's copy of the context ends with it, so each job would open its own cache connection.
     """
     if not hasattr(_thread, "is_warm"):
         _thread.is_warm = True
         for backends in (caches, task_backends):
-            with suppress(Exception):  # a wrong setting is the affair of those who use it
+            with suppress(Exception):  # a wrong setting raises where a task uses the backend
                 backends.all()
 
 
 def _hold_to(report: Ack, job: Reservation, broker: Broker) -> None:
+    """Report the end inside the open transaction, or raise ReservationLost to roll it back."""
     with suppress(ReservationLost):
         if broker.ack_last(report, job):
             return
@@ -327,19 +346,21 @@ def _refuse_open_transactions(aliases: list[str]) -> None:
 
 
 def _mend() -> None:
-    # An atomic block found here belongs to whoever runs this thread: blocks of async tasks do not outlast a call.
+    # Atomic blocks found here belong to the owner of this thread: those of async tasks end within one call.
     tidy(in_transaction())
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Whether the runner ended the job, rather than the task itself."""
+    """Return whether the runner ended the job, rather than the task itself."""
+    # `cancelling()` distinguishes the runner's cancellation from a CancelledError that the task raised itself.
+    # GeneratorExit means that the loop closed a coroutine that had not ended.
     current = asyncio.current_task()
     is_cancelled = isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
     return is_cancelled or isinstance(error, GeneratorExit)
 
 
 def _errtype(error: BaseException) -> str:
-    """Its class. What the worker itself imposes is told as the broker tells its own: by a name without a module."""
+    """Return the error's qualified class name; a name without module for errors the worker imposes."""
     kind = type(error)
     return kind.__name__ if kind in _IMPOSED else f"{kind.__module__}.{kind.__qualname__}"
 
@@ -347,14 +368,15 @@ def _errtype(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error) or type(error).__qualname__
-    except BaseException:  # noqa: BLE001  (its __str__ is anybody's code)
+    except BaseException:  # noqa: BLE001  (its __str__ is user code)
         return "<its str() failed>"
 
 
 def _lines(error: BaseException, wanted: int) -> list[str]:
-    """The traceback, without the frames that led to the task. Where it is too long, its middle goes."""
+    """Format the traceback without the frames above the task; drop its middle if it exceeds the limit."""
     if wanted < 0:
         return []
+    # A negative limit keeps the innermost frames: a RecursionError has thousands of outer ones.
     told = traceback.format_exception(type(error), error, _tasks_own(error), limit=-payloads.MAX_BACKTRACE_LINES)
     lines = "".join(told).splitlines()
     most = len(payloads.kept_lines(lines, wanted))
@@ -364,7 +386,7 @@ def _lines(error: BaseException, wanted: int) -> list[str]:
 
 
 def _tasks_own(error: BaseException) -> TracebackType | None:
-    """The traceback from the task's own first frame on."""
+    """Return the traceback from the task's own first frame on."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.tb_next
@@ -379,6 +401,7 @@ def _bounded(wish: float) -> float:
 
 
 def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseException) -> None:
+    # A requested retry is no error, so it is logged without a traceback.
     was_asked_for = isinstance(error, Retry)
     logger.log(
         logging.INFO if was_asked_for else logging.WARNING,
@@ -392,7 +415,10 @@ def _log_retry(task: FaktoryTask[..., Any], job: Reservation, error: BaseExcepti
 
 
 def _log_end(task: FaktoryTask[..., Any], job: Reservation, error: BaseException, verdict: str) -> None:
-    """What Django's own logger of tasks says too, which by default nobody sees where DEBUG is off; and the attempt."""
+    """Log the final end of a job, with its attempt.
+
+    Django's own task logger logs this too, but by default nothing shows its records while DEBUG is off.
+    """
     is_dropped = verdict == "discard"
     logger.log(
         logging.INFO if is_dropped else logging.ERROR,

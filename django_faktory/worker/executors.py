@@ -1,6 +1,6 @@
-"""The threads that run jobs, at most so many jobs at a time, sync and async together.
+"""Run jobs in threads: at most `concurrency` at a time, sync and async together (`Executors`).
 
-Hands the broker on, and asks it nothing. Whatever a job does, it ends exactly once.
+Passes the broker on without calling it. Each job ends exactly once, whatever its task does.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from .watch import Limits, Watch
 logger = get_logger(__name__)
 
 End = Report | BaseException | None
-"""How a job ended: the report to send, what broke it outside its task, or nothing, where the broker knows already."""
+"""How a job ended: the report to send, the exception that broke it outside its task, or None if the broker has already
+recorded the end.
+"""
 
 
 class Executors:
-    """`concurrency` threads, and an event loop beside them once an async task comes."""
+    """`concurrency` threads, plus an event loop that the first async task starts."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Executors:
         self._progress = Progress(broker)
         self._held = held
         self._interrupted = ""
-        self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading's costs ten times as much
+        self._places: SimpleQueue[None] = SimpleQueue()  # a semaphore: threading.Semaphore costs ten times as much
         for _ in range(concurrency):
             self._places.put(None)
         self._loop = EventLoop()
@@ -63,25 +65,30 @@ class Executors:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads that run and monitor jobs."""
         self._watching.start()
         for thread in self._threads:
             thread.start()
 
     def write_progress(self, jids: Collection[str]) -> None:
-        """Write what these jobs said last, before their ends are reported."""
+        """Write the latest progress of these jobs, before their ends are reported."""
         self._progress.settle(jids)
 
     def interrupt(self, reason: str) -> None:
-        """Stop the tasks that run: their jobs are given back. Does not wait for them."""
+        """Stop all running tasks, so that their jobs are given back. Does not wait for them."""
         self._interrupted = reason
         self._watch.interrupt(reason)
 
     def close(self, deadline: float) -> bool:
-        """End the threads and the loop. False where some do not end by `deadline`: user code keeps them."""
+        """End the threads and the loop; return False if user code keeps one running at `deadline`.
+
+        `deadline` is a time of the monotonic clock. The event loop gets at least 0.1 s and the two helper threads 0.5 s
+        each, even after it.
+        """
         self._held.end(len(self._threads))
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        # After the threads: coroutines have had the same time to end.
         self._loop.cancel()
         has_ended = self._loop.close(max(0.1, deadline - time.monotonic()))
         self._watch.close()
@@ -93,12 +100,14 @@ class Executors:
         try:
             while True:
                 self._places.get()
+                # A place first, then the job: a job taken before a place is free could not be released as not begun.
                 job = self._held.next()
                 if job is None:
                     self._places.put(None)
                     return
                 self._perform(job)
         finally:
+            # Django allows only the thread that opened a connection to close it.
             connections.close_all()
 
     def _perform(self, job: Reservation) -> None:
@@ -116,11 +125,14 @@ class Executors:
     def _execute(self, execution: Execution, began_at: float) -> None:
         control, job = execution.control, execution.reservation
         control.tell = partial(self._progress.tell, job)
+        # Only an atomic task writes its progress in its own transaction.
         if execution.task.atomic:
             control.take_progress = partial(self._progress.take, job.jid)
         control.lock_token = job.lock_token
+        # A shared set: the task sees a lost lock without a query.
         control.lost_locks = self._held.lost_locks
         self._watch.began(execution)
+        # The thread takes the next job at once; `_finish` frees the place when the coroutine ends.
         if execution.is_async:
             self._loop.submit(job, execution.arun, lambda end: self._ended(execution, end, began_at))
             return
@@ -135,7 +147,7 @@ class Executors:
         self._finish(execution.reservation, end, began_at)
 
     def _give_up(self, execution: Execution, reason: FaktoryError) -> None:
-        """A job that cannot be stopped is over; its thread is lost to us until this process ends."""
+        """Report a job that cannot be stopped; its thread stays occupied until the process ends."""
         job = execution.reservation
         if self._held.finish(job, execution.given_up(reason), ran_s=time.monotonic() - execution.control.began_at):
             logger.error(
@@ -146,6 +158,7 @@ class Executors:
 
     def _finish(self, job: Reservation, end: End, began_at: float) -> None:
         ran_s = time.monotonic() - began_at
+        # A job that was given up is reported already: `finish` then returns False and this end is dropped.
         report = end if isinstance(end, Ack) else self._report(job, end)
         if self._held.finish(job, report, ran_s=ran_s):
             if isinstance(end, BaseException) and isinstance(report, Failure):
@@ -163,7 +176,7 @@ class Executors:
 
 
 def interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
-    """Build the report of a job that its worker's stop interrupted, and log it."""
+    """Log that the worker's stop interrupted this job and return its Interruption."""
     logger.warning(
         "job interrupted by shutdown jid=%s jobtype=%s; %s",
         job.jid,

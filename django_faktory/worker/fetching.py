@@ -1,7 +1,8 @@
-"""Gets jobs while there are threads for them, and gives back those that were not begun. One thread's loop.
+"""Fetch jobs while threads have room for them, and release jobs that no thread has begun.
 
-Knows no task. Brokers that answer at once are asked again when a hint comes or a poll is due; those that wait
-themselves (`blocking`) are asked for one job after another, and nothing is given back to them.
+`Fetcher` is the loop of one thread. A broker that answers at once is asked again when a notification comes or a poll is
+due. A `blocking` broker, where FETCH itself waits, is asked for one job at a time, and no job is released to it. Knows
+no task.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from .queue_order import QueueOrder
 logger = get_logger(__name__)
 
 DRAINED_LOOKS, DRAINED_PAUSE_S = 3, 0.1
-"""So many fetches in a row that find nothing, so far apart, mean that nothing is ready."""
+"""A drain ends after this many empty fetches in a row, this many seconds apart."""
 
 _UNLIMITED: Mapping[str, int] = {}
 
 
 class Fetcher:
-    """The loop; `run` is a thread's. It fetches while `may_fetch` says so.
+    """Fetch jobs in a loop while `may_fetch` returns True; `run` is the target of a thread.
 
-    With `on_drained` it ends, and calls it, when nothing is ready or running. `is_reported`: whether the broker knows
-    the end of each job that has ended.
+    With `on_drained` the loop ends, and calls it, when no job is ready or running. `at_most` maps queues to the number
+    of jobs that this worker may hold. `is_reported` returns whether the broker knows the end of each job that has
+    ended.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class Fetcher:
         self._hints: Listener | None = None
         self._patience = Patience("fetch")
         self._looks = 0
-        self._returning: list[Reservation] = []  # could not be given back yet
+        self._returning: list[Reservation] = []  # not released yet, because the broker failed
         self._giving_back = threading.Lock()
         self._rng = Random()
-        self._fetching = threading.Lock()  # until what was fetched is held, or two would fetch for the same room
+        self._fetching = threading.Lock()  # held until fetched jobs are stored: two threads must not fill the same room
 
     def run(self) -> None:
-        """Fetch until stopped or drained; then give back what no thread has begun."""
+        """Fetch until stopped or drained; then release the jobs that no thread has begun."""
         self._hints = self._listen()
         try:
             while not self._stopping.is_set():
@@ -83,21 +85,25 @@ class Fetcher:
             self._broker.close()
 
     def stop(self) -> None:
-        """End the loop; a fetch that waits at the broker ends in its own time."""
+        """End the loop. Does not interrupt a fetch that waits in a blocking broker."""
         self._stopping.set()
         if self._hints is not None:
             self._hints.close()
 
     def look_again(self) -> None:
-        """Fetch at once: something has just become ready. From any thread."""
+        """Fetch at once, because a job has just become ready. Safe from any thread."""
         if self._hints is not None:
             self._hints.ring()
 
     def acknowledge(self, acks: Sequence[Ack]) -> Sequence[FaktoryError | bool]:
-        """Tell that these ended, from the thread that reports. If one of them held a lock, whoever waits for it is
-        fetched in the same transaction: one commit for each job of a hot key instead of two (ADR 0015)."""
+        """Send these ACKs; called by the thread that reports. Returns one answer for each.
+
+        If one of the jobs had a lock, the next job of that key is fetched in the same transaction: one commit instead
+        of two for each job of a hot key (ADR 0015).
+        """
         if not self._held.held_locks(ack.jid for ack in acks) or not self._broker.hands_over:
             return self._broker.ack(acks)
+        # The fetching thread has it while it waits for the broker; reports must not wait for that.
         if not self._fetching.acquire(blocking=False):
             return self._broker.ack(acks)
         try:
@@ -114,8 +120,11 @@ class Fetcher:
             self._fetching.release()
 
     def _next_request(self, most: int | None) -> FetchRequest | None:
-        """What to fetch beside the reports; None where this is no time for it. A lone end frees one lock, and who waits
-        for that is all that is asked for: what else is ready the loop has, or is about to get."""
+        """Build the fetch that goes with the ACKs; None if this worker cannot take a job now.
+
+        A single ACK frees one lock, so only the job that waits for that lock is requested: the loop already has, or is
+        about to fetch, the other ready jobs.
+        """
         room = self._held.wait_for_room(0)
         if not room or self._broker.blocking or self._stopping.is_set() or not self._may_fetch():
             return None
@@ -124,33 +133,38 @@ class Fetcher:
 
     def _round(self, hints: Listener) -> None:
         room = self._held.wait_for_room(STUCK_S)
+        # Before the check of `room`: there is none while a suspect is here, and it must still be begun.
         self._look_after_suspect()
         if not self._broker.blocking and self._give_back_stuck():
             return
         if not room:
             return
         if not self._may_fetch():
+            # Until a BEAT is answered, see `Heartbeat.is_fresh`.
             self._stopping.wait(0.1)
             return
+        # Before the fetch: a job that ends meanwhile may have enqueued another one.
         was_idle = self._held.is_empty()
         with self._fetching:
             jobs = self._fetch(1 if self._broker.blocking else room)
             if jobs:
                 self._looks = 0
                 self._take_in(jobs)
+        # A full answer, or one cut by a limit of queues, means that more may be ready: fetch again at once.
         if jobs is None or len(jobs) == room or (jobs and self._at_most):
             return
         if self._on_drained is None:
             if not self._broker.blocking:
                 poll_s = hints.poll_s(self._poll_interval_s)
+                # Jobs that wait for a thread are released after STUCK_S, so wake up by then.
                 hints.wait(min(STUCK_S, poll_s) if self._held.has_waiting() else poll_s)
         elif not jobs and was_idle:
             self._end_or_look_again(self._on_drained)
-        elif not jobs:  # a job that runs may make another, or hold a lock that others wait for
+        elif not jobs:  # a running job may enqueue another one, or have a lock that blocks other jobs
             hints.wait(min(DRAINED_PAUSE_S, self._poll_interval_s))
 
     def _end_or_look_again(self, on_drained: Callable[[], None]) -> None:
-        # One look proves nothing: jobs whose rows somebody has just locked are passed over.
+        # One empty fetch proves nothing: a claim skips rows that another transaction has locked.
         self._looks += 1
         if self._looks < DRAINED_LOOKS and not self._broker.blocking:
             self._stopping.wait(DRAINED_PAUSE_S)
@@ -159,7 +173,7 @@ class Fetcher:
         on_drained()
 
     def _fetch(self, count: int) -> list[Reservation] | None:
-        """Fetch, or wait a while where that cannot be done just now: then None."""
+        """Fetch up to `count` jobs; None if the broker failed, after a pause."""
         request = self._request(count)
         if not request.queues:
             return []
@@ -168,7 +182,7 @@ class Fetcher:
         except FaktoryError as error:
             self._stopping.wait(self._patience.after(error))
             return None
-        except Exception:  # a loop: says what happened, and goes on
+        except Exception:  # the loop must survive any error
             logger.exception("fetch failed wid=%s", self._wid)
             self._broker.close()
             self._stopping.wait(1.0)
@@ -177,8 +191,10 @@ class Fetcher:
         return jobs
 
     def _request(self, count: int) -> FetchRequest:
-        """Ask for no more than is left of a limit for each worker; not of other queues either, since nobody knows yet
-        which of them the jobs come from."""
+        """Build a FETCH that stays within the remaining per-worker limits of its queues.
+
+        The smallest remaining limit bounds the whole request, since the queues the jobs will come from are unknown.
+        """
         queues = self._order.draw(self._rng)
         if self._at_most:
             held = self._held.in_queues()
@@ -188,10 +204,12 @@ class Fetcher:
         return FetchRequest(queues=queues, wid=self._wid, count=count, lease=Lease.HEARTBEAT)
 
     def _has_ended(self, job: Reservation) -> None:
+        # A queue at its limit was left out of the latest fetch; it has room again.
         if job.queue in self._at_most:
             self.look_again()
 
     def _take_in(self, jobs: Sequence[Reservation]) -> None:
+        # A blocking broker does not take jobs back, so a late job must still run.
         is_too_late = self._stopping.is_set() and not self._broker.blocking
         suspect = next((job for job in jobs if job.history and suspects.is_suspect(job)), None)
         if is_too_late:
@@ -202,7 +220,7 @@ class Fetcher:
             self._give_back(jobs)
 
     def _take_in_alone(self, suspect: Reservation, jobs: Sequence[Reservation]) -> None:
-        """Take in a job whose worker was lost twice, and give back the jobs that were fetched with it."""
+        """Keep only the suspect, a job that lost its worker twice; release the jobs fetched with it."""
         if not self._held.add_alone(suspect, wait_s=suspects.wait_s(suspect)):
             self._give_back(jobs)
             return
@@ -219,14 +237,20 @@ class Fetcher:
             self._held.report(suspects.put_off(job))
 
     def _give_back_stuck(self) -> bool:
-        """Whether there were jobs that wait while none is begun. Those that could not be given back go along."""
+        """Release jobs that no thread begins in time; return whether there were any.
+
+        Jobs that an earlier call failed to release are released with them.
+        """
         stuck = self._held.take_stuck()
         if stuck or self._returning:
             self._give_back(stuck)
         return bool(stuck)
 
     def _give_back(self, jobs: Sequence[Reservation]) -> None:
-        """Now, or as soon as the broker can be asked again. From the threads that fetch and report."""
+        """Release jobs, and those of failed releases. Errors keep them for the next call.
+
+        Called by the threads that fetch and that report.
+        """
         with self._giving_back:
             returning, self._returning = [*self._returning, *jobs], []
         if not returning:
@@ -234,7 +258,7 @@ class Fetcher:
         try:
             self._broker.release(returning)
         except Exception as error:  # noqa: BLE001  (a loop)
-            # Not begun, and not run here: `bye` gives them back too, or the loss of this worker.
+            # They will not run here. At worst `bye`, or the loss of this worker, returns them to their queues.
             logger.warning("jobs could not be given back yet count=%d error=%s", len(returning), error)
             with self._giving_back:
                 self._returning += returning

@@ -1,4 +1,4 @@
-"""Children that are forked from this very process: quick to start, and they share its memory."""
+"""Start children by forking this process: fast, and they share its memory (`Forking`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from .launch import Role, live
 from .terms import CLEAN, Launch
 
 FAREWELL_S = 2
+"""Seconds that the report of killed children may take."""
 
 
 class Forking:
-    """The supervisor's ways in a process that has everything loaded. `farewell` hears, in a process of its own, the
-    wids of those that had to be killed while stopping."""
+    """The `Ways` of a supervisor in a process that has the project loaded.
+
+    `farewell` is called, in a process of its own, with the wids of children that were killed while stopping.
+    """
 
     head_start_s = 0.0
 
@@ -26,7 +29,8 @@ class Forking:
         self._farewell = farewell
 
     def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
-        """See `Ways`."""
+        """Fork the child `name` and return its pid, as `Ways.start`."""
+        # Buffered output would be written by parent and child.
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -36,23 +40,27 @@ class Forking:
         return pid
 
     def tell(self, level: int, message: str, *args: object) -> None:
-        """See `Ways`."""
+        """Log through the project's logging, as `Ways.tell`."""
         get_logger(supervisor.__name__).log(level, message, *args)
 
     def patience_s(self) -> float | None:
-        """See `Ways`: nothing waits here."""
+        """Return None: records are logged at once, so none is pending."""
         return None
 
     def prepare_farewell(self) -> None:
-        """See `Ways`: a fork needs no preparation."""
+        """Do nothing: a fork needs no preparation."""
 
     def finish(self, killed: Sequence[str]) -> None:
-        """See `Ways`. In a process of its own, with an alarm: the database may be what the children hung on."""
+        """Report the killed children from a forked process, which an alarm ends after `FAREWELL_S`.
+
+        A process of its own, because the children may have been stuck on a database that does not answer.
+        """
         if not killed:
             return
         pid = os.fork()
         if pid == 0:
             try:
+                # The default action ends the process wherever it waits.
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(FAREWELL_S)
                 self._farewell(killed)

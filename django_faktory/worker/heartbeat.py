@@ -1,4 +1,4 @@
-"""A worker's heartbeat: it extends the reservations of the worker's jobs, and brings back orders. Rules: W19 to W21."""
+"""Send a worker's heartbeat: it extends the leases of its jobs and returns orders. Rules: W19 to W21."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from .patience import Patience
 logger = get_logger(__name__)
 
 FRESH_BEATS = 2
-"""A wid lives at least so many intervals after its BEAT (check W004)."""
+"""A wid lives at least this many beat intervals after its latest BEAT (check W004)."""
 
 QUIET, TERMINATE, LOST = "quiet", "terminate", "lost"
 
 
 class Heartbeat:
-    """Beats every `interval_s`; `run` is a thread's. `obey` is called with QUIET, TERMINATE or LOST.
+    """Send a BEAT every `interval_s`; `run` is the target of a thread.
 
-    `known` returns jid and attempt of the jobs that this process has: a beat names those that it had at the beat before
-    too. A claim reserves a job for longer than that, and the beats of short jobs name none.
+    `obey` is called with QUIET, TERMINATE or LOST. `known` returns jid and attempt of the jobs in this process. A BEAT
+    extends the jobs that were known at the BEAT before too: a claim reserves a job for longer than that, and so the
+    BEATs of a worker with short jobs name none.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Heartbeat:
         self._patience = Patience("beats")
 
     def run(self) -> None:
-        """Beat until stopped, the first time after a pause. An error costs one beat, and the next comes sooner."""
+        """Send BEATs until stopped, the first one after a pause. After an error the next one comes sooner."""
         while not self._is_stopped:
             self._due.wait(self._pause_s)
             self._due.clear()
@@ -62,22 +63,25 @@ class Heartbeat:
         self._broker.close()
 
     def is_fresh(self) -> bool:
-        """Whether the broker has lately taken this worker for alive. Who stood still must ask before it fetches: its
-        wid may have been given up, and nobody would miss it if it died holding new jobs."""
+        """Return whether the broker has recently accepted a BEAT of this worker.
+
+        A process that did not run for a while must check this before it fetches: its wid may already count as lost, and
+        then no later loss of the wid would return the new jobs.
+        """
         return time.monotonic() - self._answered_at < FRESH_BEATS * self._interval_s
 
     def tell(self, state: str) -> None:
-        """Say from now on, first at once, that this worker is QUIET or to TERMINATE."""
+        """Send `state` (QUIET or TERMINATE) with every BEAT from now on, the first at once."""
         self._state = state
         self._due.set()
 
     def stop(self) -> None:
-        """End the loop."""
+        """End the loop; does not wait for it."""
         self._is_stopped = True
         self._due.set()
 
     def beat(self) -> None:
-        """Beat once, and pass on the order that came back. Raises nothing."""
+        """Send one BEAT and pass on the order in its answer. Never raises."""
         self._pause_s = self._interval_s
         known = self._known()
         held, self._known_before = tuple(sorted(known & self._known_before)), known
@@ -87,13 +91,14 @@ class Heartbeat:
         except FaktoryError as error:
             self._pause_s = min(self._interval_s, self._patience.after(error))
             return
-        except Exception:  # a loop: a worker that stops beating loses its jobs
+        except Exception:  # the loop must survive: a worker without BEATs loses its jobs
             logger.exception("beat failed wid=%s", self._wid)
             self._broker.close()
             self._pause_s = min(self._interval_s, 1.0)
             return
         self._patience.rewarded()
         if isinstance(answer, UnknownWorker):
+            # `_answered_at` is not updated: a wid that the broker does not know must not count as fresh.
             self._obey(LOST)
             return
         self._answered_at = time.monotonic()
@@ -104,10 +109,11 @@ class Heartbeat:
 
 
 def rss_kb() -> int:
-    """Memory of this process, in KB: what it has now on Linux, the most it ever had elsewhere."""
+    """Return the resident memory of this process in KB: current on Linux, peak elsewhere."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
     except OSError:  # pragma: no cover  (no /proc on this platform)
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # ru_maxrss is in bytes on macOS and in KB elsewhere.
         return most // 1024 if sys.platform == "darwin" else most

@@ -1,6 +1,7 @@
-"""Keeps the locks of the jobs that a worker holds: extends them in time, and says which are lost. Knows no job's end.
+"""Renew the leases of the locks of a worker's jobs and record the locks that are lost.
 
-One thread. It sleeps as long as no job holds a lock; an error costs one extension, and the next comes sooner.
+`LockKeeper` is the loop of one thread. It sends no statement while no job has a lock. An error costs one renewal, and
+the next one comes sooner. Does not know when a job ends.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from .patience import Patience
 logger = get_logger(__name__)
 
 AFTER_TROUBLE_S = 1.0
+"""Longest pause after a failed renewal."""
+
 LONGEST_LOOK_S = 1.0
-"""Between two looks whether a job holds a lock, or less where locks are to be extended more often."""
+"""Longest time between two checks for jobs with a lock; shorter if locks are renewed more often."""
 
 
 class LockKeeper:
-    """The loop; `run` is a thread's."""
+    """Renew lock leases in a loop; `run` is the target of a thread."""
 
     def __init__(self, broker: Broker, held: HeldJobs) -> None:
         self._broker = broker
@@ -33,7 +36,7 @@ class LockKeeper:
         self._extend_at = 0.0
 
     def run(self) -> None:
-        """Extend until stopped."""
+        """Renew leases until stopped; close the connection while no job has a lock."""
         pause_s = min(self._every_s, LONGEST_LOOK_S)
         has_connection = False
         while not self._stopping.wait(pause_s):
@@ -43,26 +46,28 @@ class LockKeeper:
                 has_connection = True
                 pause_s = min(pause_s, self._extend(tokens))
             elif not tokens and has_connection:
+                # Locks are rare, so an idle worker should not occupy a connection for them.
                 self._broker.close()
                 has_connection = False
         self._broker.close()
 
     def stop(self) -> None:
-        """End the loop."""
+        """End the loop; does not wait for it."""
         self._stopping.set()
 
     def _extend(self, tokens: set[int]) -> float:
-        """Extend these; returns after how long to look again."""
+        """Renew these locks; return the seconds until the next check."""
         try:
             lost = self._broker.extend_locks(tokens)
         except FaktoryError as error:
             return min(AFTER_TROUBLE_S, self._patience.after(error))
-        except Exception:  # a loop: a worker that stops extending loses its locks
+        except Exception:  # the loop must survive: a worker that stops renewing loses its locks
             logger.exception("locks could not be extended")
             self._broker.close()
             return AFTER_TROUBLE_S
         self._patience.rewarded()
-        self._extend_at = time.monotonic() + self._every_s * 0.9  # the look that comes just before counts
+        # 10 % early, so that the check just before the due time renews already.
+        self._extend_at = time.monotonic() + self._every_s * 0.9
         for token, job in self._held.locked().items():
             if token in lost:
                 self._held.lost_locks.add(token)

@@ -1,4 +1,4 @@
-"""A child process of the supervisor's, from its own side: who it is, what signals say to it, and how it ends.
+"""Run a child process of the supervisor: its signals, its heartbeats and its exit (`obey`, `live`).
 
 Knows no database and no broker.
 """
@@ -25,16 +25,19 @@ from .terms import BEAT_BYTES, CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell, 
 logger = get_logger(__name__)
 
 ONE_RING_S = 0.1
-"""A signal rings twice, by its number and by its handler: closer together they are one."""
+"""A signal is reported twice, by the wakeup fd and by its handler: two reports within this time count as one."""
 
 
 class Role(NamedTuple):
-    """One child process. `main` returns its exit code; it calls `obey` before it starts threads."""
+    """The work of one child process.
+
+    `main` returns the exit code of the child. It calls `obey` before it starts threads.
+    """
 
     name: str
     main: Callable[[Launch], int]
     ends: bool = False
-    """Whether a clean exit means that it is done, and not to be started again."""
+    """True if a clean exit means that the work is done, so that the child is not restarted."""
 
 
 def obey(
@@ -44,33 +47,38 @@ def obey(
     quiet: Callable[[], None] | None = None,
     responds: Callable[[], object] | None = None,
 ) -> None:
-    """Handle signals and send heartbeats from now on. Call it before any thread is started.
+    """Install signal handlers and start heartbeats. Call it before any thread is started.
 
-    `stop` is also called when the parent dies. `responds` blocks for as long as this process does not do its work:
-    the next heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
+    `stop` is also called when the parent dies. `responds` blocks while this process does not do its work, and the next
+    heartbeat waits for it. Without it a heartbeat proves only that Python's threads run.
     """
     acts: dict[int, Callable[[], None]] = {number: stop for number in stops() if number != signal.SIGINT}
     acts |= {signal.SIGTSTP: quiet or _nothing, signal.SIGTTIN: _tell_stacks}
     heard, bell = make_bell()
     for number in acts:
-        signal.signal(number, partial(_ring, bell))  # an event loop may take the wakeup_fd away from us
+        signal.signal(number, partial(_ring, bell))  # an event loop may replace the wakeup fd
     signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+    # The parent blocked them until this process has its own handlers.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_watch, args=(launch, heard, acts), name="faktory-watch", daemon=True).start()
     if launch.beats >= 0:
-        # A thread of its own: logging may block for long, and an order that logs must not delay heartbeats.
+        # A thread of its own: logging may block for long, and a handler that logs must not delay heartbeats.
         threading.Thread(target=_beat, args=(launch, responds), name="faktory-heartbeat", daemon=True).start()
 
 
 def wait_for_turn(launch: Launch) -> None:
-    """Sleep until `not_before`, or until the parent is gone."""
+    """Sleep until `not_before`, or until the parent has ended."""
     select.select([launch.lifeline], [], [], max(0.0, launch.not_before - time.monotonic()))
 
 
 def live(role: Role, launch: Launch) -> NoReturn:
-    """A child's whole life. It leaves by _exit: threads stuck in user code keep nobody waiting."""
+    """Run a child from its start to its exit.
+
+    Exits with `os._exit`, since threads that user code blocks would keep an ordinary exit waiting.
+    """
     code = CRASHED
     try:
+        # The pipe of a forked child is the parent's: its own signals would reach the supervisor.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent sends TERM
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -86,14 +94,17 @@ def live(role: Role, launch: Launch) -> NoReturn:
 
 
 def publish(news: int) -> bool:
-    """Log one record that the parent could not: here is the project's logging. False: there was none, or another
-    process was quicker."""
+    """Log one record of the parent through the project's logging.
+
+    Returns False if the pipe is empty or another process has read the record. Does not block.
+    """
     with suppress(BlockingIOError):
         if found := os.read(news, NEWS_BYTES):
             told = json.loads(found)
             log = get_logger(told["name"])
             if log.isEnabledFor(told["level"]):
                 path = sys.modules[told["name"]].__file__ or ""
+                # Built by hand, so that it has the parent's pid and time.
                 record = log.makeRecord(log.name, told["level"], path, 0, told["message"], tuple(told["args"]), None)
                 record.process, record.threadName = told["pid"], "MainThread"
                 record.created, record.msecs = told["at"], told["at"] % 1 * 1000
@@ -103,7 +114,7 @@ def publish(news: int) -> bool:
 
 
 def stacks() -> str:
-    """Where every thread of this process is."""
+    """Return the stack traces of all threads of this process."""
     frames = sys._current_frames()  # noqa: SLF001  (documented, and the only way)
     told = (
         f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
@@ -114,12 +125,15 @@ def stacks() -> str:
 
 
 def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -> None:
-    """Carry out what signals say: here, since Python's handlers wait until the main thread has woken up, and may
-    not log. A signal rings twice, or once where the main thread sleeps on."""
+    """Act on signals in this thread, until the parent has ended.
+
+    Python runs signal handlers only when the main thread wakes up, and a handler must not log. A signal is reported
+    twice, or once while the main thread sleeps.
+    """
     latest: dict[int, float] = {}
     while True:
         ready, _, _ = select.select([launch.lifeline, launch.news, heard], [], [])
-        if launch.lifeline in ready:  # nobody ever writes there: the parent is gone, however it went
+        if launch.lifeline in ready:  # never written to: readable only when the parent has ended, even by SIGKILL
             logger.error("the parent process is gone: ending pid=%d", os.getpid())
             acts[signal.SIGTERM]()
             return
@@ -132,13 +146,13 @@ def _watch(launch: Launch, heard: int, acts: Mapping[int, Callable[[], None]]) -
 
 
 def _beat(launch: Launch, responds: Callable[[], object] | None) -> None:
-    """Send heartbeats to the parent until the process ends."""
+    """Send heartbeats to the parent until this process ends."""
     beat = launch.wid.encode()
     assert len(beat) == BEAT_BYTES, launch.wid  # noqa: S101  (`new_wid` makes them)
     while True:
         if responds:
             responds()
-        with suppress(BlockingIOError, BrokenPipeError):  # full while the parent does not run; closed when it has ended
+        with suppress(BlockingIOError, BrokenPipeError):  # full while the parent is suspended; closed when it has ended
             os.write(launch.beats, beat)
         time.sleep(launch.beat_every_s)
 
@@ -149,7 +163,7 @@ def _ring(bell: int, number: int, _: object) -> None:
 
 
 def _nothing(*_: object) -> None:
-    """A signal that is heard elsewhere, or means nothing."""
+    """Ignore a signal that has no meaning here."""
 
 
 def _tell_stacks() -> None:

@@ -1,4 +1,4 @@
-"""Log a warning when an event loop is blocked: what blocks it, the stack of its thread, and for how long."""
+"""Log a warning while an event loop is blocked: which task, its stack, and for how long (`LoopWatch`)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..logs import Lines, get_logger
 logger = get_logger(__name__)
 
 BLOCKED_S = 1.0
-"""An event loop that does not answer for so long is blocked."""
+"""Seconds without an answer after which an event loop counts as blocked."""
 
 BACKOFF = 3
-"""Each further warning of the same block comes after this many times the time of the warning before."""
+"""Each further warning of one block comes this many times later than the warning before."""
 
 
 class LoopWatch:
     """Check one event loop from another thread.
 
-    `name` is the loop's, for the log. `find_loop` returns the loop and the identifier of its thread; None while there
-    is no loop. `describe` says in `name=value` pairs what the loop's current asyncio task belongs to.
+    `name` is the name of the loop in the log. `find_loop` returns the loop and the identifier of its thread, or None
+    while there is no loop. `describe` returns the owner of the loop's current asyncio task as `name=value` pairs.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LoopWatch:
         self._describe = describe
 
     def check(self) -> None:
-        """Return once the loop has answered, or has ended. Log warnings with backoff until then."""
+        """Return once the loop has answered or has ended; log warnings with backoff until then."""
         found = self._find_loop()
         if found is None:
             return
@@ -49,12 +49,13 @@ class LoopWatch:
         asked_at = time.monotonic()
         try:
             loop.call_soon_threadsafe(answered.set)
-        except RuntimeError:  # it is closed
+        except RuntimeError:  # the loop is closed
             return
         warn_after_s, has_warned, blocker = BLOCKED_S, False, ""
         while not answered.wait(asked_at + warn_after_s - time.monotonic()):
             if loop.is_closed():
                 return
+            # The current task may have changed since the call; it is the best guess available from outside.
             has_warned, blocker = True, self._describe(asyncio.current_task(loop))
             self._warn(blocker, time.monotonic() - asked_at, thread)
             warn_after_s *= BACKOFF

@@ -1,6 +1,7 @@
-"""A job whose task this worker's code does not have: for a while it is left for workers with newer code.
+"""Defer a job if this worker's code lacks its task, so that a worker with newer code can run it.
 
-Knows no broker: it says when the job is to be looked at again, and when there has been waiting enough.
+`left_for_newer` returns the report. Knows no broker: it computes when the job is looked at again, and when the grace
+period (UNKNOWN_JOBTYPE_GRACE) is over.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from ..payloads import Failure, Reservation
 logger = get_logger(__name__)
 
 FIRST_S, LONGEST_S = 2.0, 30.0
-"""Between two looks at one job: half the time it has waited, within these. No worker fetches it in a circle."""
+"""Bounds of the seconds between two looks at one job, which are half the time it has waited. The lower one keeps
+workers from fetching the job in a tight loop.
+"""
 
 _told: set[str] = set()
-"""Jobtypes that were told of in the log: once each, and not without end."""
+"""Job types already logged: each is logged once, and the set is bounded to 1,000 names."""
 
 
 def left_for_newer(job: Reservation, at: str | None, error: UnknownJobType) -> Failure | None:
-    """What to report of it while it may wait; None: it has failed. A server elsewhere takes this as a failure too."""
+    """Return the report that defers the job; None when its grace period is over.
+
+    A Faktory server elsewhere records the report as a failure.
+    """
     wait_s = look_again_in_s(job, at, grace_s=conf.get("UNKNOWN_JOBTYPE_GRACE"))
     if wait_s is None:
         return None
@@ -37,13 +43,13 @@ def left_for_newer(job: Reservation, at: str | None, error: UnknownJobType) -> F
 
 
 def look_again_in_s(job: Reservation, at: str | None, *, grace_s: float) -> float | None:
-    """Seconds until a worker may look at the job again; None: its time is over, or cannot be told.
+    """Return the seconds until the next look; None if the grace period is over or unknown.
 
-    The grace counts from when it could run first: pushed, due (`at`), or failed for another reason.
+    The grace period starts at the latest of these: the job was pushed, was due (`at`), or failed for another reason.
     """
     began = max(filter(None, (job.created_at, _instant(at), _failed_at(job.failure))), default=None)
     if began is None or job.started_at is None:
-        return None  # a server elsewhere does not tell, and could not put it off
+        return None  # a Faktory server elsewhere sends no times and cannot defer a job
     waited_s = max(0.0, (job.started_at - began).total_seconds())
     if waited_s >= grace_s:
         return None
@@ -55,6 +61,7 @@ def _failed_at(failure: str) -> datetime | None:
         told = jsontext.decode(failure) if failure else {}
     except InvalidPayload:
         return None
+    # A failure of this kind is an earlier put-off, which must not start a new grace period.
     is_ours = isinstance(told, dict) and told.get("errtype") == UnknownJobType.__name__
     return None if is_ours or not isinstance(told, dict) else _instant(told.get("failed_at"))
 

@@ -1,25 +1,33 @@
-"""How many jobs a worker may hold: its threads' number, and as many more as they finish in a moment. Pure.
+"""Compute how many jobs a worker may have: one for each thread, plus a prefetch of fast jobs. Pure.
 
-A job that waits here while another worker is idle is late, so only fast jobs are read ahead. A worker begins with one
-job and doubles with each that ends: if a job kills the process, the next process meets it alone, and no other is
-blamed for it (W20). That caution lasts a moment only, or one long job would keep all other threads idle.
+`Pace` prefetches only what the threads finish within `HORIZON_S`, since a job that waits here while another worker is
+idle is late. A worker starts with one job and doubles the number with each job that ends: if a job kills the process,
+the next process runs it alone, and no other job counts the loss (W20). This lasts `CAUTIOUS_S` only, because otherwise
+one long job would keep all other threads idle.
 """
 
 from __future__ import annotations
 
 HORIZON_S = 0.05
-"""Read ahead what the threads finish in this time."""
+"""Seconds of work that is prefetched."""
 
 CAUTIOUS_S = 0.25
-"""What kills a process mostly does so at once."""
+"""Seconds after the first job in which the number of jobs grows slowly. Jobs that kill their process mostly do so at
+once.
+"""
 
 SLOW_S = 1.0
+"""Initial mean duration of a job, and the one after a prefetched job was not begun in time."""
+
 SHARE = 0.1
-"""What one job counts for in the running mean of their durations."""
+"""Weight of one job in the running mean of durations."""
 
 
 class Pace:
-    """Learns from each job that ends. `read_ahead` is the most ever held beyond `concurrency`."""
+    """Track durations of jobs and compute the room for more.
+
+    `read_ahead` is the maximum number of jobs beyond `concurrency`.
+    """
 
     def __init__(self, *, concurrency: int, read_ahead: int) -> None:
         self._concurrency = concurrency
@@ -29,21 +37,26 @@ class Pace:
         self._cautious_until: float | None = None
 
     def began(self, now: float) -> None:
-        """Jobs were taken in."""
+        """Record that jobs were fetched; the first call starts the cautious time."""
         if self._cautious_until is None:
             self._cautious_until = now + CAUTIOUS_S
 
     def ended(self, ran_s: float) -> None:
-        """A job ended that ran so long."""
+        """Record that a job ended after `ran_s` seconds."""
         self._mean_s += (ran_s - self._mean_s) * SHARE
         self._window = min(self._window * 2, self._concurrency + self._most_ahead)
 
     def got_stuck(self) -> None:
-        """Jobs read ahead were not begun in time: expect slow ones."""
+        """Record that prefetched jobs were not begun in time: expect slow jobs."""
         self._mean_s = SLOW_S
 
     def room(self, held: int, *, now: float) -> int:
-        """How many jobs to fetch by one who holds so many; 0 as well where a few more are not worth a fetch."""
+        """Return how many jobs to fetch when `held` are here.
+
+        Returns 0 also if all threads are busy and the room is less than half of the prefetch: a fetch for a few jobs is
+        not worth its cost.
+        """
+        # A mean of 0 s is possible, for empty jobs on a coarse clock.
         ahead = min(self._most_ahead, int(HORIZON_S * self._concurrency / max(self._mean_s, 1e-6)))
         most = self._concurrency + ahead
         if self._cautious_until is None or now < self._cautious_until:

@@ -1,5 +1,8 @@
-"""Writes how far jobs are, from a thread of its own: a task that tells it a million times, in a transaction or on the
-event loop, waits for nobody. About one write a second, of the latest of each job; none that was the last is lost."""
+"""Write the progress of jobs from a thread of its own (`Progress`).
+
+A task never waits for a write, even if it reports a million times, in a transaction or on the event loop. About one
+write a second stores the latest progress of each job; the last one of a job is always written.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,17 @@ from ..payloads import MAX_DESC_BYTES, Reservation, TrackUpdate, cut
 logger = get_logger(__name__)
 
 WRITE_EVERY_S = 1.0
+"""Minimum seconds between two writes."""
+
 SETTLE_S = 2.0
-"""How long the end of a job waits for an earlier word of it that is being written."""
+"""How long the end of a job waits for a write of its earlier progress that is under way."""
 
 IDLE_S = 10.0
-"""After so long without a word the connection is closed."""
+"""Seconds without progress after which the connection is closed."""
 
 
 class Progress:
-    """Of one worker process; its thread starts with the first word."""
+    """Writer of progress for one worker process. Its thread starts with the first call of `tell`."""
 
     def __init__(self, broker: Broker, *, write_every_s: float = WRITE_EVERY_S) -> None:
         self._broker = broker
@@ -36,7 +41,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def tell(self, job: Reservation, percent: int, note: str, part: Part = None) -> None:
-        """Keep this until it is written, or until the next word of this job."""
+        """Store this progress for the next write; it replaces earlier progress of the job. Does not block."""
         desc = cut(note, MAX_DESC_BYTES)
         update = TrackUpdate(jid=job.jid, wid=job.wid, attempt=job.attempt, percent=percent, desc=desc, part=part)
         with self._changed:
@@ -47,10 +52,11 @@ class Progress:
             self._changed.notify_all()
 
     def settle(self, jids: Collection[str]) -> None:
-        """Write what these jobs said last. Called before their ends are reported: a job that ended has no old word.
+        """Write the latest progress of these jobs. Call it before their ends are reported.
 
-        Costs nothing if they said nothing since the last write.
+        Later the broker would refuse it. Sends nothing if there is no new progress.
         """
+        # Without the lock: these jobs have ended, so they report no further progress.
         if not self._latest and not self._writing:
             return
         with self._changed:
@@ -60,15 +66,15 @@ class Progress:
             self._write(updates)
 
     def take(self, jid: str) -> TrackUpdate | None:
-        """Return what this job said last, if it may not be written yet, for a task that writes it in its transaction.
+        """Return the unwritten progress of this job, for a task that writes it in its own transaction.
 
-        If the same word is being written just now, writing it twice does no harm.
+        Progress that is being written at this moment is returned too: writing it twice does no harm.
         """
         with self._changed:
             return self._latest.pop(jid, None) or self._writing.get(jid)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is left, and end the thread; waits for so long at most."""
+        """Write the remaining progress and end the thread; wait up to `timeout_s`."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -81,6 +87,7 @@ class Progress:
                 if not self._changed.wait_for(lambda: self._latest or self._is_closed, IDLE_S):
                     self._broker.close()
                     continue
+                # Swapped, so that tasks can report progress during the write.
                 self._writing, self._latest = self._latest, {}
             if not self._writing:
                 break
@@ -94,9 +101,9 @@ class Progress:
     def _write(self, updates: list[TrackUpdate]) -> None:
         try:
             self._broker.track_set(updates)
-        except FaktoryError as error:  # the next word of these jobs is a better one
+        except FaktoryError as error:  # not retried: later progress of these jobs replaces it
             logger.warning("progress could not be written count=%d error=%s", len(updates), error)
-        except Exception:  # a loop
+        except Exception:  # the loop must survive any error
             logger.exception("progress could not be written count=%d", len(updates))
             self._broker.close()
             time.sleep(self._write_every_s)

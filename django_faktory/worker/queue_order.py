@@ -1,4 +1,4 @@
-"""In which order queues are asked: strictly as given, or by weight, drawn anew for each fetch. Pure."""
+"""Order in which queues are fetched: as given, or random by weight for each fetch (`QueueOrder`). Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from ..payloads import queue_name
 
 
 class QueueOrder:
-    """`["critical", "default"]` in that order; with a weight on any (`"critical:5"`), by weighted chance."""
+    """The order of `["critical", "default"]` is strict; a weight on any queue (`"critical:5"`) makes it random."""
 
     def __init__(self, specs: Sequence[str]) -> None:
-        """Read names and weights; a name without one weighs 1. Raises InvalidPayload saying what was expected."""
+        """Parse names and weights; a name without a weight has weight 1.
+
+        Raises InvalidPayload for an invalid name or weight, or without any queue.
+        """
         self._weights: dict[str, int] = {}
         self._is_weighted = False
         for spec in specs:
@@ -29,8 +32,12 @@ class QueueOrder:
         self.names = tuple(self._weights)
 
     def draw(self, rng: Random) -> tuple[str, ...]:
-        """The order for one fetch. A queue comes first as often as its share of all weights says."""
+        """Return the queues in the order for one fetch.
+
+        With weights, the probability that a queue comes first is its share of the sum of all weights.
+        """
         if not self._is_weighted:
             return self.names
-        # The largest of u^(1/w) is a draw by weight, the second largest a draw from the rest, and so on.
+        # Weighted sampling without replacement: the largest u^(1/w) is a draw by weight, the second largest a draw from
+        # the remaining queues.
         return tuple(sorted(self.names, key=lambda name: rng.random() ** (1 / self._weights[name]), reverse=True))

@@ -1,7 +1,7 @@
-"""Tells the broker how jobs ended: a lone one at once, those of a busy worker in sets. Nothing ended is dropped.
+"""Report the ends of jobs to the broker: a single one at once, those of a busy worker in sets (`Reporter`).
 
-Knows no task and no SQL. A broker that is away is tried until the deadline that `close` gives; what could not be told
-then is logged by jid, and those jobs run again.
+While the broker fails, reports are retried until the deadline that `close` sets. Reports not sent by then are logged by
+jid, and their jobs run again. Knows no task and no SQL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ R = TypeVar("R", Ack, Failure, Interruption)
 logger = get_logger(__name__)
 
 MAX_SET = 500
+"""Maximum number of reports in one call of the broker."""
 
 LINGER_S = 0.010
-"""How long a report waits for those of jobs that are about to be begun. Tasks of one INSERT, five threads: a fifth less
-of both processors a job than where each set goes as soon as the one before it is done; 20 ms gain nothing more."""
+"""How long a report waits for the reports of jobs that are about to begin. Measured with tasks of one INSERT and five
+threads: a fifth less of both processors for each job than when each set is sent as soon as the one before is done. 20
+ms gain nothing more.
+"""
 
 
 class Reporter:
-    """The loop that sends; `run` is a thread's. One report the broker chokes on holds up no other."""
+    """Send reports in a loop; `run` is the target of a thread.
+
+    A report that the broker cannot process does not delay the reports sent with it.
+    """
 
     def __init__(
         self,
@@ -48,16 +54,16 @@ class Reporter:
         self._write_progress = write_progress
         self._finished = finished
         self._on_reported = on_reported
-        self._more_soon = more_soon  # whether more jobs are about to end, so that it is worth waiting for them
+        self._more_soon = more_soon  # whether more jobs are about to end, so that waiting for them pays
         self._patience = Patience("reports")
         self._pause_s = 0.0
         self._closing = threading.Event()
         self._deadline = float("inf")
         self.done = 0
-        """How many reports the broker has been told, or will never take."""
+        """Number of reports that the broker has recorded or will never accept."""
 
     def run(self) -> None:
-        """Send until closed and done, or until the deadline."""
+        """Send reports until closed and all are sent, or until the deadline."""
         unsent: list[Report] = []
         while not (self._closing.is_set() and not unsent and self._finished.empty()):
             unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
@@ -75,13 +81,14 @@ class Reporter:
         self._broker.close()
 
     def close(self, deadline: float) -> None:
-        """Ask the loop to end when all is sent, or at `deadline` of the monotonic clock."""
+        """End the loop when all reports are sent, or at `deadline` of the monotonic clock. Does not block."""
         self._deadline = deadline
         self._closing.set()
         self._finished.put(None)
 
     def _sleep(self) -> None:
         if self._closing.is_set():
+            # `_closing` is set by now, so waiting for it would not pause.
             time.sleep(max(0.0, min(self._pause_s, self._deadline - time.monotonic())))
         else:
             self._closing.wait(self._pause_s)
@@ -99,7 +106,8 @@ class Reporter:
         return found
 
     def _send(self, reports: Sequence[Report]) -> list[Report]:
-        """Send these; returns those to be sent again."""
+        """Send these reports; return those to be retried."""
+        # The broker refuses progress of a job that has ended.
         if reports:
             self._write_progress([report.jid for report in reports])
         acks = [report for report in reports if isinstance(report, Ack)]
@@ -119,7 +127,7 @@ class Reporter:
         except BrokerUnavailable as error:
             self._pause_s = self._patience.after(error)
             return reports
-        except Exception:  # a loop: one bad report must not take the others with it
+        except Exception:  # the loop must survive: halve the set to isolate the report that the broker cannot process
             self._broker.close()
             if len(reports) == 1:
                 logger.exception("the broker cannot take this report, its job will run again jid=%s", reports[0].jid)
@@ -132,7 +140,7 @@ class Reporter:
         for report, answer in zip(reports, answers, strict=True):
             if answer is True:
                 continue
-            if isinstance(answer, BrokerUnavailable):  # the others were reported all the same
+            if isinstance(answer, BrokerUnavailable):  # the other reports of the set were recorded
                 self._pause_s = self._patience.after(answer)
                 unsent.append(report)
             else:

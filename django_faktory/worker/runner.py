@@ -1,7 +1,7 @@
-"""One worker process: its life from hello to goodbye. A front over the port: knows no SQL, no FWP, no rule of retrying.
+"""One worker process from its registration to its goodbye (`Worker`). Knows no SQL, no FWP and no retry rule.
 
-Its threads: one fetches, some run jobs, one reports, one beats; the thread that calls `run` decides. Sources: the
-protocol's worker lifecycle, W15, W20, W21; `docs/workers.md`.
+Threads: one fetches, `concurrency` run jobs, one reports, one sends BEATs, one renews locks; the thread that calls
+`run` acts on orders. Sources: the protocol's worker lifecycle, W15, W20, W21; `docs/workers.md`.
 """
 
 from __future__ import annotations
@@ -35,35 +35,41 @@ from .watch import USUAL, Limits
 logger = get_logger(__name__)
 
 READ_AHEAD = 50
-"""Most jobs read ahead, however fast they are. Empty jobs a second with 5 threads on PostgreSQL, two cores: 3,700 with
-none read ahead, 6,000 with 25, 7,900 with 50, 7,500 with 100."""
+"""Maximum number of prefetched jobs, however fast they are. Empty jobs per second with 5 threads on PostgreSQL, two
+cores: 3,700 without prefetch, 6,000 with 25, 7,900 with 50, 7,500 with 100. None with a `blocking` broker: it
+takes no jobs back, so no job may wait here for a thread.
+"""
 
 FLUSH_S = 2.0
-"""For the last reports, after the time that running jobs have."""
+"""Seconds for the last reports, after the time for running jobs is over."""
 
 INTERRUPT_S = 0.5
-"""What tasks get to end after they were interrupted. Those that wait in C code go on until the process ends."""
+"""Seconds that tasks get to end after an interruption. Tasks that wait in C code run until the process ends."""
 
 DRAINED = "drained"
+"""Orders from threads of this process; `heartbeat` has those of the broker."""
+
 STUCK = "stuck"
 REPLACE = "replace"
 
 SIGNAL_CHECK_S = 0.5
-"""Longest sleep of the main thread. Python runs signal handlers between two bytecodes: one whose signal came just
-before the sleep began, or to another thread, waits for its end."""
+"""Longest sleep of the main thread. Python runs signal handlers between two bytecodes, so a signal that arrives just
+before the sleep, or in another thread, is handled only after the sleep.
+"""
 
 LEAVING_CHECK_S = 0.05
-"""How often one that is to be replaced looks whether it holds nothing any more."""
+"""Interval at which a worker that is about to be replaced checks whether all its jobs are reported."""
 
 
 class Worker:
-    """Runs the jobs of `queues`, `concurrency` at a time, until it is stopped; `run` may be called once.
+    """Run the jobs of `queues`, `concurrency` at a time, until stopped. `run` may be called once.
 
-    A wid that was given up as lost (the process stood still too long) is not taken up again, since its jobs have
-    gone to others: the worker finishes what it runs and ends, and whoever started it starts another.
-    `at_most`: how many jobs of a queue it holds at a time, for some queues.
-    `share`: how much it does before it ends, and `is_spent`; None: there is no bound.
-    `hears_signals`: signals stop it from a thread, as `launch.obey` sees to; its own need not look for them.
+    A wid that counts as lost, because the process did not run for too long, is not used again: its jobs are with other
+    workers. The worker finishes its running jobs and ends; its supervisor starts another one.
+
+    `at_most` maps queues to the number of their jobs that this worker has at a time. `share` bounds the work of the
+    process; None means no bound. `hears_signals`: a thread handles signals (`launch.obey`), so that the main thread
+    need not wake up for them.
     """
 
     def __init__(
@@ -91,9 +97,9 @@ class Worker:
         self._orders: SimpleQueue[str] = SimpleQueue()
         self._is_quiet = self._is_running = False
         self.is_stuck = False
-        """Whether a job that cannot be stopped keeps a thread: then this process ends when its other jobs have."""
+        """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
         self.is_spent = False
-        """Whether it has done its share: it ends when its jobs have, and another is to take its place."""
+        """True once the bound of `share` is reached: the process ends when its jobs have ended, and is replaced."""
         self._share = share or Share()
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
         obey, on_stuck = self._orders.put, partial(self._orders.put, STUCK)
@@ -141,33 +147,36 @@ class Worker:
         self._orders.put(TERMINATE)  # SimpleQueue.put is reentrant; an Event's lock is not
 
     def quiet(self) -> None:
-        """Fetch no more, for good; what runs goes on. Safe as `stop` is."""
+        """Stop fetching for good; running jobs continue. Safe from any thread and from a signal handler."""
         self._orders.put(QUIET)
 
     def look_again(self) -> None:
-        """Fetch without waiting for a hint: something has just become ready. From any thread."""
+        """Fetch at once, because a job has just become ready. Safe from any thread."""
         self._fetcher.look_again()
 
     def broken_loops(self) -> list[str]:
-        """Which of its threads have ended, of those that go on until it stops. From any thread."""
+        """Return the names of loops that ended although the worker runs. Safe from any thread."""
         if not self._is_running:
             return []
         return [name for name, thread in self._loops.items() if not thread.is_alive() and not self._is_quiet]
 
     def is_heard(self) -> bool:
-        """Whether the broker has lately answered a BEAT of it. From any thread."""
+        """Return whether the broker has recently answered a BEAT of this worker. Safe from any thread."""
         return self._heartbeat.is_fresh()
 
     def exit_code(self) -> int:
-        """How its process is to end: in the place of one that is stuck or spent comes another, in a drain too."""
+        """Return the exit code of the process: CRASHED if stuck, SPENT if spent, else CLEAN.
+
+        A stuck or spent process is replaced, even during a drain.
+        """
         if self.is_stuck:
             return CRASHED
         return SPENT if self.is_spent else CLEAN
 
     def run(self) -> bool:
-        """Work until stopped, or stuck. True when every thread has ended; False where user code still keeps one.
+        """Work until stopped, stuck or spent. Returns False if user code keeps a thread running.
 
-        Raises FaktoryError where the broker does not want this worker: wrong password, wrong address.
+        Raises FaktoryError if the broker refuses this worker, such as for a wrong password or address.
         """
         if not self._register():
             return True
@@ -176,6 +185,7 @@ class Worker:
         for thread in self._loops.values():
             thread.start()
         self._is_running = True
+        # QUIET may have come during the registration.
         if self._is_quiet:
             self._become_quiet()
         while (order := self._next_order()) in (QUIET, STUCK, REPLACE):
@@ -198,8 +208,10 @@ class Worker:
         return self.is_stuck or self.is_spent
 
     def _holds_nothing(self) -> bool:
-        """Whether no job runs, waits, can still come in, or has an end that the broker does not know: who leaves
-        unasked has all the time there is."""
+        """Return whether no job is here or can arrive, and the broker knows every end.
+
+        A worker that leaves without an order has no deadline, so it waits for all of this.
+        """
         is_told = self._held.is_empty() and self._is_reported()
         return not self._loops["fetch"].is_alive() and is_told
 
@@ -207,15 +219,15 @@ class Worker:
         return self._reporter.done >= self._held.reports
 
     def _count(self) -> None:
-        """A job has ended: maybe that was this process' share."""
+        """Count an ended job and order the replacement of this process if its share is done."""
         if reason := self._share.spend():
             logger.info("worker is to be replaced: %s wid=%s pid=%d", reason, self.wid, os.getpid())
             self._orders.put(REPLACE)
 
     def _register(self) -> bool:
-        """Say hello, as often as it takes, and beat before the first job: who never did is not missed (W20).
+        """Register, retrying while the broker is unavailable; return False if stopped before.
 
-        False when stopped before.
+        Sends the first BEAT before any job is fetched: a wid without a BEAT is never counted as lost (W20).
         """
         identity = WorkerIdentity(
             wid=self.wid, hostname=socket.gethostname(), pid=os.getpid(), labels=("python", "django")
@@ -233,12 +245,16 @@ class Worker:
                 self._is_quiet = True
         patience.rewarded()
         self._heartbeat.beat()
+        # The loops run in threads with connections of their own.
         self._broker.close()
         logger.info("worker started wid=%s pid=%d", self.wid, identity.pid)
         return True
 
     def _keep(self, loop: Fetcher | Reporter | Heartbeat | LockKeeper) -> None:
-        """A thread's work. A worker that lost one of its loops must not look alive: it ends."""
+        """Run a loop as the target of a thread. If it raises, end the worker.
+
+        A worker that lost one of its loops must not look alive.
+        """
         try:
             loop.run()
         except Exception:
@@ -252,13 +268,14 @@ class Worker:
         self._fetcher.stop()
 
     def _shut_down(self) -> bool:
-        """Stop fetching, wait for running jobs, interrupt the rest, report, unregister: in this order.
+        """Stop fetching, wait for running jobs, interrupt them, report, unregister, in this order.
 
-        A job that is given back may start elsewhere at once. So its task is interrupted first, and this process ends
-        soon after for the tasks that cannot be.
+        A job that is released may start elsewhere at once. Its task is interrupted before that, and the process ends
+        soon after for tasks that cannot be interrupted.
         """
         deadline = time.monotonic() + self._shutdown_timeout_s
         self._is_running = False
+        # BEATs continue until all reports are sent: the worker must not count as lost before that.
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
@@ -266,10 +283,11 @@ class Worker:
         if not self._held.wait_empty(deadline - time.monotonic()):
             self._executors.interrupt(self._interruption_reason())
             self._held.wait_empty(INTERRUPT_S)
-        # Threads that an interruption did not reach do not end either: the time left belongs to the reports.
+        # Threads that the interruption did not reach will not end: keep the remaining time for the reports.
         has_ended = self._executors.close(time.monotonic() + (0.5 if self._held.is_empty() else 0.1))
         self._give_back_begun()
         is_heard = self._flush(max(deadline, time.monotonic()) + FLUSH_S)
+        # Only now: until here the worker may have jobs, and their locks must not expire.
         self._heartbeat.stop()
         self._keeper.stop()
         if is_heard:
@@ -280,9 +298,9 @@ class Worker:
         return has_ended
 
     def _flush(self, deadline: float) -> bool:
-        """Let the reports be told: jobs that ended early leave them the rest of the time there is to stop.
+        """Wait until the reports are sent, or until `deadline`. Jobs that ended early leave it more time.
 
-        False where they could not be: then a goodbye would not be heard either, and would wait for that.
+        Returns False if they could not be sent: a goodbye would fail too, and wait for that.
         """
         reporting = self._loops["report"]
         self._reporter.close(deadline)
@@ -299,7 +317,7 @@ class Worker:
         return f"the worker stopped, and the job did not end within {self._shutdown_timeout_s:g} s"
 
     def _give_back_begun(self) -> None:
-        """Give back the jobs whose tasks did not end although they were interrupted. No later report of them counts."""
+        """Report interruptions for jobs that did not end. No later report of theirs counts."""
         for job in self._held.abandon():
             self._held.finished.put(interruption(job, self._interruption_reason(), self._broker))
 

@@ -1,6 +1,6 @@
-"""How much one worker process does before a fresh one takes its place: so many jobs, or so much memory.
+"""Decide when a worker process is replaced: after a number of jobs or above a memory size (`Share`).
 
-Decides, and ends nothing. Rules: `docs/workers.md`, "Fresh processes".
+Ends nothing itself. Rules: `docs/workers.md`, "Fresh processes".
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from .heartbeat import rss_kb
 logger = get_logger(__name__)
 
 SPREAD = 4
-"""Up to a fourth of its jobs more are by chance: processes that began together do not end together."""
+"""The number of jobs grows by a random part of up to one fourth, so that processes started together do not end
+together.
+"""
 
 _chance = Random()
 
 
 class Share:
-    """Of one process; None is without a bound. `max_rss` in MB (1024 KB) of resident memory."""
+    """The bounds of one process; None means no bound. `max_rss` is in MB (1024 KB) of resident memory."""
 
     def __init__(self, *, max_jobs: int | None = None, max_rss: int | None = None, rng: Random = _chance) -> None:
         self._max_jobs = None if max_jobs is None else max_jobs + rng.randrange(max_jobs // SPREAD + 1)
@@ -30,7 +32,10 @@ class Share:
         self._counting = threading.Lock()
 
     def begin(self) -> None:
-        """Before the first job: a bound of memory that is passed already can only be a mistake, and is not kept."""
+        """Drop a memory bound that is exceeded before the first job.
+
+        Such a bound is a mistake, and would replace the process endlessly.
+        """
         if self._max_rss is not None and _rss() > self._max_rss:
             logger.error(
                 "a worker takes %d MB before its first job, and MAX_RSS is %d MB: it would be replaced for ever, so "
@@ -40,7 +45,7 @@ class Share:
             self._max_rss = None
 
     def spend(self) -> str:
-        """Count a job that has ended. Why this process has done its share, once; "" before and after that."""
+        """Count an ended job; return the reason once when a bound is reached, else ""."""
         if self._max_jobs is None and self._max_rss is None:
             return ""
         with self._counting:

@@ -1,7 +1,8 @@
-"""Stops a task from another thread: a coroutine by cancelling it, a function by an exception in its thread.
+"""Stop a task from another thread: cancel a coroutine, raise an exception in a function's thread.
 
-Python delivers that exception between two bytecodes of the thread. One that waits inside C (a socket, a query, a long
-computation of an extension) goes on until it returns: who stops it must look whether it worked. Docs: `docs/tasks.md`.
+`Stoppable` is the main class. Python raises that exception between two bytecodes of the thread. A thread that waits in
+C (a socket, a query, a long computation of an extension) continues until it returns, so the caller of `stop` must check
+whether the task has ended. See `docs/tasks.md`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..payloads import TrackUpdate
 
 
 class Stopped(BaseException):
-    """Raised in the thread of a task that is stopped; no Exception, so that `except Exception` lets it pass."""
+    """Raised in the thread of a stopped task. A BaseException, so that `except Exception` does not catch it."""
 
 
 class Stoppable(Control):
-    """One attempt at one job, and the means to stop it."""
+    """The control of one attempt at one job, which can also stop it."""
 
     __slots__ = (
         "_lock", "_loop", "_task", "_thread", "began_at", "cancelled_at", "reason", "stopped_at", "take_progress",
@@ -36,9 +37,9 @@ class Stoppable(Control):
         self.began_at = time.monotonic()
         self.cancelled_at = self.stopped_at = float("inf")
         self.reason: FaktoryError | None = None
-        """Why it was stopped."""
+        """Why the job was stopped; None while it was not."""
         self.was_hit = False
-        """Whether its thread was interrupted, and may have left anything half done."""
+        """True if its thread was interrupted, which may have left its resources in any state."""
         self.take_progress: Callable[[], TrackUpdate | None] = _nothing_to_write
         """Returns progress of the job that is not written yet."""
         self._lock = threading.Lock()
@@ -47,13 +48,14 @@ class Stoppable(Control):
         self._task: asyncio.Task[Any] | None = None
 
     def cancel(self) -> None:
-        """Note that somebody wants the job cancelled; the task can read it from now on."""
+        """Record that the job is cancelled; its task can read this from now on."""
         if not self.is_cancelled:
             self.is_cancelled, self.cancelled_at = True, time.monotonic()
 
     def stop(self, reason: FaktoryError) -> None:
-        """Stop it, once, if its task runs just now."""
+        """Stop the task if it is running. Further calls have no effect. Safe from any thread."""
         with self._lock:
+            # Outside its task the interruption would hit the worker's own code.
             if self.reason is not None or (self._thread is None and self._loop is None):
                 return
             self.reason, self.stopped_at = reason, time.monotonic()
@@ -63,7 +65,7 @@ class Stoppable(Control):
                 self._loop.call_soon_threadsafe(self._cancel_task)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Call it so that `stop` from another thread ends it: then the reason is raised here."""
+        """Call the function; if `stop` ends it, raise the reason of the stop."""
         try:
             try:
                 self._thread = threading.get_ident()
@@ -71,14 +73,14 @@ class Stoppable(Control):
             finally:
                 self._leave()
         except BaseException as error:
-            self._leave()  # the first one may have been what was interrupted; there is one interruption only
+            self._leave()  # the interruption may have hit the first `_leave`; there is only one
             if self.reason is None:
                 raise
             self.was_hit = True
             raise self.reason.with_traceback(error.__traceback__) from (None if _is_ours(error) else error)
 
     async def acall(self, make: Callable[[], Awaitable[Any]], *, timeout_s: float | None) -> Any:
-        """Await it so that `stop` ends it, or the timeout; then the reason is raised here."""
+        """Await `make()`; if `stop` or the timeout ends it, raise the reason."""
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         try:
@@ -91,13 +93,14 @@ class Stoppable(Control):
         except asyncio.CancelledError:
             if self.reason is None or self._task is None:
                 raise
+            # The cancellation ends here: `Task.cancelling()` must not count it any longer.
             self._task.uncancel()
             raise self.reason from None
         finally:
             self._task = self._loop = None
 
     def _leave(self) -> None:
-        """From here on no interruption comes; one that is under way is used up here."""
+        """End the time in which `stop` may interrupt; consume an interruption that is pending."""
         with self._lock:
             was_open, self._thread = self._thread is not None, None
         if was_open and self.reason is not None:
@@ -113,7 +116,7 @@ def _nothing_to_write() -> None:
 
 
 def timed_out(timeout_s: float | None) -> TaskTimeout:
-    """What a task is told that ran too long."""
+    """Return the error for a task that exceeded its timeout."""
     return TaskTimeout(f"the task did not end within its timeout of {timeout_s:g} s")
 
 
@@ -122,10 +125,10 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _use_up() -> None:
-    """Take what may be under way to this thread, by having it raised here.
+    """Consume an interruption that may be pending for this thread, by raising one here.
 
-    It could be taken back instead; but Python 3.11 and 3.12 go on looking for it then, at every jump of every thread,
-    for as long as the process lives, and under a tracer at one place for ever.
+    Clearing it would be possible, but then Python 3.11 and 3.12 keep checking for it at every jump of every thread
+    while the process lives, and under a tracer loop at one place endlessly.
     """
     with suppress(Stopped):
         _raise_in(threading.get_ident())
@@ -134,5 +137,6 @@ def _use_up() -> None:
 
 
 def _raise_in(thread: int) -> None:
-    """Have the thread raise Stopped at one of its next steps."""
+    """Make the thread raise Stopped at one of its next bytecodes."""
+    # CPython offers this in its C API only.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))

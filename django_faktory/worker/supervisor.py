@@ -1,8 +1,8 @@
-"""Keep child processes alive, replace those that stop responding, and end them.
+"""Keep child processes alive, replace unresponsive ones, and end them (`Supervisor`).
 
-Knows no database, no broker and no thread: it starts children, reads their heartbeats, and signals. `Ways` start a
-child, a role defines its work. It imports little of the standard library, because it may run without Django
-(ADR 0012). Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
+Knows no database, no broker and no thread: it starts children, reads their heartbeats, and sends signals. `Ways` start
+a child, a role defines its work. Imports little of the standard library, because it may run without Django (ADR 0012).
+Rules: interface "Commands" (signals, exit codes); W20 for the report of lost workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .terms import (
     stops,
 )
 
-TYPE_CHECKING = False  # `typing` itself would be a megabyte
+TYPE_CHECKING = False  # importing `typing` takes a megabyte
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Any, Protocol
@@ -39,53 +39,65 @@ else:
     Protocol = object
 
 LONGEST_PAUSE_S = 30
+"""Cap of the pause before a child is restarted; it doubles with each crash in a row."""
+
 STEADY_S = 30.0
-"""A child that lived so long has started well: the next pause is short again."""
+"""A child that lived this long has started well: its next pause is short again."""
 
 PARENT_CHECK_S = 0.5
-"""How often to look whether the parent is still there, where that is asked for."""
+"""Interval of the check whether the parent still exists, if it is requested."""
 
 SAME_ORDER_S = 0.5
-"""Signals closer together are one order: `timeout`, `uv run` or honcho pass on what a terminal has sent already."""
+"""Signals closer together count as one: `timeout`, `uv run` or honcho forward a signal that the terminal has already
+sent.
+"""
 
 SLOW_STOP_S = 2.0
-"""Who has not stopped after that may have to be killed: the farewell is prepared."""
+"""If a stop takes longer than this, the report of killed children is prepared."""
 
 SILENT_STOP = 0.9
-"""After this part of the time to stop a child is killed that has missed `STOP_BEATS` heartbeats: it will not stop, and
-what comes after the kill takes time too."""
+"""After this part of `grace_s` a stop kills children that have missed `STOP_BEATS` heartbeats: they will not stop, and
+the work after a kill takes time too.
+"""
 
 STOP_BEATS = 3
+"""Heartbeats missed in a row after which a stop does not wait for a child."""
 
 MAX_LOST = 20
+"""Maximum number of predecessors that a child reports as lost."""
+
 FIRST = 1
-"""The process that inherits all whose parent has ended: in a container, the command itself."""
+"""Process number 1, in a container the command itself, inherits every orphaned process."""
 
 
 class Ways(Protocol):
-    """How a supervisor does what depends on what its process has loaded."""
+    """The operations of a supervisor that depend on which modules its process has loaded."""
 
     head_start_s: float
-    """How long before its turn a child is started: what it needs to load itself."""
+    """Seconds before its turn at which a child is started, for its imports."""
 
     def start(self, name: str, launch: Launch, lifeline_end: int) -> int:
-        """Start the child `name`; its pid. Signals are blocked; it may not keep `lifeline_end` open."""
+        """Start the child `name` and return its pid.
+
+        Called with signals blocked. The child must close `lifeline_end`: it would keep the pipe open after the parent's
+        end.
+        """
 
     def tell(self, level: int, message: str, *args: object) -> None:
-        """Log this, as the project has it."""
+        """Log this record through the project's logging."""
 
     def patience_s(self) -> float | None:
-        """How long nothing is to be done about what was told; None: for ever. Does what is due."""
+        """Handle due log records; return the seconds until the next are due, None if none is pending."""
 
     def prepare_farewell(self) -> None:
-        """Somebody may have to be killed soon."""
+        """Prepare for the report of killed children: a child may have to be killed soon."""
 
     def finish(self, killed: Sequence[str]) -> None:
-        """All children have ended; these wids were killed while stopping, and hold jobs."""
+        """Report the killed wids, which still have jobs. Called after all children have ended."""
 
 
 class Child:
-    """One child, running or to be started. `ends`: a clean exit means that it is done."""
+    """State of one child, running or waiting for its start. `ends`: a clean exit means that its work is done."""
 
     def __init__(self, name: str, *, ends: bool = False) -> None:
         self.name, self.ends = name, ends
@@ -93,33 +105,34 @@ class Child:
         self.lost: list[str] = []
         self.started_at = 0.0
         self.start_at: float | None = 0.0
-        """When its turn begins; None: it runs, or is done."""
+        """When its turn begins, on the monotonic clock; None if it runs or is done."""
         self.crashes = 0
         self.unresponsive: dict[str, int] = {}
-        """Of the `lost`, those that were killed because they stopped responding: how many seconds they were silent."""
+        """The `lost` wids that were killed because they stopped responding, with their seconds of silence."""
         self.has_beaten = self.is_suspended = False
-        """Before its first heartbeat a child is not watched: imports take their time, and older code sends none."""
+        """Before its first heartbeat a child is not watched: imports take long, and older code sends none."""
         self.missed = 0
-        """Heartbeats missed in a row."""
+        """Number of heartbeats missed in a row."""
         self.beat_at = 0.0
 
     def may_be_silent(self) -> bool:
-        """Whether its silence proves nothing: it does not run, has just begun, or a signal has suspended it."""
+        """Return whether silence is normal: it does not run, has just begun, or a signal has suspended it."""
         return not self.pid or not self.has_beaten or self.is_suspended
 
     @classmethod
     def again(cls, told: dict[str, Any]) -> Child:
-        """The child of which `vars` has told."""
+        """Build the child from `vars` of another one."""
         child = cls(told["name"])
         vars(child).update(told)
         return child
 
 
 class Cords:
-    """The pipes between a supervisor and its children, and from signals to it; each is (what is read, what is written).
+    """The pipes between a supervisor and its children, each as (read end, write end).
 
-    `lifeline` ends with the supervisor. `news` are records for a child to log. `beats` are the children's heartbeats.
-    `alarm` is readable while a child does not respond; any child may look.
+    `lifeline` closes when the supervisor ends. `signals` receives the numbers of its signals. `news` carries records
+    for a child to log, `beats` the children's heartbeats. `alarm` is readable while a child does not respond; any child
+    may check it.
     """
 
     def __init__(
@@ -136,22 +149,22 @@ class Cords:
 
     @classmethod
     def make(cls) -> Cords:
-        """New ones."""
+        """Create a new set of pipes."""
         news, beats, alarm = os.pipe(), os.pipe(), os.pipe()
         for end in (*news, *beats, *alarm):
             os.set_blocking(end, False)
         return cls(lifeline=os.pipe(), signals=make_bell(), news=news, beats=beats, alarm=alarm)
 
     def ends(self) -> tuple[int, ...]:
-        """All file descriptors."""
+        """Return all file descriptors of the pipes."""
         return (*self.lifeline, *self.signals, *self.news, *self.beats, *self.alarm)
 
 
 class Supervisor:
     """Start the children and run until they are done, or until a signal stops it.
 
-    `grace_s` is what children get between TERM and KILL. `silence_s`: a child whose heartbeats stop for that long is
-    killed and replaced; None: children are not watched. `parent` ends it when that process is no longer its parent.
+    `grace_s` is the time between TERM and KILL. `silence_s`: a child without heartbeats for this long is killed and
+    replaced; None means that children are not watched. With `parent`, stop when that process is no longer its parent.
     """
 
     def __init__(
@@ -167,8 +180,8 @@ class Supervisor:
         self._children = list(children)
         self._ways = ways
         self._grace_s = grace_s
-        # Checks are counted, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
-        # made, and a pause of any length is one missed heartbeat.
+        # Counts checks, not seconds: while the supervisor itself does not run, or the machine sleeps, no check is
+        # made, and a pause of any length is one missed heartbeat (ADR 0027).
         self._check_every_s = None if silence_s is None else silence_s / (SILENT_BEATS + 1)
         self._check_at = time.monotonic() + (self._check_every_s or 0.0)
         self._is_alarmed = False
@@ -183,12 +196,12 @@ class Supervisor:
         self._code = CLEAN
 
     def run(self, *, then: Callable[[Sequence[Child], Cords], None] | None = None) -> int:
-        """Supervise; returns the exit code for the whole. `then` comes once the children have been started."""
+        """Supervise until the end; return the exit code of the command. `then` is called after the first starts."""
         self._cords = self._cords or Cords.make()
         heard, bell = self._cords.signals
         heeded = (*stops(), signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
         before = {number: signal.signal(number, _nothing) for number in heeded}
-        # Written to at once; a handler in Python would wait until the main thread has woken up.
+        # C code writes to it at once; a Python handler would run only after `select` has returned.
         before_bell = signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
@@ -196,6 +209,7 @@ class Supervisor:
                 self._start_due(self._cords)
                 if then:
                     then(self._children, self._cords)
+                    # Once only. It may replace this process by exec, and then does not return.
                     then = None
                 self._take_signals(heard)
                 self._reap()
@@ -210,7 +224,10 @@ class Supervisor:
         return self._code
 
     def _is_needed(self) -> bool:
-        """Whether a child runs or is to be started; when all that may end have ended, the rest is stopped."""
+        """Return whether a child runs or waits for its start.
+
+        When all children that may end have ended, the remaining ones are stopped.
+        """
         if not self._is_stopping:
             passing = [child for child in self._children if child.ends]
             if passing and not any(child.pid or child.start_at is not None for child in passing):
@@ -220,13 +237,14 @@ class Supervisor:
     # --- signals ---
 
     def _take_signals(self, heard: int) -> None:
-        """Wait for signals, or until something else is due, and obey."""
+        """Wait for signals, or until an action is due, and act on them."""
         ready, _, _ = select.select([heard], [], [], self._patience_s())
         for number in os.read(heard, 100) if ready else b"":
             if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 self._stop()
             elif number in (signal.SIGTSTP, signal.SIGTTIN):
                 self._send(number)
+        # When a parent ends, the kernel gives its children another one.
         if self._parent is not None and not self._is_stopping and os.getppid() != self._parent:
             self._stop()
         if self._prepare_at is not None and time.monotonic() >= self._prepare_at:
@@ -239,7 +257,7 @@ class Supervisor:
             self._kill()
 
     def _patience_s(self) -> float | None:
-        """How long there is nothing to do unless a signal comes; None: for ever."""
+        """Return the seconds until the next action is due; None to wait for a signal only."""
         now = time.monotonic()
         dues = [due for due in (self._kill_at, self._kill_silent_at, self._prepare_at) if due is not None]
         if self._check_every_s is not None:
@@ -253,7 +271,7 @@ class Supervisor:
         return max(0.0, min(dues) - now) if dues else None
 
     def _stop(self) -> None:
-        """The first time gently, the second at once."""
+        """Send TERM to the children at the first call, KILL at the second."""
         now = time.monotonic()
         if self._is_stopping:
             if now >= self._stopping_since + SAME_ORDER_S:
@@ -269,13 +287,13 @@ class Supervisor:
         self._killed += [child.wid for child in self._children if child.pid and child.wid not in self._killed]
         self._kill_at = self._prepare_at = self._kill_silent_at = None
         self._send(signal.SIGKILL)
-        # Only now: who is to log it must not be killed with it in hand.
+        # After the kill: a child that reads this record must not die before it has logged it.
         self._ways.tell(WARNING, "stopping at once: what runs is given back and runs again")
 
     def _send(self, number: int) -> None:
         for child in self._children:
             if child.pid:
-                os.kill(child.pid, number)  # ours and not yet reaped: the pid cannot be another's
+                os.kill(child.pid, number)  # not reaped yet, so the pid cannot belong to another process
 
     # --- heartbeats ---
 
@@ -296,7 +314,7 @@ class Supervisor:
         self._set_alarm(cords.alarm)
 
     def _kill_silent(self, beats: int) -> None:
-        """Kill the children that have missed so many heartbeats in a row, once each."""
+        """Kill each child that has missed this many heartbeats in a row, once."""
         for child in self._children:
             if child.pid and child.missed >= beats and child.wid not in child.unresponsive:
                 self._kill_one(child)
@@ -306,7 +324,7 @@ class Supervisor:
             self._killed.append(child.wid)
         silent_s = round(time.monotonic() - child.beat_at)
         child.unresponsive[child.wid] = silent_s
-        os.kill(child.pid, signal.SIGKILL)  # nothing gentler reaches a thread that does not give up the GIL
+        os.kill(child.pid, signal.SIGKILL)  # no other signal reaches a thread that does not release the GIL
         self._ways.tell(
             ERROR,
             "process does not respond, killed it role=%s pid=%d wid=%s silent=%d s; its jobs go back",
@@ -314,7 +332,7 @@ class Supervisor:
         )
 
     def _set_alarm(self, alarm: tuple[int, int]) -> None:
-        """Let the children see whether one of them does not respond: probes report it."""
+        """Make the alarm pipe readable while a child does not respond, so that probes report it."""
         is_alarmed = any(child.missed >= ALARM_BEATS for child in self._children)
         if is_alarmed and not self._is_alarmed:
             os.write(alarm[1], b"!")
@@ -332,6 +350,7 @@ class Supervisor:
 
     def _start(self, child: Child, turn: float, cords: Cords) -> None:
         child.wid, child.start_at = new_wid(), None
+        # A child may be started `head_start_s` before its turn; its imports do not count as life.
         child.started_at = max(turn, time.monotonic())
         child.has_beaten, child.is_suspended, child.missed = False, False, 0
         launch = Launch(
@@ -345,7 +364,7 @@ class Supervisor:
             beat_every_s=self._check_every_s or 0.0,
             alarm=-1 if self._check_every_s is None else cords.alarm[0],
         )
-        # Blocked until the child has its own handlers: a TERM in between must not get lost.
+        # Blocked until the child has its own handlers: a TERM in between must not be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child.pid = self._ways.start(child.name, launch, cords.lifeline[1])
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -354,6 +373,7 @@ class Supervisor:
     def _reap(self) -> None:
         for child in self._children:
             while child.pid:
+                # Suspensions are reported too: a suspended child is not unresponsive (ADR 0027).
                 pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
                 if not pid:
                     break
@@ -361,21 +381,22 @@ class Supervisor:
                     child.is_suspended, child.missed = os.WIFSTOPPED(status), 0
                 else:
                     self._ended(child, os.waitstatus_to_exitcode(status))
-        if os.getpid() == FIRST and not self._is_stopping:  # when it ends the system clears up
+        if os.getpid() == FIRST and not self._is_stopping:  # when process 1 ends, the kernel ends every other process
             _bury_others({child.pid for child in self._children})
 
     def _ended(self, child: Child, code: int) -> None:
-        """A child is gone: start another, or not."""
+        """Schedule the replacement of a child that has ended, if it needs one."""
         pid, child.pid = child.pid, 0
         if self._is_stopping:
             return
+        # A restart would fail the same way, such as on a wrong password.
         if code == CANNOT_START:
             self._code = CANNOT_START
             self._stop()
             return
         if code == CLEAN and child.ends:
             return
-        if code == SPENT:  # its own line says why
+        if code == SPENT:  # the worker has logged the reason
             child.crashes, child.lost, child.unresponsive, child.start_at = 0, [], {}, time.monotonic()
             self._ways.tell(DEBUG, "child has done its share role=%s pid=%d", child.name, pid)
             return
@@ -395,11 +416,11 @@ class Supervisor:
 
 
 def _nothing(*_: object) -> None:
-    """A signal that is heard elsewhere."""
+    """Do nothing: the wakeup fd reports the signal."""
 
 
 def _read_beats(beats: int) -> set[str]:
-    """The wids of the children that have sent a heartbeat since the last time."""
+    """Return the wids of the children that have sent a heartbeat since the last call."""
     beaten: set[str] = set()
     with suppress(BlockingIOError):
         while found := os.read(beats, 1024 * BEAT_BYTES):
@@ -409,7 +430,7 @@ def _read_beats(beats: int) -> set[str]:
 
 
 def _bury_others(ours: Collection[int]) -> None:
-    """What tasks started and left behind, and has ended: it would keep its process number for ever."""
-    with suppress(ChildProcessError):  # there is no child at all
+    """Reap ended processes that tasks have left behind; otherwise each would keep its process number."""
+    with suppress(ChildProcessError):  # this process has no child
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
             os.waitpid(found.si_pid, os.WNOHANG)

@@ -1,7 +1,7 @@
-"""Recognize jobs whose worker was lost twice. Each runs alone, so that a third loss blames one job (W20).
+"""Recognize jobs that lost their worker twice. Each runs alone, so that a third loss blames one job (W20).
 
-The losses are read from the job's history, which a claim carries for jobs that have one: plain jobs cost nothing. A
-Faktory server elsewhere sends no history; its jobs are never suspects.
+Reads the losses from the job's history, which a claim returns for jobs that have one, so that plain jobs cost nothing.
+A Faktory server elsewhere sends no history; its jobs are never suspects.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from ..payloads import Failure, Reservation, parse_instant
 from ..results import Attempt, attempts_of
 
 WAIT_S = 10.0
-"""How long a suspect waits at least in its process for the other jobs to end; the process fetches nothing meanwhile."""
+"""Minimum seconds that a suspect waits in its process for the other jobs; the process fetches nothing meanwhile."""
 
 SHARE = 0.5
-"""It waits longer, the longer it has had no process of its own: for this part of the time since its latest loss. Or it
-would never run where every process always has a job of a minute."""
+"""The wait grows to this part of the time since the latest loss. Otherwise a suspect would never run where every
+process always has a job of a minute.
+"""
 
 PAUSE_S = 5.0
-"""Before it is ready again after it was put off: the process that had no time for it fetches other jobs."""
+"""Seconds until a suspect that was put off is ready again; meanwhile the process fetches other jobs."""
 
 
 def is_suspect(job: Reservation) -> bool:
-    """Whether the next loss of this job is its last."""
+    """Return whether the next loss of this job makes it dead."""
+    # The substring test avoids parsing the histories of other failures.
     return WORKER_LOST in job.history and len(_losses(job)) >= MAX_LOSSES - 1
 
 
 def wait_s(job: Reservation) -> float:
-    """Return how long this suspect waits for the other jobs of its process to end."""
+    """Return the seconds that this suspect waits for the other jobs of its process to end."""
     losses = _losses(job)
     try:
         lost_at = parse_instant("failed_at", losses[-1].failed_at)
@@ -41,7 +43,7 @@ def wait_s(job: Reservation) -> float:
 
 
 def put_off(job: Reservation) -> Failure:
-    """Return the report that gives a suspect back for another process or a later time; it uses no retry."""
+    """Return the report that releases a suspect for another process or a later time; it uses no retry."""
     return payloads.failure(
         jid=job.jid,
         wid=job.wid,

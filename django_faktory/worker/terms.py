@@ -1,7 +1,7 @@
-"""What a supervisor and its children have agreed on: exit codes, signals, pipes, and what a child is told at its start.
+"""The contract between a supervisor and its children: exit codes, signals, pipes, and `Launch`.
 
-All that a supervisor without Django needs to know of its children; it imports neither logging nor typing, which would
-be 1.7 megabytes there (ADR 0012).
+A supervisor without Django imports this module. It imports neither logging nor typing, which would take 1.7 MB there
+(ADR 0012).
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import os
 import signal
 
 CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
-"""Exit codes of a child. SPENT is as good as CLEAN, and asks for another at once; the last is anything but these."""
+"""Exit codes of a child. SPENT is a clean exit after which the child is replaced at once; every other code counts
+as CRASHED.
+"""
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop gracefully. A terminal sends HUP when it hangs up, and QUIT for Ctrl-\\, to its process group."""
 
 SIGNALS = (*STOPS, signal.SIGTSTP, signal.SIGTTIN, signal.SIGCHLD)
+"""Signals that are blocked while a child is started."""
 
 BEAT_BYTES = 16
 """Size of a heartbeat in the pipe to the supervisor: the wid of the child. Writes of this size are atomic."""
@@ -24,25 +27,29 @@ SILENT_BEATS = 9
 """A child that misses this many heartbeats in a row is killed and replaced."""
 
 ALARM_BEATS = 6
-"""From then on probes report it: late enough that a Kubernetes with its usual three failures in 30 s does not restart
-the whole node for one process that is about to be replaced (15 s with the default settings)."""
+"""Missed heartbeats from which on probes report a child: late enough that Kubernetes, with its usual three failures in
+30 s, does not restart the whole node for one process that is about to be replaced (15 s with the default settings).
+"""
 
 NEWS_BYTES = 512
-"""Of one piece of news, filled up with blanks. POSIX promises that as much goes through a pipe in one piece."""
+"""Size of one log record in the pipe, padded with blanks. POSIX guarantees that a write of 512 bytes is atomic."""
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+"""Levels of log records and their names: the same as in `logging`."""
+
 LEVELS = {DEBUG: "DEBUG", INFO: "INFO", WARNING: "WARNING", ERROR: "ERROR"}
-"""Levels of news, and their names: those of `logging`."""
+"""Names of the levels, as in `logging`."""
 
 
 class Launch:
-    """What a child is told: who it is, which wids before it died holding jobs, and when its turn begins.
+    """The parameters of one child: its wid, the wids that died before it with jobs, and when its turn begins.
 
-    `lifeline` is a pipe that ends with the parent. From `news` it takes what its parent has to say.
-    `not_before` is a reading of the monotonic clock, which is the machine's.
-    `unresponsive`: for each of the `lost` that was killed because it stopped responding, the seconds it was silent.
-    `beats` is the pipe for heartbeats, one every `beat_every_s`; -1: the parent expects none.
-    `alarm` is a pipe that is readable while a child of the parent does not respond; -1: unknown.
+    - `lifeline` is a pipe that closes when the parent ends. `news` carries log records of the parent.
+    - `not_before` is a time of the monotonic clock, which all processes of a machine share.
+    - `unresponsive` maps each of the `lost` wids that was killed because it stopped responding to its seconds of
+      silence.
+    - `beats` is the pipe for heartbeats, one every `beat_every_s`; -1 if the parent expects none.
+    - `alarm` is a pipe that is readable while a child of the parent does not respond; -1 if there is none.
     """
 
     def __init__(
@@ -65,23 +72,23 @@ class Launch:
         self.beats, self.beat_every_s, self.alarm = beats, beat_every_s, alarm
 
     def pipes(self) -> tuple[int, ...]:
-        """The file descriptors that the child needs."""
+        """Return the file descriptors that the child needs."""
         return tuple(end for end in (self.lifeline, self.news, self.beats, self.alarm) if end >= 0)
 
 
 def stops() -> tuple[int, ...]:
-    """`STOPS` without HUP and QUIT where this process was started with them ignored, as `nohup` does."""
+    """Return `STOPS` without HUP and QUIT if this process was started with them ignored, as by `nohup`."""
     kept = (signal.SIGHUP, signal.SIGQUIT)
     return tuple(number for number in STOPS if not (number in kept and signal.getsignal(number) is signal.SIG_IGN))
 
 
 def new_wid() -> str:
-    """A name no other worker process has had."""
+    """Return a random wid that no other worker process has used."""
     return os.urandom(8).hex()
 
 
 def make_bell() -> tuple[int, int]:
-    """The two ends of a pipe for signals."""
+    """Create the pipe for signals: read end and non-blocking write end."""
     heard, bell = os.pipe()
     os.set_blocking(bell, False)
     return heard, bell

@@ -1,6 +1,7 @@
-"""Looks after the jobs that run: stops those whose time is over or that were cancelled, gives up on the unstoppable.
+"""Monitor running jobs: stop them after timeouts and cancellations, give up stuck ones (`Watch`).
 
-One thread; sleeps until something is due. What a stop is: `stopping`. Rules: `docs/tasks.md`, "Time limits".
+One thread, which sleeps until an action is due. `stopping` implements the stop itself. Rules: `docs/tasks.md`, "Time
+limits".
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ logger = get_logger(__name__)
 
 
 class Limits(NamedTuple):
-    """How patient the worker is, in seconds."""
+    """Time limits of the monitor, in seconds."""
 
     ask_every_s: float = 2.0
-    """Between two questions which jobs are cancelled; jobs that run half as long are not asked about."""
+    """Interval of the query which jobs are cancelled. Jobs that have run for less than half of it are left out."""
     cancel_grace_s: float = 10.0
-    """What a function that takes the context gets to see its cancellation by itself."""
+    """Time for a function that takes the context to see its cancellation before it is stopped."""
     stop_grace_s: float = 5.0
-    """What a task gets to end after it was stopped. Then it is stuck, and its process is to be replaced."""
+    """Time for a stopped task to end. After that it is stuck, and its process is replaced."""
 
 
 USUAL = Limits()
+"""The limits of a worker in production; tests use shorter ones."""
 
 SHORTEST_PAUSE_S = 0.05
-"""Where something is due that cannot be done just now: the job's thread is not in its task."""
+"""Pause while a due action is not possible, because the job's thread is not in its task at that moment."""
 
 
 class Watch:
-    """Of one worker process. `give_up` hears of stuck jobs, once each."""
+    """Monitor of one worker process. `give_up` is called once for each stuck job."""
 
     def __init__(
         self, broker: Broker, *, give_up: Callable[[Execution, FaktoryError], None], limits: Limits = USUAL
@@ -56,43 +58,46 @@ class Watch:
         self._is_closed = False
 
     def began(self, execution: Execution) -> None:
-        """Look after this job."""
+        """Start to monitor this job. Safe from any thread."""
+        # Keyed by id(): a worker may have two attempts of one jid.
         self._running[id(execution)] = execution
         self._is_used = True
         if self._is_asleep or execution.task.timeout is not None:
             self._due.set()
 
     def ended(self, execution: Execution) -> None:
-        """This job needs no looking after any more."""
+        """Stop monitoring this job. Safe from any thread."""
         self._running.pop(id(execution), None)
 
     def interrupt(self, reason: str) -> None:
-        """Stop all jobs that run, since their worker stops."""
+        """Stop all running jobs with WorkerShutdown, since their worker stops."""
         for execution in list(self._running.values()):
             execution.control.stop(WorkerShutdown(reason))
 
     def close(self) -> None:
-        """End the loop."""
+        """End the loop; does not wait for it."""
         self._is_closed = True
         self._due.set()
 
     def run(self) -> None:
-        """Look until closed."""
+        """Check jobs until closed; `run` is the target of a thread."""
         while not self._is_closed:
             self._due.wait(self._pause_s())
             self._is_asleep = False
             self._due.clear()
             self._ask()
+            # A copy: other threads add and remove jobs meanwhile.
             for execution in list(self._running.values()):
                 self._look_at(execution, time.monotonic())
         self._broker.close()
 
     def _pause_s(self) -> float | None:
-        """Until something is due; a cancellation may be known at any time, and so never long. None: until a job begins.
+        """Return the seconds until an action is due; None to sleep until a job begins.
 
-        That is where none has for a while: to be woken by each would cost short jobs more than looking does.
+        A cancellation may come at any time, so the pause is at most `ask_every_s`. It is None when no job has run for a
+        while: a wake-up for each short job would cost more than the checks do.
         """
-        self._is_asleep = True  # before the look: a job that begins after it wakes us
+        self._is_asleep = True  # before `_running` is read: a job that begins after that wakes the thread
         was_used, self._is_used = self._is_used, False
         if not (was_used or self._running or self._has_connection):
             return None
@@ -121,21 +126,25 @@ class Watch:
         self._give_up(execution, reason)
 
     def _time_over_at(self, execution: Execution) -> float:
-        """When to stop it for its timeout. A coroutine has a timeout of its own: this is for one that ignores it."""
+        """Return when to stop the job for its timeout.
+
+        A coroutine has its own timeout; it is stopped 0.5 s later if it ignores that.
+        """
         if execution.task.timeout is None:
             return float("inf")
         return execution.control.began_at + execution.task.timeout + (0.5 if execution.is_async else 0.0)
 
     def _cancel_at(self, execution: Execution) -> float:
-        """When to stop it because it is cancelled: at once, unless it can see that by itself."""
+        """Return when to stop the job for its cancellation: at once, unless its task can see it."""
         may_see = execution.task.takes_context and not execution.is_async
         return execution.control.cancelled_at + (self._limits.cancel_grace_s if may_see else 0.0)
 
     def _ask(self) -> None:
-        """Learn which jobs are cancelled: one statement, for those that have run for a while."""
+        """Query which jobs are cancelled: one statement, for jobs that have run for a while."""
         now = time.monotonic()
         if not self._broker.cancels or now < self._asked_at + self._limits.ask_every_s:
             return
+        # Before the query, so that errors are not repeated at each round.
         self._asked_at = now
         long = {
             execution.reservation.jid: execution
@@ -151,7 +160,7 @@ class Watch:
         except FaktoryError as error:
             self._patience.after(error)
             return
-        except Exception:  # a loop: timeouts are kept all the same
+        except Exception:  # the loop must survive: timeouts need no database
             logger.exception("could not ask which jobs are cancelled")
             self._broker.close()
             return
@@ -161,7 +170,7 @@ class Watch:
             long[jid].control.cancel()
 
     def _let_go(self) -> None:
-        """No connection is kept for jobs that end at once."""
+        """Close the connection while all jobs are short."""
         if self._has_connection:
             self._broker.close()
             self._has_connection = False

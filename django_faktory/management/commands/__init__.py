@@ -1,1 +1,1 @@
-"""What users type."""
+"""The commands of `manage.py`: `runfaktory` and `faktory`."""

@@ -1,4 +1,4 @@
-"""`manage.py faktory …`: parse, run the subcommand, and say what was wrong in one line. The rest is `cli`'s."""
+"""`manage.py faktory …`: parse, run the subcommand, and report errors in one line. `cli` has the subcommands."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ...errors import BrokerUnavailable, FaktoryError
 from ...store.transactions import first_line
 
 _USAGE = 2
-"""What argparse exits with; here that means that nothing matched."""
+"""Exit code of argparse for a wrong usage. Here that code means that nothing matched."""
 
 
 class Command(BaseCommand):
-    """Look after the jobs of this project: see docs/cli.md."""
+    """Manage the jobs of this project: see docs/cli.md."""
 
     help = "Looks after jobs, queues, workers, batches and cron entries."
     requires_system_checks = ()
     is_parsed = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """A parser for each subcommand."""
+        """Add a parser for each subcommand."""
         common = _djangos_options()
         words = parser.add_subparsers(
             dest="word", required=True, metavar="SUBCOMMAND", parser_class=argparse.ArgumentParser
@@ -41,19 +41,21 @@ class Command(BaseCommand):
             one.arguments(its)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """As Django does, but a wrong usage exits as a wrong configuration does."""
+        """Run as Django does, but exit on wrong usage as on wrong configuration (`WRONG`)."""
         try:
             super().run_from_argv(argv)
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader, such as `head`, has enough; Python would complain once more at its end
+        except BrokenPipeError:
+            # The reader, such as `head`, has ended. Without the null device Python would raise again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except SystemExit as stop:
+            # After parsing, the same code is the result of a subcommand.
             if stop.code == _USAGE and not self.is_parsed:
                 sys.exit(WRONG)
             raise
 
     def handle(self, **options: Any) -> None:
-        """Run it; exit with its code."""
+        """Run the subcommand; exit with its code, or raise CommandError with a code for the kind of error."""
         self.is_parsed = True
         one = subcommands()[options["word"]]
         screen = Screen(self.stdout, self.stderr, is_json=options["json"])
@@ -72,7 +74,10 @@ class Command(BaseCommand):
 
 
 def _djangos_options() -> argparse.ArgumentParser:
-    """What every command of Django's takes, after the subcommand too, where people write it. Says nothing by itself."""
+    """Return a parser with the options of every Django command, accepted after the subcommand too.
+
+    Its defaults are suppressed, so that they do not override options given before the subcommand.
+    """
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     group = common.add_argument_group("of every command of Django's")
     group.add_argument("--settings", help="The Python path of the settings module.")

@@ -1,4 +1,4 @@
-"""`manage.py runfaktory`: server, workers and maintenance. Checks and starts; `management.processes` has the rest."""
+"""`manage.py runfaktory`: check the options and start server, workers and maintenance (`management.processes`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Command(BaseCommand):
     _is_program = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The options, as `docs/reference/commands.md` has them."""
+        """Add the options, as listed in `docs/reference/commands.md`."""
         parser.add_argument(
             "address", nargs="?", metavar="HOST:PORT", help="Where to listen; default: FAKTORY['BIND']."
         )
@@ -78,9 +78,10 @@ class Command(BaseCommand):
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """From a command line: no caller waits for this process to return from here."""
+        """Run from a command line: no caller needs this process to return."""
         self._is_program = True
         if open_closed():
+            # Django has wrapped the closed streams when it created this command.
             self.stdout, self.stderr = OutputWrapper(sys.stdout), OutputWrapper(sys.stderr)
         super().run_from_argv(argv)
 
@@ -89,8 +90,8 @@ class Command(BaseCommand):
         self.stdout.flush()
 
     def handle(self, **options: Any) -> None:
-        """Check everything that can be wrong, say what will run, and run it."""
-        if told := orders.read_own():  # this same command began, for one of its processes: all has been checked
+        """Check options, settings and database, print the plan, and run it."""
+        if told := orders.read_own():  # started by the supervisor for one process: all checks have passed
             _log_somewhere()
             tasks.autodiscover()
             play(told)
@@ -102,7 +103,7 @@ class Command(BaseCommand):
             return
         _import_tasks()
         with _a_database_away_told_in_one_line():
-            self.check()  # asks the database what it can do, from Django 6.1 on
+            self.check()  # from Django 6.1 on it queries the database's features
             plan = make_plan(options)
             if plan.alias:
                 await_migrations(plan.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
@@ -117,7 +118,7 @@ class Command(BaseCommand):
 
 
 def _log_somewhere() -> None:
-    """Show what happens, on stderr, where the project has not set up logging for it."""
+    """Log to stderr unless the project has configured logging for this package."""
     logger = logging.getLogger("django_faktory")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
@@ -125,7 +126,7 @@ def _log_somewhere() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     backport = logging.getLogger("django_tasks")
-    if not backport.hasHandlers():  # its failures would be told a second time, by Python's last resort
+    if not backport.hasHandlers():  # Python's last-resort handler would print its failures a second time
         backport.addHandler(logging.NullHandler())
 
 
@@ -155,7 +156,7 @@ def _wait_s(option: str | None) -> float:
 
 
 def _disconnect() -> None:
-    """No connection, and no thread of a pool, may be shared with the processes to come."""
+    """Close all connections and pools: forked processes must share none, nor the threads of a pool."""
     for connection in connections.all(initialized_only=True):
         connection.close()
         if hasattr(connection, "close_pool"):
