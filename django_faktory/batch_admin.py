@@ -181,6 +181,7 @@ class BatchAdmin(LookOnly):
         """
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
+        # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, scalars.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
         lines = [
             (_jobs(bid=batch.bid, state=str(state)), _mark(state), _capped(count), str(state))
@@ -230,7 +231,9 @@ class BatchAdmin(LookOnly):
         jobs = Job.objects.using(alias).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
         ids = list(jobs.in_state(State.DEAD, State.RETRIES).values_list("pk", flat=True))
         count = operations.requeue(ids, using=alias)
+        # After the commit: a worker that wakes up earlier would not see the jobs.
         transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
+        # The log needs the names only; the texts of callbacks may be long.
         log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
         self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)

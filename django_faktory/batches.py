@@ -153,6 +153,7 @@ class Batch(_Open):
         assert scope is not None  # noqa: S101  (__enter__ has set it)
         if error is None:
             with scope:
+                # Inside the scope, so that the jobs and the commit are one transaction.
                 self._keeper().commit_batch(self.bid)
                 batch_committed.send(type(self))
         else:
@@ -189,6 +190,7 @@ class RunningBatch(_Open):
         self._shut()
 
     async def __aenter__(self) -> Self:
+        # check_batch() queries the database, which Django permits in threads only.
         await sync_to_async(self._keeper().check_batch)(self.bid, by=self.by)
         self._open()
         return self

@@ -117,6 +117,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     begins, and a statement in autocommit is not part of one.
     """
     connection = _job_database()
+    # A forbidden level in OPTIONS is reported by check_connections, so it is not reported twice.
     if connection is None or connection.alias not in (databases or ()) or _isolation_option(connection):
         return []
     if connection.vendor not in _FORBIDDEN_LEVELS:
@@ -124,6 +125,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     with connection.cursor() as cursor:
         cursor.execute(_ask_isolation(connection))
         level = str(cursor.fetchone()[0])
+    # MySQL and MariaDB write "REPEATABLE-READ", PostgreSQL "repeatable read".
     if level.replace("-", " ").lower() not in _FORBIDDEN_LEVELS[connection.vendor]:
         return []
     if connection.vendor == "postgresql":
@@ -223,6 +225,7 @@ def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
         kind = Warning if problem.is_warning else Error
         number = f"{problem.code[0]}03{problem.code[1]}"
         yield kind(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
+    # Only if LOCKET is valid so far: otherwise it may not be a dict.
     path = values["LOCKET"].get("JOB_LOCK_KEY") if not found else None
     if isinstance(path, str):
         try:
@@ -342,6 +345,7 @@ _REMEDY_MYSQL = '"OPTIONS": {"isolation_level": "read committed"}, which is Djan
 def _ask_isolation(connection: BaseDatabaseWrapper) -> str:
     if connection.vendor == "postgresql":
         return "SHOW default_transaction_isolation"
+    # MySQL 8 removed tx_isolation; MariaDB before 11.1 has no other name.
     name = "tx_isolation" if getattr(connection, "mysql_is_mariadb", False) else "transaction_isolation"
     return f"SELECT @@SESSION.{name}"
 
@@ -376,6 +380,7 @@ def _dotted(version: Iterable[int]) -> str:
 
 def _whole(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
     return (
+        # bool is a subclass of int, but True is not a number here.
         lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
         f"a whole number from {low} to {high}",
     )
@@ -489,6 +494,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MAX_ATTEMPTS": _whole(1),
     "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
     "RESULT_TTL": _whole(0),
+    # Checked by _locket(), which reports codes of its own.
     "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
     "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
     "BATCH_COMMIT_WITHIN": _seconds(1),

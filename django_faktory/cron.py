@@ -183,6 +183,7 @@ class Schedule:
                 found = tick.replace(tzinfo=UTC) - offset
                 change = _change(self.zone, begin, found)
                 if change is not None:
+                    # A microsecond earlier, so that a tick at the moment of the change is included.
                     begin, after = change, change - timedelta(microseconds=1)
                     break
                 yield found
@@ -228,15 +229,18 @@ def due(schedule: Schedule, first: datetime, now: datetime, *, missed: str, wind
         on_time = _between(schedule, late, now)
         oldest = max(first, now - timedelta(seconds=window_s))
         made_up = None
+        # A tick that is on time makes up for the missed ones.
         if missed == Missed.ONCE and not on_time and oldest < late:
             made_up = schedule.latest(oldest, late)
         ticks = [made_up] if made_up else on_time
         return Due(ticks, None if made_up == first else first, next_at)
     oldest = first
     if first < late:
+        # A window shorter than ON_TIME_S must not drop ticks that are on time.
         oldest = max(first, now - timedelta(seconds=max(window_s, ON_TIME_S)))
     ticks = _between(schedule, oldest, now, MOST_TICKS + 1)
     if len(ticks) > MOST_TICKS:
+        # The next transaction continues with the tick that did not fit.
         next_at = ticks.pop()
     return Due(ticks, first if oldest > first else None, next_at)
 

@@ -205,6 +205,7 @@ def run_now(entry: CronEntry, *, using: str) -> Enqueued:
     """
     autodiscover()  # a web process may not have imported all tasks
     got = ticks.run_now(entry.pk, enqueue, using=using)
+    # After the commit: a worker that wakes up earlier would not see the job.
     transaction.on_commit(partial(wakeups.announce, using, {got.queue}), using=using)
     return got
 
@@ -227,6 +228,7 @@ def _call_of(
     """
     try:
         # bind() finds wrong arguments at start instead of at the first tick.
+        # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
         positional, named = encoded_call(args, kwargs, plain_json=task.plain_json or is_json)
         return encoded(positional), encoded(named)

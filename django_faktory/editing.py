@@ -123,6 +123,7 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
     except UnknownJobType:
         return
     try:
+        # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
     except TypeError as error:
         raise InvalidPayload(f"args: {jobtype} cannot be called with them: {error}") from error

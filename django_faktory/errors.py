@@ -80,6 +80,7 @@ class UnknownBatch(FaktoryError):
     """No batch with this id is stored: it never existed, or it ended more than BATCH_TTL seconds ago."""
 
     def __init__(self, bid: str) -> None:
+        # The bid is client input: escaped and cut, so that the message stays one short line.
         super().__init__(f"no such batch {ascii(bid[:255])[1:-1]}")
         self.bid = bid
 

@@ -154,6 +154,7 @@ def cut(text: str, brackets: str) -> Iterator[str | None]:
         elif text[where] != brackets[1]:
             break
         else:
+            # An empty array or object has no part; after a trailing comma the empty part is rejected by the caller.
             if count or part.strip(_SPACE):
                 yield part
             jsontext.expect_end(text, where + 1)
@@ -250,6 +251,7 @@ class _Canonical:
 
     def _is_due(self, size: int = 0) -> bool:
         """Return whether a pause is due after one more token of `size` characters."""
+        # A long token counts as several, because copying it takes longer.
         self._left -= 1 + size // 500
         if self._left > 0:
             return False
@@ -333,6 +335,7 @@ class _Canonical:
             if isinstance(value, str):
                 out += value.encode()
                 continue
+            # In slices: copying megabytes at once would take longer than a step may.
             out += value[:SLICE]
             for start in range(SLICE, len(value), SLICE):
                 yield
