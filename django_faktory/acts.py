@@ -1,7 +1,8 @@
-"""What people do to sets of jobs and queues: the store's steps, with the hints that follow and the project's settings.
+"""Apply bulk operations to jobs and queues: retry, requeue, kill, discard, prune, pause, resume.
 
-Used by querysets, the admin, the API and the command line. Each step is one short transaction over at most
-`many.CHUNK` jobs; in a transaction of the caller's all of them are part of it.
+Adds the notifications and the project's settings to the functions of `store.many`; used by querysets, the admin, the
+API and the command line. Each step is one short transaction over at most `many.CHUNK` jobs; inside a transaction of the
+caller all steps are part of that transaction.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from .store import many, operations, queues
 from .wakeups.postgresql import ANY_QUEUE
 
 TRIED_FOR_S = 3600
-"""How long a job that was run to see how it fares leaves a row."""
+"""Seconds for which a job that was run by `try_one` keeps its row after it ended."""
 
 
 class Verb(StrEnum):
-    """What can be done to any set of jobs."""
+    """Operations that can be applied to any set of jobs."""
 
     RETRY = "retry"
     REQUEUE = "requeue"
@@ -42,38 +43,41 @@ STATES: dict[Verb, frozenset[State]] = {
     Verb.DISCARD: sources(Event.DISCARD),
     Verb.PRUNE: sources(Event.PURGE),
 }
-"""The states in which a job must be for each; others are left alone."""
+"""States a job must be in for each verb; jobs in other states are not changed."""
 
 
 class Under(NamedTuple):
-    """A verb under way."""
+    """A bulk operation in progress, returned by `begin`."""
 
     total: int
-    """Jobs that were found: those that leave their state before their turn are left alone."""
+    """Jobs found by the query. Jobs that leave their state before their step runs are not changed."""
     steps: Iterator[int]
-    """How many were changed, step by step; nothing is done before it is asked for."""
+    """Lazy steps: advancing the iterator executes one step and yields the number of jobs it changed."""
 
 
 def begin(verb: Verb, jobs: JobQuerySet) -> Under:
-    """Find the jobs that are meant; what comes later is not among them."""
+    """Find the jobs to change and return the steps; jobs created later are not included."""
     jobs = jobs.using(_writable(jobs))
+    # Counted and changed on the same database: a replica that lags would list jobs that have changed since.
     found, steps = many.change(jobs, STATES[verb], _change(verb))
     return Under(found, _carried_out(verb, jobs.db, steps))
 
 
 def carry_out(verb: Verb, jobs: JobQuerySet) -> int:
-    """All of it; returns how many jobs were changed."""
+    """Execute all steps; return the number of jobs changed."""
     return sum(begin(verb, jobs).steps)
 
 
 def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str) -> int:
-    """Have jobs that failed run again one after the other, in the order of `ids`; returns how many will.
+    """Defer failed jobs so that they run one after the other, in the order of `ids`.
 
-    They wait among the retries: their workers get no more at a time than the pace allows.
+    The jobs wait in the retries state, `every_s` seconds apart, so workers receive them no faster than that pace.
+    Return the number of jobs changed.
     """
     changed = 0
     for start in range(0, len(ids), many.CHUNK):
         places = range(start, min(start + many.CHUNK, len(ids)))
+        # Times depend on the place in `ids` and not on the clock, so a later chunk continues the pace of the first.
         times = {ids[place]: first_at + timedelta(seconds=every_s * place) for place in places}
         changed += operations.defer(times, using=using)
     if changed:
@@ -82,19 +86,23 @@ def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str
 
 
 def try_one(job: Job) -> bool:
-    """Run this one now, and keep its row for a while whatever comes of it; False where it has left its state."""
+    """Retry this job now and keep its row for `TRIED_FOR_S` after it ends.
+
+    Return False if the job has left the retries and dead states.
+    """
     using = job._state.db or conf.get("DATABASE")  # noqa: SLF001  (documented)
+    # Before the retry: a fast worker could end the job, and so remove its row, between the two statements.
     operations.keep_for(job.pk, TRIED_FOR_S, using=using)
     return carry_out(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
 
 
 def pause(found: QueueQuerySet) -> int:
-    """Give out no job of these queues; returns how many were not paused yet."""
+    """Stop handing out jobs of these queues; return how many were not paused before."""
     return len(queues.pause(_names(found), using=_writable(found)))
 
 
 def resume(found: QueueQuerySet) -> int:
-    """Give out jobs of these queues again; returns how many were paused."""
+    """Hand out jobs of these queues again; return how many were paused."""
     using = _writable(found)
     resumed = queues.resume(_names(found), using=using)
     if resumed:
@@ -107,7 +115,8 @@ def _names(found: QueueQuerySet) -> list[str]:
 
 
 def _writable(rows: JobQuerySet | QueueQuerySet) -> str:
-    """The database of a set, where it can be written; sets that were read from a replica are changed at its source."""
+    """Return the alias to write to, also for a set that was read from a replica."""
+    # The router then chooses the alias as it does for update().
     rows._for_write = True  # type: ignore[union-attr]  # noqa: SLF001  (as QuerySet's own update does)
     return rows.db
 
@@ -126,10 +135,12 @@ def _change(verb: Verb) -> operations.Change:
 def _carried_out(verb: Verb, using: str, steps: Iterator[many.Step]) -> Iterator[int]:
     for step in steps:
         changed = step()
+        # Workers are notified after each step and not at the end, so that they start while other steps run.
         if changed and verb in (Verb.RETRY, Verb.REQUEUE):
             _announce(using, {ANY_QUEUE})
         yield changed
 
 
 def _announce(using: str, names: set[str]) -> None:
+    # After the commit: a worker that wakes up earlier would not see the jobs.
     transaction.on_commit(partial(wakeups.announce, using, names), using=using)

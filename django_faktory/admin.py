@@ -1,6 +1,6 @@
-"""The admin: pages that show, and acts that call the same functions as the command line.
+"""Register the admin pages: read-only views, plus actions that call the same functions as the command line.
 
-Lists count up to `CappedPaginator.cap` rows and no whole table.
+Lists count at most `CappedPaginator.cap` rows, never a whole table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
-from . import batch_admin as batch_admin  # noqa: PLC0414  (it registers its own)
-from . import cron_admin as cron_admin  # noqa: PLC0414  (the same)
+from . import batch_admin as batch_admin  # noqa: PLC0414  (importing it registers its pages)
+from . import cron_admin as cron_admin  # noqa: PLC0414  (likewise)
 from . import gearmonkey_admin as gearmonkey_admin  # noqa: PLC0414
 from . import jsontext, redaction
 from . import limit_admin as limit_admin  # noqa: PLC0414
@@ -24,7 +24,7 @@ from .dashboard.overview_admin import OverviewAdmin
 from .dashboard.queues import QueueAdmin
 from .dashboard.workers import WorkerProcessAdmin
 from .errors import FaktoryError
-from .look_only import CappedPaginator as CappedPaginator  # noqa: PLC0414  (people import it from here)
+from .look_only import CappedPaginator as CappedPaginator  # noqa: PLC0414  (documented import location)
 from .look_only import LongText, LookOnly, Styled, as_html, asks, log
 from .models import Job, OutboxEntry, Queue, WorkerProcess
 from .object_admin import JobsOfObjectMixin as JobsOfObjectMixin  # noqa: PLC0414
@@ -37,18 +37,22 @@ admin.site.register(WorkerProcess, WorkerProcessAdmin)
 
 
 def _job_of(_: OutboxEntry, text: str) -> str:
-    """Return the job of an entry's text, as far as it may be seen."""
+    """Return the job in an outbox entry's text, with redaction applied."""
     try:
         found = jsontext.last_members(text)
         jobtype, job = (jsontext.decode(found[name]) for name in ("jobtype", "text"))
     except (FaktoryError, KeyError):
+        # What cannot be parsed cannot be redacted, so with redaction on none of it is shown.
         return jsontext.encode(redaction.HIDDEN) if redaction.is_on() else text
     return redaction.shown_job(str(jobtype), str(job))
 
 
 @admin.register(OutboxEntry)
 class OutboxEntryAdmin(LookOnly):
-    """Jobs on their way elsewhere. Those with an error stay until a person lets them try again, or deletes them."""
+    """Jobs waiting to be sent to a remote Faktory server.
+
+    An entry with an error stays until a user retries or deletes it.
+    """
 
     list_display = ("id", "jid", "queue", "created_at", "trouble")
     list_filter = (("error", admin.EmptyFieldListFilter), "queue")
@@ -64,32 +68,38 @@ class OutboxEntryAdmin(LookOnly):
 
     @admin.display(description="error", ordering="error")
     def trouble(self, entry: OutboxEntry) -> str:
-        """Return the beginning of the error; the entry's page shows more."""
+        """Return the beginning of the error; the entry's page shows the full text."""
         return Truncator(entry.error).chars(300)
 
     @admin.display(description="error")
     def shown_error(self, entry: OutboxEntry) -> SafeString:
-        """Return why the server elsewhere refused the job."""
+        """Return the reason the remote server gave for rejecting the job."""
         return as_html(self.shown(entry, "error")["error"])
 
     @admin.display(description="job")
     def shown_job(self, entry: OutboxEntry) -> SafeString:
-        """Return the job as its client sent it."""
+        """Return the job as its client sent it, with redaction applied."""
         return as_html(self.shown(entry, "job")["job"])
 
     has_try_permission = asks("outboxentry.retry")
 
     def get_search_fields(self, request: HttpRequest) -> Any:
-        """Search in errors only if the user may see them."""
+        """Search in errors only if the user may see errors.
+
+        A search would otherwise reveal text that the list hides.
+        """
         return self.search_fields if self.sees(request, "trouble") else ("jid",)
 
     def has_delete_permission(self, request: HttpRequest, obj: OutboxEntry | None = None) -> bool:
-        """Return whether the user may delete: nothing else removes a row that no server accepts."""
+        """Return whether the user may delete the entry.
+
+        Unlike the other read-only pages, because nothing else removes a row that no server accepts.
+        """
         return Styled.has_delete_permission(self, request, obj)
 
     @admin.action(description="Try again", permissions=["try"])
     def try_again(self, request: HttpRequest, queryset: QuerySet[OutboxEntry]) -> None:
-        """Forget the error: the relay takes it with the next ones."""
+        """Clear the error so that the outbox relay sends the entry again."""
         rows = list(queryset.exclude(error="").only("jid"))
         count = OutboxEntry.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows]).update(error="")
         log(request, rows, "Tried again")

@@ -1,6 +1,7 @@
-"""What a job must be to be let in: the checks of PUSH, each naming the field and the rule (W9 to W11).
+"""Parse and validate a pushed job; each error names the field and the rule (W9 to W11).
 
-Pure. The client's text is kept as it came; only what is ours, or said nothing, is taken out or filled in.
+Pure: no I/O. `parse_job` is the entry point. The client's text is stored verbatim; only members reserved for the server
+or empty ones are removed or filled in.
 """
 
 from __future__ import annotations
@@ -30,21 +31,30 @@ from .payloads import (
 )
 
 MAX_MEMBERS = 10_000
-"""Of a long job, and of its `custom`: what they cost is bounded, and nobody has so many."""
+"""Members allowed in a long job, and in its `custom`. Bounds the cost of parsing; real jobs have far fewer."""
 
 _LARGEST = 2**31 - 1
 _UNSAID = (ABSENT, '""')
+# Members that only the server writes (W11); a client's values for them are dropped.
 _ours = frozenset({"enqueued_at", "failure"})
 
 
 def parse_job(text: str) -> JobPayload:
-    """Check a job a client sent and return it ready to store. Raises InvalidPayload naming the field (W9)."""
+    """Validate a job sent by a client and return it ready to store.
+
+    Raises InvalidPayload naming the field (W9).
+    """
+    # Most jobs are parsed directly; only jobs with long arguments need the generator.
     return jsonsteps.run(found) if isinstance(found := begin_job(text), Generator) else found
 
 
 def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
-    """The same, but a job whose long arguments are compared comes as steps, which raise InvalidPayload only."""
+    """Parse a job; return steps instead of the job if long arguments must be compared.
+
+    The steps raise InvalidPayload only.
+    """
     found = jsontext.members(text)
+    # First, so that every later error carries the jid, by which PUSHB reports it (W12).
     jid = _jid(found.get("jid", ABSENT))
     try:
         custom = _custom(found)
@@ -58,10 +68,14 @@ def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
 
 
 def parse_long_job(text: str) -> Steps[JobPayload]:
-    """The same in steps throughout. A long job has at most 10,000 members, and so has its `custom`."""
+    """Parse a long job in steps throughout.
+
+    A long job has at most 10,000 members, and so has its `custom`.
+    """
     if len(text) <= jsonsteps.SHORT:
         found_job = begin_job(text)
         return (yield from found_job) if isinstance(found_job, Generator) else found_job
+    # Depth first: it protects the recursive parsers below.
     yield from jsonsteps.check_depth(text)
     found = yield from jsonsteps.members(text, most=MAX_MEMBERS)
     jid = _jid(found.get("jid", ABSENT))
@@ -85,12 +99,13 @@ def _with_options(job: JobPayload, args: str, custom: dict[str, str]) -> Steps[J
 
 
 def _plain_job(jid: str, found: dict[str, str], text: str, custom: dict[str, str]) -> JobPayload:
-    """The job without its options."""
+    """Build the job without its options."""
     jobtype = _jobtype(found.get("jobtype", ABSENT))
     if not found.get("args", "").startswith("["):
         raise InvalidPayload(f"jobs must have an args parameter: args: expected an array, got {_seen(found, 'args')}")
     reserve_for = _reserve_for(found)
     at = _at(found)
+    # Validated only (W9): `created_at` stays in the text as it was sent (W11).
     if found.get("created_at") != '""':
         instant(found, "created_at")
     queue = _queue(found)
@@ -176,6 +191,7 @@ def _clamp(number: int) -> int:
 
 
 def _is_storable(text: str) -> bool:
+    # ASCII is the common case and needs no encoding; lone surrogates cannot be stored as UTF-8.
     if text.isascii():
         return True
     try:
@@ -186,9 +202,14 @@ def _is_storable(text: str) -> bool:
 
 
 def _stored_text(found: dict[str, str], text: str, queue: str) -> str:
-    """The client's text with queue and retry filled in; rewritten only where a member must go or change."""
+    """Return the client's text with queue and retry filled in.
+
+    The text is rebuilt only if a member must be removed or replaced.
+    """
+    # An empty string counts as absent, like null (see `_UNSAID`).
     is_wrong = not _ours.isdisjoint(found) or found.get("created_at") == '""'
     if not is_wrong and found.get("queue", ABSENT) not in _UNSAID and found.get("retry", ABSENT) not in _UNSAID:
+        # The common case: a complete job is stored byte for byte, without building the text a second time.
         return text.strip(" \t\r\n")
     missing = [
         (key, value)

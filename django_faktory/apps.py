@@ -1,4 +1,4 @@
-"""The app: where Django starts with us. Finds the project's tasks and registers the checks."""
+"""Define the Django app config: register the system checks and the admin's virtual models."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from django.apps import AppConfig
 
 
 class FaktoryConfig(AppConfig):
-    """`django_faktory` in INSTALLED_APPS."""
+    """App config for `django_faktory` in INSTALLED_APPS."""
 
     name = "django_faktory"
     verbose_name = "Faktory"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks. Tasks are found by the commands that run them (see `tasks.autodiscover`)."""
-        # register by import, once the apps are loaded
+        """Register the system checks. Tasks are imported later, by the commands that run them (see
+        `tasks.autodiscover`).
+        """
+        # Imported here because importing registers them, and models can be imported only once the apps are loaded.
         from . import (  # noqa: F401
             checks,
             cron_checks,

@@ -1,7 +1,8 @@
-"""What people pass to tasks and JSON has no type for: written as readable references, and read back before the call.
+"""Encode task arguments that JSON has no type for, and decode them before the call.
 
-`{"$type": "decimal", "value": "1.20"}` and `{"$model": "shop.order", "pk": 7}`; the forms and who may write them are in
-`docs/arguments.md`. Nothing is imported because a job names it: a model is looked up among the installed apps.
+Values become readable references: `{"$type": "decimal", "value": "1.20"}`, `{"$model": "shop.order", "pk": 7}`.
+`docs/arguments.md` defines the forms and which clients may write them. Nothing is imported because a job names it: a
+model must belong to an installed app.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TYPE, VALUE, MODEL, PK, USING = "$type", "value", "$model", "pk", "using"
 _TAKEN = {TYPE, MODEL, SEALED}
 
 _WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
-    (datetime, "datetime", datetime.isoformat),  # before date: every datetime is one
+    (datetime, "datetime", datetime.isoformat),  # before date: a datetime is also a date
     (date, "date", date.isoformat),
     (time, "time", time.isoformat),
     (timedelta, "timedelta", duration_iso_string),
@@ -40,9 +41,10 @@ _WRITERS: list[tuple[type, str, Callable[[Any], str]]] = [
 def encoded_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, plain_json: bool = False
 ) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments in JSON's types only; with `plain_json` none has a type but JSON's, and none is looked into.
+    """Return the arguments of a call in JSON's types only.
 
-    Raises TypeError or ValueError, which begin with the argument's place: args[0], or kwargs['when'].
+    With `plain_json` only JSON's own types are accepted and no references are written.
+    Raises TypeError or ValueError; the message begins with the place: args[0], or kwargs['when'].
     """
     write = normalized if plain_json else _written
     positional = [
@@ -59,9 +61,10 @@ def encoded_call(
 def decoded_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, missing: str = "fail"
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The call as it was meant. Asks the database for each model instance; those that are gone end the job.
+    """Return the call's arguments with references replaced by their values.
 
-    Raises InvalidArgument for a reference nobody can read, and MissingObject, or Discard with `missing="discard"`.
+    Runs one query for each model instance. An instance that does not exist any more ends the job: raises MissingObject,
+    or Discard with `missing="discard"`. Raises InvalidArgument for a reference that cannot be decoded.
     """
     try:
         positional = [_at(f"args[{position}]", _read, value) for position, value in enumerate(args)]
@@ -73,7 +76,10 @@ def decoded_call(
 
 
 def may_have_references(text: str) -> bool:
-    """Whether a job's JSON may hold something that `decoded_call` changes: nearly none does, and this is quick."""
+    """Return whether a job's JSON may contain references for `decoded_call`.
+
+    A substring search, because nearly no job contains any.
+    """
     return '"$' in text or "\\u0024" in text
 
 
@@ -81,9 +87,9 @@ def _at(place: str, convert: Callable[[Any], Any], value: Any) -> Any:
     try:
         return convert(value)
     except _OURS as error:
-        if type(error) not in _OURS:  # a subclass is somebody else's, and may take other arguments
+        if type(error) not in _OURS:  # a subclass is defined by other code; its constructor may differ
             raise
-        # Where arguments are hidden, so is the cause: the ORM quotes what it was given.
+        # With redaction on the cause is dropped too: the ORM's messages quote the values.
         raise type(error)(f"{place}: {error}") from (None if is_on() else error.__cause__)
 
 
@@ -107,7 +113,7 @@ def _written(value: Any) -> Any:
 
 
 def _mapping(value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A user's dict; what looks like one of ours is wrapped, so that it arrives as it was."""
+    """Encode a user's dict; wrap one that resembles a reference so that it arrives unchanged."""
     written = {normalized(key): _written(item) for key, item in value.items()}
     return {TYPE: "dict", VALUE: written} if written.keys() & _TAKEN else written
 
@@ -118,6 +124,7 @@ def _reference(instance: models.Model) -> dict[str, Any]:
         raise ValueError(f"an unsaved {label}: save it first, so that the worker can find it")
     told = {MODEL: label, PK: _written(instance.pk)}
     alias = router.db_for_write(type(instance), instance=instance)
+    # A worker reads from the default alias unless the reference names another one.
     if alias != router.db_for_write(type(instance)):
         told[USING] = alias
     return told
@@ -132,6 +139,7 @@ def _read(value: Any) -> Any:
         return [_read(item) for item in value]
     if kind is not dict:
         return value
+    # Exact key sets: a user's dict with additional keys is data and not a reference.
     if TYPE in value and value.keys() == {TYPE, VALUE}:
         return _typed(value[TYPE], value[VALUE])
     if MODEL in value and PK in value and value.keys() <= {MODEL, PK, USING}:
@@ -168,7 +176,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def _fetched(label: object, pk: Any, using: object) -> models.Model:
-    """The row a reference names, by the model's base manager: a manager that hides rows does not hide them here."""
+    """Load the referenced row with the model's base manager, so that a default manager's filter does not hide it."""
     try:
         model = apps.get_model(str(label))
     except (LookupError, ValueError):
@@ -177,6 +185,7 @@ def _fetched(label: object, pk: Any, using: object) -> models.Model:
     if alias not in connections:
         raise InvalidArgument(f"$model {label!r:.80}: no database has the alias {alias!r:.40}")
     key = _read(pk)
+    # A composite primary key arrives as a JSON list; the ORM expects a tuple.
     manager = model._base_manager.using(alias)  # noqa: SLF001  (documented)
     try:
         found: models.Model = manager.get(pk=tuple(key) if isinstance(key, list) else key)

@@ -1,7 +1,7 @@
-"""The backend of Django's Tasks: enqueue makes jobs, get_result reads them back.
+"""Django Tasks backend: `enqueue` creates jobs, `get_result` reads them back.
 
-Knows no particular broker, and imports no model on its own: backends are built while apps still load.
-Contract: Django's `BaseTaskBackend`.
+Independent of the broker. Imports no model at module level, because backends are built while apps still load. Contract:
+Django's `BaseTaskBackend`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 class FaktoryBackend(BaseTaskBackend):
-    """`TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}`."""
+    """Configure with `TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}`."""
 
-    # A function, not the class itself: `name=` must become `jobtype`, and Task.name stays what Django says.
+    # A function instead of the class: it maps `name=` to `jobtype`, while Task.name stays as Django defines it.
     task_class = staticmethod(new_task)  # type: ignore[assignment]
     supports_defer = True
     supports_async_task = True
@@ -50,7 +50,7 @@ class FaktoryBackend(BaseTaskBackend):
     supports_priority = True
 
     def validate_task(self, task: Task[..., Any]) -> None:
-        """Refuse a task that this backend cannot run. Raises InvalidTask."""
+        """Raise InvalidTask for a task that this backend cannot run."""
         problem = problem_with(task)
         if problem:
             raise InvalidTask(f"task {name_of(task)}: {problem}")
@@ -69,20 +69,25 @@ class FaktoryBackend(BaseTaskBackend):
             raise InvalidTask(f"task {task.module_path}: queue_name: {problem}")
 
     def enqueue(self, task: Task[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
-        """Make one job. Raises TypeError or ValueError, before anything is written, for what JSON cannot hold."""
+        """Enqueue one job.
+
+        Raises TypeError or ValueError for arguments that JSON cannot represent, before anything is written.
+        """
         return self.enqueue_many(task, [(args, kwargs)])[0]
 
     def enqueue_many(
         self, task: Task[P, R], calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]
     ) -> list[TaskResult[P, R]]:
-        """Make a job for each (args, kwargs), in one push. All are checked before anything is written.
+        """Enqueue one job for each (args, kwargs) pair in a single push.
 
-        Raises the broker's error for the first job it refused; those it took are enqueued all the same, and told of
-        by signal. NotUnique has their results.
+        All calls are validated before anything is written. Raises the broker's error for the first rejected job;
+        accepted jobs stay enqueued and `task_enqueued` is sent for each. NotUnique carries the results of accepted
+        jobs.
         """
         self.validate_task(task)
-        assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
+        assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
         now, calls = timezone.now(), list(calls)
+        # One moment for all calls, so that a delay means the same time for each job of the push.
         due = task.due(now)
         results: list[TaskResult[P, R]] = [
             self._ready(due, args, kwargs, jid=jid, now=now)
@@ -99,6 +104,7 @@ class FaktoryBackend(BaseTaskBackend):
         jobs = [mould.job(call) for call in calls]
         refusals = self._hand_over(jobs, [call.result for call in calls]) if jobs else []
         taken = [None if refusal else call.result for call, refusal in zip(calls, refusals, strict=True)]
+        # Signals first: receivers must learn of the accepted jobs even if the loop below raises.
         for result in filter(None, taken):
             task_enqueued.send(type(self), task_result=result)
         for refusal in filter(None, refusals):
@@ -111,20 +117,21 @@ class FaktoryBackend(BaseTaskBackend):
         jobs: Sequence[JobPayload],
         results: Sequence[TaskResult[..., Any]],  # noqa: ARG002  (testing's backends)
     ) -> Sequence[FaktoryError | None]:
-        """Let somebody keep the jobs, whose results these are. One answer a job: None, or why it was refused."""
+        """Push the jobs to the producer. Return one answer per job: None, or the reason it was rejected."""
         return brokers.get_producer().push(jobs)
 
     def batch_keeper(self) -> batches.Keeper:
-        """Who keeps the batches whose callbacks are tasks of this backend."""
+        """Return the broker that stores batches with callbacks to tasks of this backend."""
         return brokers.get_broker()
 
     def callback_job(self, task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> JobPayload:
-        """The job that calls this task when a batch's time has come. Raises what `enqueue` does before it writes.
+        """Build the job that a batch enqueues as its callback.
 
-        Also InvalidTask for options with which it could not be enqueued when its time has come.
+        Raises the same errors as `enqueue` raises before writing; also InvalidTask for options that a callback cannot
+        have.
         """
         self.validate_task(task)
-        assert isinstance(task, FaktoryTask)  # noqa: S101  (validate_task said so)
+        assert isinstance(task, FaktoryTask)  # noqa: S101  (checked by validate_task)
         now = timezone.now()
         task = task.due(now)
         for option in ("unique_for", "run_after"):
@@ -133,12 +140,17 @@ class FaktoryBackend(BaseTaskBackend):
                     f"task {task.module_path}: {option}: expected none in a batch's callback, which comes when the "
                     "batch is done; let it enqueue another task"
                 )
+        # A callback is not a member: with a bid it would count in the batch that is open while it is built.
         custom = {key: value for key, value in _custom(task, args, kwargs).items() if key != "bid"}
         result: TaskResult[..., Any] = self._ready(task, args, kwargs, jid=new_jid(), now=now)
         return Mould(task, now).job(Call(result=result, custom=custom))
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """Read a job back. Raises TaskResultDoesNotExist for an id that no stored job of a known task has."""
+        """Read a job back as a TaskResult.
+
+        Raises TaskResultDoesNotExist if no stored job of a known task has this id. Raises NotImplementedError with a
+        broker that keeps no results.
+        """
         if not brokers.get_broker().keeps_results:
             raise NotImplementedError(
                 'results are read from this project\'s database only: with FAKTORY["BROKER"] = "remote" they stay with '
@@ -151,7 +163,7 @@ class FaktoryBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """See `checks` for the settings themselves; this is about one entry of TASKS."""
+        """Check this entry of TASKS; `checks` covers the settings themselves."""
         found: list[CheckMessage] = []
         where = f"TASKS[{self.alias!r}]"
         for name in sorted(self.queues, key=str):
@@ -190,19 +202,22 @@ class FaktoryBackend(BaseTaskBackend):
 
 
 def new_jid() -> str:
-    """A new job id: 32 hex digits, 48 bits of milliseconds and 80 of chance; in order of time, for compact indexes."""
+    """Return a new job id: 32 hex digits, 48 bits of milliseconds and 80 random bits.
+
+    Ids sort by time, which keeps indexes compact.
+    """
     [jid] = new_jids(1)
     return jid
 
 
 def new_jids(count: int) -> list[str]:
-    """So many, of one moment."""
+    """Return `count` new job ids with the same timestamp."""
     moment, chance = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10 * count).hex()
     return [moment + chance[at : at + 20] for at in range(0, len(chance), 20)]
 
 
 def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the task asks for beyond being run, as every Faktory client says it."""
+    """Return the task's options as members of `custom`, in the form every Faktory client uses."""
     custom: dict[str, Any] = {}
     if task.unique_for is not None:
         custom |= {"unique_for": task.unique_for, "unique_until": task.unique_until}
@@ -217,7 +232,7 @@ def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[st
         custom["lock"] = False if lock is None else lock
     if task.limit_key is not None:
         key = task.limit_key(*args, **kwargs) if callable(task.limit_key) else task.limit_key
-        if key is not None:  # behind the task's name, where the limit is the task's
+        if key is not None:  # a limit defined on the task has keys of its own
             custom["limit"] = key if task.limit is None or not isinstance(key, str) else f"{task.jobtype}:{key}"
     batch = batches.current()
     if batch is not None:
@@ -226,7 +241,7 @@ def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def _problem_with_queue(name: object) -> str:
-    """Why the protocol cannot carry this queue's name; "" where it can."""
+    """Return why the protocol cannot carry this queue name; "" if it can."""
     if not isinstance(name, str) or not name:
         return f"expected the name of a queue, got {name!r:.80}"
     try:
@@ -237,8 +252,11 @@ def _problem_with_queue(name: object) -> str:
 
 
 def _row(jid: object) -> Job:
-    """The stored job of this id. Raises TaskResultDoesNotExist; ids that no job can have are not asked for."""
-    from .models import Job  # not at import: apps are still loading then
+    """Return the stored job with this id.
+
+    Raises TaskResultDoesNotExist. Ids that no job can have are rejected without a query.
+    """
+    from .models import Job  # not at module level: apps are still loading then
 
     if isinstance(jid, str) and MIN_JID <= len(jid) <= MAX_NAME and jid.isprintable():
         row = Job.objects.using(conf.get("DATABASE")).filter(jid=jid).first()

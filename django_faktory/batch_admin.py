@@ -1,4 +1,4 @@
-"""Batches in the admin: how far each is, its tree, its members and callbacks, and a way to retry what failed."""
+"""Admin pages of batches: progress, tree, members, callbacks, and an action that retries failed jobs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from .store import operations, scalars, trees
 from .wakeups.postgresql import ANY_QUEUE
 
 LONGEST_NAME = 200
-"""Characters of a description: nothing bounds what a client writes there."""
+"""Characters of a description that are shown; the protocol sets no limit on its length."""
 
 MOST_COUNTED = 10_000
-"""Members of each state."""
+"""Members counted in each state; larger counts are shown as "10,000+"."""
 
 CALLBACK = 4096
-"""Characters of a callback's job that the list reads: its jobtype is in them, unless the job is a long one."""
+"""Characters of a callback's job that the list reads. They include the jobtype unless the job is long."""
 
 MOST_SHOWN = 200
-"""Batches of a tree that a page shows."""
+"""Batches of a tree that one page shows."""
 
 _SAID = {Progress.NOT_YET: "not yet", Progress.ENQUEUED: "under way", Progress.FINISHED: "done"}
 _STAGES = {
@@ -48,46 +48,46 @@ _STAGES = {
 
 
 class StageFilter(admin.SimpleListFilter):
-    """By how far a batch is."""
+    """Filter batches by how far they are."""
 
     title = "stage"
     parameter_name = "stage"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """The stages; a batch may be in several of them."""
+        """Return the stages; a batch may be in several of them."""
         return [(key, words) for key, (words, _) in _STAGES.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
-        """Batches of the chosen stage."""
+        """Return the batches of the chosen stage."""
         _, condition = _STAGES.get(self.value() or "", ("", Q()))
         return queryset.filter(condition)
 
 
 class RootFilter(admin.SimpleListFilter):
-    """Without the children: a tree is one line."""
+    """Hide child batches so that each tree is one line."""
 
     title = "place in its tree"
     parameter_name = "place"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """There are two."""
+        """Return the two choices: root and child."""
         return [("root", "has no parent"), ("child", "is a child")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Batch]) -> QuerySet[Batch]:  # noqa: ARG002
-        """Batches of the chosen place."""
+        """Return the batches of the chosen place."""
         return {"root": queryset.filter(depth=0), "child": queryset.filter(depth__gt=0)}.get(
             self.value() or "", queryset
         )
 
 
 def _callback_of(_: Batch, text: str) -> str:
-    """Return the job of a callback, as far as it may be seen."""
+    """Return the job of a callback, with redaction applied."""
     return redaction.shown_job(_jobtype(text), text)
 
 
 @admin.register(Batch)
 class BatchAdmin(LookOnly):
-    """Batches: found by id or description; what failed of them is retried together."""
+    """Search batches by id or description, and retry their failed jobs together."""
 
     list_display = ("name", "stage", "bar", "callbacks", "created")
     list_filter = (StageFilter, RootFilter)
@@ -129,61 +129,67 @@ class BatchAdmin(LookOnly):
 
     @admin.display(description="batch", ordering="description")
     def name(self, batch: Batch) -> str:
-        """Its description, else its id."""
+        """Return the description, or the id if there is none."""
         return _name(batch)
 
     @admin.display(description="stage")
     def stage(self, batch: Batch) -> SafeString | str:
-        """How far it is, in words."""
+        """Return the progress in words."""
         return _stage(batch)
 
     @admin.display(description="jobs")
     def bar(self, batch: Batch) -> SafeString:
-        """How many members are settled, as a bar and in numbers; green, unless success cannot come."""
+        """Return the settled members as a bar and as numbers; green unless the batch cannot succeed."""
         return _bar(batch)
 
     @admin.display(description="callbacks")
     def callbacks(self, batch: Batch) -> SafeString:
-        """Both, for the list."""
+        """Return both callbacks, for the list."""
         found = [(str(kind), _callback(batch, kind)) for kind in Kind if getattr(batch, kind)]
         return format_html_join("", "<div>{}: {}</div>", found)
 
     @admin.display(description="created", ordering="created_at")
     def created(self, batch: Batch) -> str:
-        """When, in few letters: the list is wide enough."""
+        """Return the time of creation in a short form, because the list is already wide."""
         return localtime(batch.created_at).strftime("%Y-%m-%d %H:%M")
 
     @admin.display(description="complete")
     def complete_(self, batch: Batch) -> SafeString | str:
-        """What runs when all were executed, and how far that is."""
+        """Return the callback that runs after all members were executed, and its progress."""
         return _callback(batch, Kind.COMPLETE)
 
     @admin.display(description="success")
     def success_(self, batch: Batch) -> SafeString | str:
-        """What runs when all have succeeded, and how far that is."""
+        """Return the callback that runs after all members succeeded, and its progress."""
         return _callback(batch, Kind.SUCCESS)
 
     @admin.display(description="job of complete")
     def complete_job(self, batch: Batch) -> SafeString:
-        """Return the job that runs when all members were executed."""
+        """Return the job that runs after all members were executed."""
         return as_html(self.shown(batch, "complete")["complete"])
 
     @admin.display(description="job of success")
     def success_job(self, batch: Batch) -> SafeString:
-        """Return the job that runs when all members succeeded."""
+        """Return the job that runs after all members succeeded."""
         return as_html(self.shown(batch, "success")["success"])
 
     @admin.display(description="jobs by state")
     def members(self, batch: Batch) -> SafeString | str:
-        """Those whose rows are there; who succeeded without a result to keep has none."""
+        """Return links to the members by state.
+
+        Only members with a row: a member that succeeded without a result to keep has none.
+        """
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
+        # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, scalars.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
         lines = [
             (_jobs(bid=batch.bid, state=str(state)), _mark(state), _capped(count), str(state))
             for state, count in counts.items()
             if count
         ]
+        # With a capped count the difference would be wrong, so the number of removed rows is shown only if all were
+        # counted.
         gone = batch.total - sum(counts.values())
         is_counted = max(counts.values()) <= MOST_COUNTED
         rest = f"{gone:,} left no row" if is_counted and gone > 0 else ""
@@ -192,7 +198,7 @@ class BatchAdmin(LookOnly):
 
     @admin.display(description="tree")
     def tree(self, batch: Batch) -> SafeString:
-        """The whole tree it is part of, with how far each is; this one in bold."""
+        """Return the whole tree of the batch with the progress of each; this batch in bold."""
         if not batch.parent_bid and not batch.children:
             return format_html("{}", "neither parent nor children")
         found = trees.tree_of(batch, most=MOST_SHOWN)
@@ -220,12 +226,14 @@ class BatchAdmin(LookOnly):
 
     @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
-        """Members and callbacks that are dead or wait for their retry run now."""
+        """Requeue the members and callbacks that are dead or wait for a retry."""
         alias, bids = queryset.db, list(queryset.values_list("bid", flat=True))
         jobs = Job.objects.using(alias).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
         ids = list(jobs.in_state(State.DEAD, State.RETRIES).values_list("pk", flat=True))
         count = operations.requeue(ids, using=alias)
+        # After the commit: a worker that wakes up earlier would not see the jobs.
         transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
+        # The log needs the names only; the texts of callbacks may be long.
         log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
         self.message_user(request, said, messages.SUCCESS if count else messages.WARNING)
@@ -254,7 +262,7 @@ def _marked(words: str) -> SafeString:
 
 
 def _bar(batch: Batch) -> SafeString:
-    """Settled, failed and waiting members, in this order."""
+    """Return a bar of settled, failed and waiting members, in this order."""
     settled = batch.total - batch.pending
     if not batch.total:
         return format_html('<span class="faktory-quiet">{}</span>', "no jobs of its own")
@@ -302,7 +310,7 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
 
 
 def _jobtype(text: str) -> str:
-    """Return the jobtype in a job's text; "" if that is cut or is no job."""
+    """Return the jobtype in a job's text; "" if the text is cut or is no job."""
     try:
         return str(decode(text)["jobtype"])
     except (FaktoryError, KeyError, TypeError):

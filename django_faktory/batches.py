@@ -1,6 +1,6 @@
-"""`Batch`: jobs that belong together, and what comes after them. Every job enqueued inside of one joins it.
+"""`Batch`: group jobs and run callbacks when they are done. Jobs enqueued inside `with Batch(…)` join it.
 
-Knows no model. Source: docs/batches.md; ADR 0011.
+Imports no model. Source: docs/batches.md; ADR 0011.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
 _current: ContextVar[_Open | None] = ContextVar("django_faktory_batch", default=None)
 
 batch_committed = Signal()
-"""Sent inside the transaction of a `with Batch(…)`, at its end: callbacks may be due. For `testing`."""
+"""Sent inside the transaction of a `with Batch(…)`, at its end, when callbacks may be due. Used by `testing`."""
 
 
 class Keeper(Protocol):
-    """Where batches are kept, by `FaktoryBackend.batch_keeper`: a Broker, which has the words, or a test's memory."""
+    """Storage of batches, chosen by `FaktoryBackend.batch_keeper`: a Broker, or memory in tests."""
 
     @property
     def transactional(self) -> bool:
-        """Whether a batch and its jobs are part of the caller's transaction."""
+        """Return whether a batch and its jobs are part of the caller's transaction."""
 
     def atomic(self) -> AbstractContextManager[object]:
-        """What is done inside is done together, or not at all."""
+        """Return a context manager that applies the changes inside together or not at all."""
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:
-        """See Broker."""
+        """Store a new batch and return its bid; `by` is the wid of the worker that adds it."""
 
     def check_batch(self, bid: str, *, by: str = "") -> None:
-        """See Broker."""
+        """Raise UnknownBatch or BatchClosed if it is known that `by` cannot add jobs now."""
 
     def commit_batch(self, bid: str) -> None:
-        """See Broker."""
+        """End the batch's definition, so that its callbacks can become due."""
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """See Broker."""
+        """Return the counters and the progress of the batch. Raises UnknownBatch."""
 
 
 class Callback(NamedTuple):
-    """A task and its arguments, made by `task.callback(…)`: what a batch enqueues when its time has come."""
+    """A task and its arguments, made by `task.callback(…)`: the job a batch enqueues when it is done."""
 
     task: FaktoryTask[..., Any]
     args: tuple[Any, ...] = ()
@@ -61,18 +61,21 @@ class Callback(NamedTuple):
 
 
 class _Open:
-    """A batch that jobs can join just now."""
+    """Base of the batches that newly enqueued jobs can join."""
 
     bid: str
     by = ""
-    """The wid of who adds: the worker's, inside of a running member."""
+    """The wid of the worker that adds jobs; set only inside a running member."""
 
     def __init__(self, keeper: Callable[[], Keeper]) -> None:
         self._keeper = keeper
         self._outer: list[Token[_Open | None]] = []
 
     def status(self) -> BatchStatus:
-        """How it is doing. Raises UnknownBatch where its end is longer ago than FAKTORY["BATCH_TTL"]."""
+        """Return the counters and the progress.
+
+        Raises UnknownBatch if the batch ended more than FAKTORY["BATCH_TTL"] seconds ago.
+        """
         return self._keeper().batch_status(self.bid)
 
     def _open(self) -> None:
@@ -83,13 +86,14 @@ class _Open:
 
 
 class Batch(_Open):
-    """Jobs that belong together: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
+    """Group jobs: `with Batch(success=report.callback(42)) as batch: resize.enqueue(1)`.
 
-    `complete` is enqueued when every job was executed once, `success` when every job has succeeded, and after
-    `complete`; one of them at least is to be given: a task, or `task.callback(…)`. Inside of another batch it is its
-    child.
-    Where jobs live in this project's database, the batch, its jobs, and the rows written inside are one transaction: an
-    exception leaves none of them. On a server elsewhere it leaves a batch that was never committed, and expires.
+    `complete` is enqueued when every job was executed once. `success` is enqueued when every job has succeeded, and
+    after `complete`. At least one is required: a task, or `task.callback(…)`. A batch made inside of another batch
+    becomes its child.
+
+    If jobs are stored in this project's database, the batch, its jobs and the rows written inside are one transaction,
+    and an exception rolls back all of them. On a remote server an exception leaves an uncommitted batch, which expires.
     """
 
     def __init__(
@@ -106,11 +110,13 @@ class Batch(_Open):
         self.bid = ""
         self.description = description
         self._success, self._complete = _job_of(success), _job_of(complete)
+        # Set while the `with` block runs; closing it commits or rolls back.
         self._scope: ExitStack | None = None
 
     @classmethod
     def find(cls, bid: str) -> RunningBatch:
-        """The batch of this id, wherever it was made: to ask for its status, say. Raises UnknownBatch."""
+        """Return the batch with this id from any backend, for example to read its status. Raises UnknownBatch."""
+        # A project may have several backends, and the id does not name its own.
         for keeper in _keepers():
             try:
                 keeper().batch_status(bid)
@@ -125,6 +131,7 @@ class Batch(_Open):
         outer = _current.get()
         keeper = self._keeper()
         _refuse_to_wait(keeper)
+        # Closes the transaction if new_batch raises; pop_all() hands it to __exit__ otherwise.
         with ExitStack() as scope:
             scope.enter_context(keeper.atomic())
             made = NewBatch(
@@ -143,9 +150,10 @@ class Batch(_Open):
     ) -> None:
         self._shut()
         scope, self._scope = self._scope, None
-        assert scope is not None  # noqa: S101  (it was entered)
+        assert scope is not None  # noqa: S101  (__enter__ has set it)
         if error is None:
             with scope:
+                # Inside the scope, so that the jobs and the commit are one transaction.
                 self._keeper().commit_batch(self.bid)
                 batch_committed.send(type(self))
         else:
@@ -153,9 +161,9 @@ class Batch(_Open):
 
 
 class RunningBatch(_Open):
-    """A batch that was made before: a running job's own, `context.batch`, or one that `Batch.find` gave.
+    """An existing batch: a running job's own (`context.batch`), or one returned by `Batch.find`.
 
-    What is enqueued inside of `with context.batch:` joins it; `async with` in a coroutine.
+    Jobs enqueued inside of `with context.batch:` join it; use `async with` in a coroutine.
     """
 
     def __init__(self, bid: str, by: str, keeper: Callable[[], Keeper]) -> None:
@@ -164,7 +172,7 @@ class RunningBatch(_Open):
 
     @property
     def parent(self) -> RunningBatch | None:
-        """The batch this one is a child of: a callback may add the next step to it. None for a batch without one.
+        """Return the parent batch, so that a callback can add the next step to it; None for a root batch.
 
         Reads the status. Raises UnknownBatch.
         """
@@ -172,7 +180,8 @@ class RunningBatch(_Open):
         return RunningBatch(parent_bid, self.by, self._keeper) if parent_bid else None
 
     def __enter__(self) -> Self:
-        # BATCH OPEN is not needed: the running job that adds keeps its batch, and each ancestor, from its callbacks.
+        # BATCH OPEN is not needed: while the running member adds jobs, it keeps its batch and each ancestor from firing
+        # their callbacks.
         self._keeper().check_batch(self.bid, by=self.by)
         self._open()
         return self
@@ -181,6 +190,7 @@ class RunningBatch(_Open):
         self._shut()
 
     async def __aenter__(self) -> Self:
+        # check_batch() queries the database, which Django permits in threads only.
         await sync_to_async(self._keeper().check_batch)(self.bid, by=self.by)
         self._open()
         return self
@@ -190,13 +200,16 @@ class RunningBatch(_Open):
 
 
 def current() -> _Open | None:
-    """The batch that what is enqueued now joins."""
+    """Return the batch that jobs enqueued now join, if any."""
     return _current.get()
 
 
 @contextmanager
 def in_none() -> Iterator[None]:
-    """What is enqueued inside joins no batch: for who runs a job where another one was being enqueued."""
+    """Enqueue inside without joining any batch.
+
+    Used where a job is run while another one is being enqueued, as the test helpers do.
+    """
     token = _current.set(None)
     try:
         yield
@@ -210,7 +223,10 @@ def _keepers() -> list[Callable[[], Keeper]]:
 
 
 def _refuse_to_wait(keeper: Keeper) -> None:
-    """A batch on a server elsewhere cannot be part of a transaction here: its jobs would come after its commit."""
+    """Raise FaktoryError inside an open transaction if batches live on a remote server.
+
+    The jobs of the transaction go through the outbox, so they would arrive after the batch was committed.
+    """
     for alias in () if keeper.transactional else conf.outbox():
         if connections[alias].in_atomic_block:
             raise FaktoryError(
@@ -238,5 +254,5 @@ def _job_of(given: FaktoryTask[..., Any] | Callback | None) -> JobPayload | None
 
 
 def _backend_of(callback: Callback) -> Any:
-    """A FaktoryBackend, which this module may not know."""
+    """Return the FaktoryBackend, typed as Any because this module must not import `backend`."""
     return callback.task.get_backend()

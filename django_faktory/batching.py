@@ -1,7 +1,7 @@
-"""A batch's life: how each end of a member counts, and what the counts lead to. The only place that knows.
+"""Batch rules: how each end of a member counts, and which steps the counters trigger.
 
-Pure: callers bring the rows, lock them, and carry out the steps. Source: the batches page of the original's
-specification, with the points that docs/batches.md fixes; ADR 0011.
+The only place that implements them. Pure: callers load and lock the rows and execute the returned steps. Source: the
+batches page of Faktory's specification, with the points that docs/batches.md fixes; ADR 0011.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from .lifecycle import GONE, State
 
 
 class Kind(StrEnum):
-    """A callback's; spelled as `custom._cb` has it."""
+    """Kind of callback, spelled as in `custom._cb`."""
 
     COMPLETE = "complete"
     SUCCESS = "success"
 
 
 class Progress(StrEnum):
-    """A callback's way, as BATCH STATUS tells it."""
+    """Progress of a callback, in the values that BATCH STATUS reports."""
 
     NOT_YET = ""
     ENQUEUED = "1"
@@ -28,7 +28,7 @@ class Progress(StrEnum):
 
 
 class Step(Enum):
-    """What is to be done for a batch, in this order."""
+    """Steps the caller must execute for a batch, in this order."""
 
     FIRE_COMPLETE = "enqueue the complete callback"
     FIRE_SUCCESS = "enqueue the success callback"
@@ -39,7 +39,7 @@ class Step(Enum):
 
 
 class Counted(NamedTuple):
-    """What a member's change adds to its batch, and how the member counts from now on."""
+    """Changes of a batch's counters after one member changed, and the member's new flags."""
 
     pending: int = 0
     unrun: int = 0
@@ -50,22 +50,25 @@ class Counted(NamedTuple):
 
 
 def count(to: State | None, *, has_run: bool, counts_failed: bool, succeeded: bool = False) -> Counted:
-    """What it adds that a member goes `to` this state (`GONE`: its row goes), having counted so far as the flags say.
+    """Return what a member adds to its batch when it moves to state `to` (`GONE`: its row is deleted).
 
-    `succeeded` tells the end after an ACK from the others. A state in which it waits or works adds nothing.
+    `has_run` and `counts_failed` say how the member has counted so far. `succeeded` distinguishes the end after an ACK
+    from the other ends. States in which a member waits or runs add nothing.
     """
     first_run = 0 if has_run else -1
     if succeeded:
         return Counted(-1, first_run, -int(counts_failed), has_run=True)
+    # A dead or failing member stays pending: it may still be retried, and success may still come.
     if to in (State.RETRIES, State.DEAD):
         return Counted(0, first_run, int(not counts_failed), has_run=True, counts_failed=True)
+    # Ended without success and without a retry: the batch can complete, but never succeed.
     if to in (State.DISCARDED, State.EXPIRED, GONE):
         return Counted(-1, first_run, -int(counts_failed), breaks=True, has_run=True)
     return Counted(has_run=has_run, counts_failed=counts_failed)
 
 
 class Batch(Protocol):
-    """The row, as far as these rules need it."""
+    """Columns of a batch row that these rules read and write."""
 
     pending: int
     unrun: int
@@ -82,61 +85,68 @@ class Batch(Protocol):
 
     @property
     def is_committed(self) -> bool:
-        """Whether its definition is complete."""
+        """Return whether the batch was committed, so its definition is complete."""
 
     @property
     def is_reopened(self) -> bool:
-        """Whether it was opened again since, and not committed once more."""
+        """Return whether the batch was opened again after its commit and not committed since."""
 
     @property
     def is_expired(self) -> bool:
-        """Whether it was not committed in time."""
+        """Return whether the batch was not committed in time."""
 
     @property
     def has_complete(self) -> bool:
-        """Whether it has a callback for when all were executed."""
+        """Return whether there is a callback for when all members were executed."""
 
     @property
     def has_success(self) -> bool:
-        """Whether it has a callback for when all succeeded."""
+        """Return whether there is a callback for when all members succeeded."""
 
     @property
     def is_over(self) -> bool:
-        """Whether its end was noted."""
+        """Return whether the end of the batch was recorded."""
 
 
 def advance(batch: Batch) -> list[Step]:
-    """Take the steps that are due: note them in the row, and return them for the caller to carry out.
+    """Update the row for all steps that are due and return the steps to execute.
 
-    Idempotent: a second call finds nothing, until the counters change (END is noted by who carries it out).
+    Idempotent: a second call returns nothing until the counters change. (END is recorded by the caller that executes
+    it.)
     """
     steps: list[Step] = []
+    # Jobs may still be added to a reopened batch, and a callback that fired now could not be taken back.
     if batch.is_committed and batch.is_reopened:
         return steps
     if batch.is_committed:
         _fire(batch, steps)
+    # An expired batch fires no callback, but its parent must learn that it will never succeed.
     if batch.is_committed or batch.is_expired:
         _tell(batch, steps)
     return steps
 
 
 def is_open(batch: Batch) -> bool:
-    """Whether any client may add to it: it is not committed, or was opened again."""
+    """Return whether any client may add jobs: the batch is uncommitted, or was opened again."""
     return not batch.is_committed or batch.is_reopened
 
 
 def has_fired(batch: Batch) -> bool:
-    """Whether a callback of it was enqueued: nothing can be added any more."""
+    """Return whether a callback was enqueued, after which no job can be added."""
     complete, success = batch.complete_st != Progress.NOT_YET, batch.success_st != Progress.NOT_YET
     return (batch.has_complete and complete) or (batch.has_success and success)
 
 
 def ended_kind(batch: Batch) -> Kind:
-    """Which callback it is that ends now: there is one at a time, and their jids may be the same."""
+    """Return which callback is ending now.
+
+    Only one runs at a time; the jid cannot distinguish them because a client may give both the same one.
+    """
     return Kind.COMPLETE if batch.complete_st == Progress.ENQUEUED else Kind.SUCCESS
 
 
 def _fire(batch: Batch, steps: list[Step]) -> None:
+    # A batch without a complete callback passes this stage at once, because success waits for it.
     if batch.complete_st == Progress.NOT_YET and batch.unrun == 0 and batch.open_children == 0:
         batch.complete_st = Progress.ENQUEUED if batch.has_complete else Progress.FINISHED
         if batch.has_complete:
@@ -148,6 +158,7 @@ def _fire(batch: Batch, steps: list[Step]) -> None:
 
 
 def _tell(batch: Batch, steps: list[Step]) -> None:
+    # Each flag is written in the same transaction as the change of the parent's counters, so each is applied once.
     if (batch.is_broken or batch.is_expired) and not batch.told_broken:
         batch.told_broken = True
         steps.append(Step.TELL_BROKEN)
@@ -162,12 +173,13 @@ def _tell(batch: Batch, steps: list[Step]) -> None:
 
 
 def _is_good(batch: Batch) -> bool:
-    """Whether all members and children succeeded."""
+    """Return whether all members and children succeeded."""
     return batch.pending == 0 and batch.unsucceeded_children == 0 and not batch.is_broken
 
 
 def _is_closed(batch: Batch) -> bool:
-    """Whether no callback is under way or about to be: the parent's may come."""
+    """Return whether no callback is running or still to come, so that the parent's complete callback may fire."""
+    # A failed callback counts as closed: otherwise one dead callback would block every ancestor.
     if batch.is_expired or batch.complete_failed:
         return True
     if batch.complete_st != Progress.FINISHED:
@@ -178,4 +190,5 @@ def _is_closed(batch: Batch) -> bool:
 def _can_change_no_more(batch: Batch) -> bool:
     if batch.is_expired or batch.success_st == Progress.FINISHED:
         return True
+    # Children are waited for: a child that still runs reports to this row later.
     return batch.is_broken and batch.pending == 0 and batch.told_complete and batch.open_children == 0

@@ -1,5 +1,6 @@
-"""Admin pages of rows on which something can be done: a button for each act that makes sense now, and the same acts on
-many rows of the list. Each asks for its own permission, is a POST, and is put on record.
+"""Admin pages with a button for each operation on a row, and the same operations as list actions.
+
+Each operation requires its own permission, is a POST, and is recorded in the admin log.
 """
 
 from __future__ import annotations
@@ -19,31 +20,32 @@ from .look_only import Styled, log
 
 
 class Act(NamedTuple):
-    """What a button does: `does(row)` says what became of it, or raises FaktoryError."""
+    """An operation behind a button: `does(row)` returns the outcome as text, or raises FaktoryError."""
 
     does: Callable[[Any], str]
     done: str
     needs: str
-    """The act as `permissions` has it, `resource.verb`."""
+    """The permission required, as `resource.verb` (see `permissions`)."""
 
 
 class WithButtons(Styled):
-    """The rows' names tell them apart."""
+    """Model admin base for rows that are identified by `name` in messages."""
 
     acts: ClassVar[Mapping[str, Act]]
     change_form_template = "admin/django_faktory/with_buttons.html"
 
     def buttons(self, row: Any) -> list[tuple[str, str]]:
-        """The acts that make sense for this row now, and what their buttons say."""
+        """Return the (verb, label) pairs of the operations that are possible for this row now."""
         raise NotImplementedError
 
     def get_urls(self) -> list[URLPattern]:
-        """And those of the buttons."""
+        """Return the admin's URLs and the URL of the buttons."""
         view = self.admin_site.admin_view(self._act_view)
         return [path("<path:object_id>/act/<str:verb>/", view, name=self._place("act")), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """With the buttons that this user may press."""
+        # A new object has no buttons: there is nothing to operate on yet.
+        """Add the buttons that this user may press to the context."""
         row: Any = kwargs.get("obj")
         shown = (
             []
@@ -57,7 +59,7 @@ class WithButtons(Styled):
         return super().render_change_form(request, context | {"buttons": shown}, *args, **kwargs)
 
     def carry_out(self, request: HttpRequest, rows: Iterable[Any], verb: str) -> None:
-        """Do it to each, and say so: one that cannot be done holds up no other."""
+        """Execute the operation on each row and report each result; an error on one row does not stop the loop."""
         act = self.acts[verb]
         for row in rows:
             try:
@@ -65,13 +67,18 @@ class WithButtons(Styled):
             except FaktoryError as error:
                 self.message_user(request, f"{row.name}: {error}", messages.ERROR)
                 continue
+            # One log entry per row and not per action, so that the row's history page has it.
             log(request, [row], act.done)
             self.message_user(request, f"{row.name}: {said}", messages.SUCCESS)
 
     def _act_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """Do the act of a button, and go back to the row's page."""
+        """Execute the operation of a button, then redirect to the row's page.
+
+        Redirects to the list if the operation made the row invisible to this user.
+        """
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
+        # Checked again here: hiding a button does not stop a hand-written POST.
         if not self._may(request, verb):
             raise PermissionDenied
         row = self.get_object(request, object_id)
@@ -83,7 +90,7 @@ class WithButtons(Styled):
         return redirect(f"{self.admin_site.name}:{self._place('changelist')}")
 
     def _may(self, request: HttpRequest, verb: str) -> bool:
-        if verb not in self.acts or not self.has_view_permission(request):  # its answer names the row
+        if verb not in self.acts or not self.has_view_permission(request):  # the response reveals the row's name
             return False
         return permissions.may(request.user, self.acts[verb].needs)
 

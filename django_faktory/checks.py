@@ -1,6 +1,6 @@
-"""System checks: what is wrong with the settings, before it goes wrong at night. The ids are stable: E001…, W001….
+"""System checks of the project's settings. The ids are stable: E001…, W001….
 
-Looks at settings, the environment and, when Django gives it databases, at their versions. Changes nothing.
+Read settings, the environment and, if Django passes databases, their versions and isolation levels. Change nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from .store.dialects import cursor_hooks
 
 _LARGEST = 2**31 - 1
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}
-"""First versions with what a claim needs, SKIP LOCKED above all, that are still looked after."""
+"""Oldest supported version of each database; each has what a claim needs, above all SKIP LOCKED, and is still
+maintained.
+"""
 
 SQLITE_OPTIONS = {
     "transaction_mode": "IMMEDIATE",
@@ -43,7 +45,7 @@ SQLITE_OPTIONS = {
 
 @register
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """FAKTORY: keys, values, and how they fit together."""
+    """Check FAKTORY: keys, values, and combinations of values."""
     try:
         configured = conf.configured()
     except ImproperlyConfigured as error:
@@ -58,15 +60,16 @@ def check_settings(**_: Any) -> list[CheckMessage]:
                 id="django_faktory.E011",
             )
         )
+    # The remaining checks rely on the types of `values`, so they run only if every value is valid.
     return found or [*_unfit(values), *_locket(values), *_files(values), *_environment()]
 
 
 @register
 def check_tasks_setting(**_: Any) -> list[CheckMessage]:
-    """TASKS: at least one entry is ours, and ours are right."""
+    """Check that TASKS has an entry for FaktoryBackend, and check these entries."""
     ours = [task_backends[alias] for alias, params in getattr(settings, "TASKS", {}).items() if _is_ours(params)]
     if ours:
-        # Django asks each backend itself; the backport does only where it is installed as an app, which it need not be.
+        # Django checks each backend itself; the backport does so only if it is in INSTALLED_APPS, which is optional.
         is_asked = BaseTaskBackend.__module__.startswith("django.") or apps.is_installed("django_tasks")
         return [] if is_asked else [message for backend in ours for message in backend.check()]
     return [
@@ -80,7 +83,7 @@ def check_tasks_setting(**_: Any) -> list[CheckMessage]:
 
 @register
 def check_database_options(**_: Any) -> list[CheckMessage]:
-    """DATABASES: the options of the one that holds the jobs."""
+    """Check the options of the database that stores the jobs."""
     connection = _job_database()
     if connection is None:
         return []
@@ -95,10 +98,10 @@ def check_database_options(**_: Any) -> list[CheckMessage]:
 
 @register
 def check_connections(**_: Any) -> list[CheckMessage]:
-    """DATABASES: transactions and cursors of the databases that hold jobs or an outbox."""
+    """Check transactions and cursors of the databases that store jobs or an outbox."""
     try:
         outboxes = [alias for alias in conf.outbox() if alias in connections]
-    except (ImproperlyConfigured, TypeError):  # other checks report it
+    except (ImproperlyConfigured, TypeError):  # reported by other checks
         outboxes = []
     jobs = _job_database()
     aliases = dict.fromkeys([*([jobs.alias] if jobs else []), *outboxes])
@@ -108,12 +111,13 @@ def check_connections(**_: Any) -> list[CheckMessage]:
 
 @register(Tags.database)
 def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """The isolation level that the server, the database or the role gives to a session.
+    """Check the isolation level that the server, the database or the role gives to a session.
 
-    On PostgreSQL it also applies where OPTIONS name another one: that is for transactions that the driver begins, and
-    a statement in autocommit is none of them.
+    PostgreSQL uses this level even if OPTIONS names another one: OPTIONS applies to transactions that the driver
+    begins, and a statement in autocommit is not part of one.
     """
     connection = _job_database()
+    # A forbidden level in OPTIONS is reported by check_connections, so it is not reported twice.
     if connection is None or connection.alias not in (databases or ()) or _isolation_option(connection):
         return []
     if connection.vendor not in _FORBIDDEN_LEVELS:
@@ -121,6 +125,7 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     with connection.cursor() as cursor:
         cursor.execute(_ask_isolation(connection))
         level = str(cursor.fetchone()[0])
+    # MySQL and MariaDB write "REPEATABLE-READ", PostgreSQL "repeatable read".
     if level.replace("-", " ").lower() not in _FORBIDDEN_LEVELS[connection.vendor]:
         return []
     if connection.vendor == "postgresql":
@@ -135,7 +140,10 @@ def check_isolation(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
 
 @register(Tags.database)
 def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """The server that holds the jobs is new enough. Asks it, so only where Django was told which databases to ask."""
+    """Check that the database server that stores the jobs is new enough.
+
+    Queries the server, so it runs only for the databases that Django passes.
+    """
     connection = _job_database()
     if connection is None or connection.alias not in (databases or ()):
         return []
@@ -156,7 +164,7 @@ def check_database_version(databases: Sequence[str] | None = None, **_: Any) -> 
 def _is_ours(params: Mapping[str, Any]) -> bool:
     try:
         backend = import_string(params["BACKEND"])
-    except (ImportError, KeyError, TypeError):  # Django says so itself
+    except (ImportError, KeyError, TypeError):  # reported by Django itself
         return False
     return isinstance(backend, type) and issubclass(backend, FaktoryBackend)
 
@@ -172,6 +180,7 @@ def _unknown_keys(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
 def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
     for key, value in configured.items():
         if key in RULES and not RULES[key][0](value):
+            # Check messages end up in logs and CI output, so values of secret settings are left out.
             shown = "something else" if key in conf.SECRET else f"{value!r:.80}"
             yield Error(
                 f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown}",
@@ -181,7 +190,7 @@ def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 
 def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
-    """Values that are right each by itself and wrong together."""
+    """Check combinations of values that are valid one by one."""
     if values["BROKER"] == "orm" and values["DATABASE"] not in connections:
         known = ", ".join(map(repr, connections))
         yield Error(
@@ -210,12 +219,13 @@ def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 
 def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
-    """LOCKET: E1 to E6 are django_faktory.E031 to E036, and W1 to W3 are W031 to W033."""
+    """Check LOCKET: its E1 to E6 become django_faktory.E031 to E036, and W1 to W3 become W031 to W033."""
     found = locket.problems(values["LOCKET"], beat_s=values["BEAT_INTERVAL"])
     for problem in found:
         kind = Warning if problem.is_warning else Error
         number = f"{problem.code[0]}03{problem.code[1]}"
         yield kind(f"FAKTORY: {problem.message}", hint=problem.remedy, id=f"django_faktory.{number}")
+    # Only if LOCKET is valid so far: otherwise it may not be a dict.
     path = values["LOCKET"].get("JOB_LOCK_KEY") if not found else None
     if isinstance(path, str):
         try:
@@ -231,7 +241,7 @@ def _locket(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 
 def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
-    """The certificate and its key."""
+    """Check that the certificate and its key can be loaded."""
     if values["TLS_KEY"] and not values["TLS_CERT"]:
         hint = conf.DOCS["TLS_CERT"]
         yield Error("FAKTORY['TLS_KEY']: expected TLS_CERT with it, got none", hint=hint, id="django_faktory.E012")
@@ -243,7 +253,7 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 
 def _environment() -> Iterable[CheckMessage]:
-    """What FAKTORY_PASSWORD and FAKTORY_PROVIDER lead to."""
+    """Check FAKTORY_PASSWORD and FAKTORY_PROVIDER."""
     try:
         conf.password()
     except ImproperlyConfigured as error:
@@ -256,7 +266,10 @@ def _environment() -> Iterable[CheckMessage]:
 
 
 def _job_database() -> BaseDatabaseWrapper | None:
-    """The connection whose database holds the jobs; None where they are elsewhere, or the settings are wrong."""
+    """Return the connection of the database that stores the jobs.
+
+    None if jobs are stored on a remote server, or if the settings are invalid.
+    """
     try:
         broker, alias = conf.get("BROKER"), conf.get("DATABASE")
     except ImproperlyConfigured:
@@ -273,6 +286,7 @@ def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mappin
     timeout = options.get("timeout")
     if not isinstance(timeout, int | float) or timeout < 10:
         missing.append("timeout: writers take turns, and 5 seconds are too short for a long one")
+    # An in-memory database is for tests: no worker process can open it.
     if not missing or ":memory:" in str(connection.settings_dict["NAME"]):
         return []
     paste = ", ".join(f'"{key}": {value!r}'.replace("'", '"') for key, value in SQLITE_OPTIONS.items())
@@ -286,6 +300,7 @@ def _sqlite_options(where: str, connection: BaseDatabaseWrapper, options: Mappin
 
 
 def _mysql_options(where: str, options: Mapping[str, Any]) -> list[CheckMessage]:
+    # Django's own default, also if OPTIONS has no entry; None means the server's default, REPEATABLE READ.
     level = options.get("isolation_level", "read committed")
     if str(level).lower() in ("read committed", *_FORBIDDEN_LEVELS["mysql"]):
         return []  # E016 reports the latter
@@ -330,18 +345,19 @@ _REMEDY_MYSQL = '"OPTIONS": {"isolation_level": "read committed"}, which is Djan
 def _ask_isolation(connection: BaseDatabaseWrapper) -> str:
     if connection.vendor == "postgresql":
         return "SHOW default_transaction_isolation"
+    # MySQL 8 removed tx_isolation; MariaDB before 11.1 has no other name.
     name = "tx_isolation" if getattr(connection, "mysql_is_mariadb", False) else "transaction_isolation"
     return f"SELECT @@SESSION.{name}"
 
 
 def _isolation_option(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    """What OPTIONS say: a number of Django's IsolationLevel on PostgreSQL, a name on MariaDB."""
+    """Check OPTIONS: a number of Django's IsolationLevel on PostgreSQL, a name on MariaDB."""
     level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level")
     name, remedy = str(level), _REMEDY_MYSQL
     if connection.vendor == "postgresql":
         remedy = 'Remove "isolation_level" from OPTIONS; use another alias for transactions that need more.'
         if isinstance(level, int):
-            from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a driver of PostgreSQL
+            from django.db.backends.postgresql.psycopg_any import IsolationLevel  # needs a PostgreSQL driver
 
             name = next((one.name.replace("_", " ") for one in IsolationLevel if one == level), name)
     if name.lower() not in _FORBIDDEN_LEVELS.get(connection.vendor, ()):
@@ -364,6 +380,7 @@ def _dotted(version: Iterable[int]) -> str:
 
 def _whole(low: int, high: int = _LARGEST) -> tuple[Callable[[Any], bool], str]:
     return (
+        # bool is a subclass of int, but True is not a number here.
         lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high,
         f"a whole number from {low} to {high}",
     )
@@ -410,7 +427,7 @@ def _are_queues(value: Any) -> bool:
 def _are_middleware(value: Any) -> bool:
     try:
         return isinstance(value, list | tuple) and all(isinstance(made(path), Middleware) for path in value)
-    except Exception:  # noqa: BLE001  (importing runs anybody's code; whatever is wrong there, it cannot be used)
+    except Exception:  # noqa: BLE001  (imports project code, which may raise any error)
         return False
 
 
@@ -477,6 +494,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MAX_ATTEMPTS": _whole(1),
     "RESERVE_FOR": _whole(MIN_RESERVE_FOR, MAX_RESERVE_FOR),
     "RESULT_TTL": _whole(0),
+    # Checked by _locket(), which reports codes of its own.
     "LOCKET": (lambda _: True, "a dict: see `locket.problems`"),
     "MIDDLEWARE": (_are_middleware, "a list of dotted paths of Middleware classes that can be imported"),
     "BATCH_COMMIT_WITHIN": _seconds(1),

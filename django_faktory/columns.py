@@ -1,4 +1,4 @@
-"""Columns that are the same on every database. Knows no model."""
+"""Model fields that behave the same on every database. Imports no model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ else:  # Django's own class takes no type parameters at run time
 
 
 class ExactCharField(_CharField):
-    """Text compared byte for byte, on every database: ids and names that differ in case or in a trailing
-    space are different. (MariaDB's default collation would take them for one; PostgreSQL's is slower.)"""
+    """Text field compared byte for byte on every database.
+
+    Ids and names that differ in case or in a trailing space are different. MariaDB's default collation would treat them
+    as equal; PostgreSQL's default collation is slower.
+    """
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
-        """Add the collation of the database at hand."""
+        """Add the collation for the connection's database."""
         found: dict[str, Any] = super().db_parameters(connection)
         return {**found, "collation": {"postgresql": "C", "mysql": "utf8mb4_nopad_bin"}.get(connection.vendor)}
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        """Spell the type out on PostgreSQL: for "varchar" Django adds a second, LIKE index to each unique one,
-        which a column in collation C does not need and every PUSH would pay for."""
+        """Spell the type out on PostgreSQL, so that Django creates no second index.
+
+        For "varchar" Django adds a LIKE index to each unique column. In collation C the unique index itself supports
+        LIKE, and every PUSH would have to maintain the second one.
+        """
         found = super().db_type(connection)
         return found and found.replace("varchar", "character varying") if connection.vendor == "postgresql" else found

@@ -1,4 +1,7 @@
-"""Django's Tasks API, wherever it is: in Django from 6.0 on, in the `django-tasks` backport before. The only switch."""
+"""Import Django's Tasks API from Django 6.0 and later, or from the `django-tasks` backport.
+
+The only place that chooses between the two.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
+# The condition is a find_spec and not a try: an ImportError inside of django.tasks must not select the backport.
 if TYPE_CHECKING or find_spec("django.tasks"):
     from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
@@ -21,7 +25,7 @@ elif find_spec("django_tasks"):
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
 
-    # Released as InvalidTaskError in 0.12, InvalidTask after it.
+    # Renamed: InvalidTaskError up to 0.12, InvalidTask in later releases.
     InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
 else:
     raise ImproperlyConfigured(
@@ -37,7 +41,8 @@ else:
     def _subscriptable(base: type) -> type:
         return type(base.__name__, (), {"__class_getitem__": classmethod(lambda *_: base)})
 
-    # The stubs' classes take type parameters, Django's own do not: `class X(GenericTask[P, R])` suits both.
+    # The stubs' classes take type parameters, but Django's classes do not: `class X(GenericTask[P, R])` works with
+    # both.
     GenericTask, GenericContext = _subscriptable(Task), _subscriptable(TaskContext)
     GenericResult = _subscriptable(TaskResult)
 

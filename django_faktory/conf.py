@@ -1,6 +1,6 @@
-"""`FAKTORY = {…}` in the project's settings: every key, its default and its meaning. Reads, never writes.
+"""Read `FAKTORY = {…}` from the project's settings: every key with its default and its meaning.
 
-Knows no model and no broker. Unknown keys and wrong values are reported by `checks`.
+Imports no model and no broker. `checks` reports unknown keys and invalid values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.views.decorators.debug import sensitive_variables
 
 DEFAULTS: dict[str, Any] = {
-    # where jobs live
+    # storage of jobs
     "BROKER": "orm",
     "DATABASE": "default",
     "OUTBOX": None,
@@ -64,7 +64,7 @@ DEFAULTS: dict[str, Any] = {
     "GEARMONKEY_LEASE": 20.0,
     "GEARMONKEY_MAX_INPUT_BYTES": 1024 * 1024,
     "GEARMONKEY_AUDIT": False,
-    # upkeep
+    # maintenance
     "WORKER_TIMEOUT": 60,
     "BEAT_KEEPS_JOBS": False,
     "DATABASE_TIMEOUT": 10.0,
@@ -139,19 +139,22 @@ DOCS: dict[str, str] = {
 
 
 SECRET = frozenset({"ENCRYPTION_KEYS", "GEARMONKEY_URL", "METRICS_TOKEN", "PASSWORD"})
-"""Settings whose values are shown nowhere."""
+"""Settings with values that are never displayed."""
 
 REFUSABLE = ("MUTATE", "QUEUE PAUSE", "QUEUE RESUME", "QUEUE REMOVE")
-"""What `REFUSED_COMMANDS` may name; FLUSH has a setting of its own."""
+"""Commands that `REFUSED_COMMANDS` may name; FLUSH has its own setting."""
 
 
 def get(name: str) -> Any:
-    """The value of `FAKTORY[name]`, or its default. Read at each call, so that override_settings works."""
+    """Return `FAKTORY[name]`, or its default.
+
+    Read from the settings on each call, so that override_settings works.
+    """
     return configured().get(name, DEFAULTS[name])
 
 
 def configured() -> Mapping[str, Any]:
-    """What the project set, as it is."""
+    """Return the project's FAKTORY setting, unchanged. Raises ImproperlyConfigured unless it is a mapping."""
     found = getattr(settings, "FAKTORY", {})
     if not isinstance(found, Mapping):
         raise ImproperlyConfigured(f"FAKTORY: expected a dict, got {type(found).__name__}")
@@ -159,25 +162,26 @@ def configured() -> Mapping[str, Any]:
 
 
 def outbox() -> list[str]:
-    """The databases whose transactions reach jobs elsewhere by a row of their own; never the jobs' own."""
+    """Return the aliases of databases that enqueue through an outbox row; never the alias that stores the jobs."""
     if not apps.is_installed("django_faktory"):
-        return []  # there is no table for it
+        return []  # no table
     own = get("DATABASE") if get("BROKER") == "orm" else None
     wanted = get("OUTBOX")
     return [alias for alias in (["default"] if wanted is None else wanted) if alias != own]
 
 
 def allows_flush() -> bool:
-    """Whether a client may have all jobs forgotten (W25)."""
+    """Return whether FLUSH, which deletes all jobs, is permitted (W25)."""
     allowed = get("ALLOW_FLUSH")
     return bool(settings.DEBUG if allowed is None else allowed)
 
 
 @sensitive_variables()
 def password() -> str:
-    """The server's password: `FAKTORY_PASSWORD`, else the setting; "" is none. A path is read, its line end cut.
+    """Return the server's password: `FAKTORY_PASSWORD`, else the setting; "" means none.
 
-    Raises ImproperlyConfigured, in one line without the password, where the path leads to none.
+    A value that begins with "/" is a path: the file is read and its line end removed. Raises ImproperlyConfigured, in
+    one line without the password, if the file is unreadable or empty.
     """
     name, value = "FAKTORY_PASSWORD", os.environ.get("FAKTORY_PASSWORD")
     if not value:
@@ -187,12 +191,12 @@ def password() -> str:
     try:
         with open(value, encoding="utf-8") as file:
             found = file.read().rstrip("\r\n")
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8, or a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else "what is no UTF-8 text"
     else:
         if found:
             return found
-        reason = "an empty one"  # taken as it is, it would open the server to everybody
+        reason = "an empty one"  # as a password it would disable authentication
     raise ImproperlyConfigured(
         f"{name}: expected a readable file with the password at {value}, got: {reason}; "
         "mend the path or give the password itself"
@@ -201,7 +205,10 @@ def password() -> str:
 
 @sensitive_variables()
 def url() -> str:
-    """The Faktory server clients talk to: by `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default."""
+    """Return the URL of the Faktory server for clients.
+
+    Read from `FAKTORY_PROVIDER`, then `FAKTORY_URL`, then the local default.
+    """
     provider = os.environ.get("FAKTORY_PROVIDER")
     if not provider:
         return os.environ.get("FAKTORY_URL") or "tcp://localhost:7419"

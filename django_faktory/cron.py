@@ -1,7 +1,7 @@
-"""Cron lines: when they are due, in which zone, and which of the ticks that nobody took are made up for.
+"""Cron schedules: compute ticks in a time zone and decide which missed ticks to run.
 
-Pure but for the zones' own data. The grammar and its ways at a change of clocks are cronsim's, which are Debian cron's
-(`docs/cron.md`, ADR 0014). Moments are aware; those returned are in UTC.
+Pure, except for time zone data. Grammar and behaviour at clock changes are those of cronsim, which follows Debian cron
+(`docs/cron.md`, ADR 0014). Datetimes are aware; returned ones are in UTC.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cronsim import CronSim, CronSimError
 from .errors import InvalidCron
 
 ON_TIME_S = 60
-"""A tick that is taken within so many seconds is no missed one: a node that restarts takes no longer."""
+"""Seconds within which a tick counts as on time; the restart of a node takes less."""
 
 MOST_TICKS = 100
-"""Ticks of one entry that are enqueued in one transaction."""
+"""Maximum number of ticks of one entry that are enqueued in one transaction."""
 
 LONGEST_LINE = 255
 LONGEST_WINDOW_S = 366 * 86_400
@@ -49,7 +49,7 @@ _SPANS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1), timedelta
 
 
 class Missed(StrEnum):
-    """What becomes of ticks that no node took in time."""
+    """What happens to ticks that no node took in time."""
 
     SKIP = "skip"
     ONCE = "once"
@@ -57,14 +57,14 @@ class Missed(StrEnum):
 
 
 class Overlap(StrEnum):
-    """Whether a tick's job is enqueued while an earlier one of the entry waits or runs."""
+    """Whether a tick's job is enqueued while an earlier job of the entry waits or runs."""
 
     ALLOW = "allow"
     SKIP = "skip"
 
 
 class Outcome(StrEnum):
-    """What became of a tick: of its job, or why there is none."""
+    """How a tick ended: the state of its job, or why there is none."""
 
     ENQUEUED = "enqueued"
     SUCCEEDED = "succeeded"
@@ -72,11 +72,11 @@ class Outcome(StrEnum):
     DISCARDED = "discarded"
     EXPIRED = "expired"
     GONE = "gone"
-    """The job is not stored any more, and nobody saw how it ended."""
+    """The job is not stored any more, and its end was not recorded."""
     MISSED = "missed"
     OVERLAPPED = "overlapped"
     REFUSED = "refused"
-    """The job could not be made; the note says why."""
+    """The job could not be created; the run's note has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,16 @@ class Cron:
     schedule: str
     """Five fields, or six with seconds first, or @hourly, @daily, @weekly, @monthly, @yearly."""
     zone: str = field(default="", kw_only=True)
-    """As in "Europe/Berlin"; the project's TIME_ZONE unless given."""
+    """Name of a time zone such as "Europe/Berlin"; the project's TIME_ZONE unless given."""
     args: Sequence[Any] = field(default=(), kw_only=True)
     kwargs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     name: str = field(default="", kw_only=True)
-    """Of the entry; the task's own name unless given."""
+    """Name of the entry; the name of the task unless given."""
     queue: str = field(default="", kw_only=True)
     missed: str = field(default="once", kw_only=True)
     """Ticks that no node took within a minute: "skip" them, run "once" for the latest, or run for "all"."""
     window: int = field(default=86_400, kw_only=True)
-    """Seconds back that "once" and "all" look."""
+    """How many seconds into the past "once" and "all" extend."""
     overlap: str = field(default="allow", kw_only=True)
     """While an earlier job of the entry waits or runs: "allow" another, or "skip" it."""
 
@@ -105,7 +105,7 @@ class Cron:
 
 
 def crons(value: Any) -> tuple[Cron, ...]:
-    """What `@task(cron=…)` means: one entry, given as its line or as it is, or several. Raises InvalidCron."""
+    """Return the entries of `@task(cron=…)`, given as a cron line, a Cron, or a list of them. Raises InvalidCron."""
     if isinstance(value, str):
         return (Cron(value),)
     found = (value,) if isinstance(value, Cron) else value
@@ -117,7 +117,7 @@ def crons(value: Any) -> tuple[Cron, ...]:
 
 
 def check_policies(missed: object, window: object, overlap: object) -> None:
-    """Raises InvalidCron that names the field."""
+    """Raise InvalidCron, naming the field, for an invalid policy."""
     if missed not in tuple(Missed):
         raise InvalidCron("missed", f'expected "skip", "once" or "all", got {missed!r:.80}')
     if not isinstance(window, int) or isinstance(window, bool) or not 0 < window <= LONGEST_WINDOW_S:
@@ -127,48 +127,54 @@ def check_policies(missed: object, window: object, overlap: object) -> None:
 
 
 class Schedule:
-    """A cron line in a zone. Built by `of`, which keeps the latest."""
+    """A cron line in a time zone. Build it with `of`, which caches parsed schedules."""
 
     def __init__(self, line: str, zone: str) -> None:
         self.zone = zone_of(zone)
         self._line = _checked(line)
+        # cronsim sets `fixup_tz` for five-field lines with fixed minutes and hours, and then handles clock changes.
         at_given_times = CronSim(self._line, datetime(2024, 1, 1, tzinfo=self.zone)).fixup_tz is not None
         self._is_passing = self.zone is not UTC and not at_given_times
 
     @staticmethod
     def of(line: object, zone: object) -> Schedule:
-        """Raises InvalidCron, which names the line's field and what it expects there."""
+        """Return the schedule.
+
+        Raises InvalidCron, naming the line's field and its expected values.
+        """
         if not isinstance(line, str) or not line.strip() or len(line) > LONGEST_LINE:
             raise InvalidCron("schedule", f'expected a cron line such as "30 2 * * *", got {line!r:.80}')
         if not isinstance(zone, str):
             raise InvalidCron("zone", f'expected the name of a time zone, such as "Europe/Berlin", got {zone!r:.80}')
+        # A line such as February 30 parses, but never has a tick.
         schedule = _schedule(line, zone)
         if schedule.after(datetime(2024, 1, 1, tzinfo=UTC)) is None:
             raise InvalidCron("schedule", f'"{line}": expected a day that comes, got one that does not in 50 years')
         return schedule
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first tick later than this moment; None where none comes in 50 years."""
+        """Return the first tick after this moment; None if there is none within 50 years."""
         return next(self.ticks(moment), None)
 
     def ticks(self, moment: datetime) -> Iterator[datetime]:
-        """The ticks later than this moment, each once, in their order."""
+        """Yield the ticks after this moment in order, each once."""
         if self._is_passing:
             yield from self._on_passing_clocks(moment.astimezone(UTC))
             return
         latest = moment.astimezone(UTC)
         for tick in CronSim(self._line, moment.astimezone(self.zone)):
             found = tick.astimezone(UTC)
-            # Where clocks are put back, cronsim begins an hour that was already; where they are put forward, all that
-            # the gap swallowed is due at its end.
+            # When clocks go back, cronsim yields the repeated hour a second time; when they go forward, every tick
+            # inside the gap is due at its end.
             if found > latest:
                 latest = found
                 yield found
 
     def _on_passing_clocks(self, begin: datetime) -> Iterator[datetime]:
-        """The same for a line that is due whenever clocks show it: twice in an hour that comes twice.
+        """Yield the ticks of a line that is due whenever clocks show it: twice in an hour that occurs twice.
 
-        cronsim steps by whole hours, and so passes ticks over where clocks are changed by half of one.
+        cronsim steps by whole hours and so skips ticks where clocks change by half an hour. This method runs it on
+        local time without a zone, and starts again at each change of the offset.
         """
         after = begin
         while True:
@@ -177,6 +183,7 @@ class Schedule:
                 found = tick.replace(tzinfo=UTC) - offset
                 change = _change(self.zone, begin, found)
                 if change is not None:
+                    # A microsecond earlier, so that a tick at the moment of the change is included.
                     begin, after = change, change - timedelta(microseconds=1)
                     break
                 yield found
@@ -185,7 +192,10 @@ class Schedule:
                 return
 
     def latest(self, first: datetime, until: datetime) -> datetime | None:
-        """The last tick in this span, both ends counted, looked for from its end."""
+        """Return the last tick in this span, both ends included.
+
+        Searches short spans at the end first, so that a frequent schedule is not walked through a long span.
+        """
         for span in (*_SPANS, until - first):
             begin = max(first, until - span)
             found = None
@@ -202,43 +212,46 @@ class Schedule:
 
 
 class Due(NamedTuple):
-    """What is to be done about an entry now."""
+    """What to do for an entry now."""
 
     ticks: list[datetime]
-    """To run a job for."""
+    """Ticks to enqueue a job for."""
     passed: datetime | None
-    """The first of those that are left out, if any are."""
+    """The first of the skipped ticks, if any are skipped."""
     next_at: datetime | None
-    """When to look again: the next tick; one that is over where there were too many for one go."""
+    """When to check again: the next tick, or a past one if there were too many for one transaction."""
 
 
 def due(schedule: Schedule, first: datetime, now: datetime, *, missed: str, window_s: int) -> Due:
-    """Judge the ticks from `first`, the earliest that nobody took, until now."""
+    """Decide about the ticks from `first`, the earliest that no node took, up to now."""
     late, next_at = now - timedelta(seconds=ON_TIME_S), schedule.after(now)
     if missed != Missed.ALL and first < late:
         on_time = _between(schedule, late, now)
         oldest = max(first, now - timedelta(seconds=window_s))
         made_up = None
+        # A tick that is on time makes up for the missed ones.
         if missed == Missed.ONCE and not on_time and oldest < late:
             made_up = schedule.latest(oldest, late)
         ticks = [made_up] if made_up else on_time
         return Due(ticks, None if made_up == first else first, next_at)
     oldest = first
     if first < late:
+        # A window shorter than ON_TIME_S must not drop ticks that are on time.
         oldest = max(first, now - timedelta(seconds=max(window_s, ON_TIME_S)))
     ticks = _between(schedule, oldest, now, MOST_TICKS + 1)
     if len(ticks) > MOST_TICKS:
+        # The next transaction continues with the tick that did not fit.
         next_at = ticks.pop()
     return Due(ticks, first if oldest > first else None, next_at)
 
 
 def zone_of(name: str) -> tzinfo:
-    """The zone of this name. Raises InvalidCron."""
+    """Return the time zone with this name. Raises InvalidCron."""
     if name == "UTC":
-        return UTC  # several times as fast as the zone of that name
+        return UTC  # several times as fast as ZoneInfo("UTC")
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError, LookupError) as error:  # its own error is a LookupError; a folder's name an OSError
+    except (OSError, ValueError, LookupError) as error:  # LookupError: not found; OSError: the name of a directory
         raise InvalidCron(
             "zone", f'expected the name of a time zone, such as "Europe/Berlin", got {name!r:.80}'
         ) from error
@@ -256,10 +269,11 @@ def _offset(zone: tzinfo, moment: datetime) -> timedelta:
 
 
 def _change(zone: tzinfo, begin: datetime, end: datetime) -> datetime | None:
-    """The first moment after `begin`, and not after `end`, with another offset from UTC; None where there is none."""
+    """Return the first moment after `begin`, up to `end`, with another offset from UTC; None if the offset stays."""
     offset = _offset(zone, begin)
     while begin < end:
         later = min(begin + timedelta(days=1), end)
+        # Compare day by day, then bisect to the second.
         if _offset(zone, later) != offset:
             while later - begin > timedelta(seconds=1):
                 middle = (begin + (later - begin) / 2).replace(microsecond=0)
@@ -282,7 +296,7 @@ def _between(schedule: Schedule, first: datetime, until: datetime, most: int | N
 
 
 def _checked(line: str) -> str:
-    """The line for cronsim."""
+    """Return the line in the form that cronsim accepts. Raises InvalidCron."""
     words = line.split()
     if words[0].startswith("@"):
         if line.strip().lower() not in _SHORT:
@@ -302,9 +316,10 @@ def _checked(line: str) -> str:
 
 
 def _told(problem: str, words: Sequence[str]) -> str:
-    """Name the field, what it takes, and what came. cronsim says "Bad minute"."""
+    """Return a message that names the field, its range and the value; cronsim reports only "Bad minute"."""
     name = problem.removeprefix("Bad ")
     if name not in _RANGES:
         return f"cannot be read: {problem}"
+    # A line of five fields has no second, the first name in _RANGES.
     place = list(_RANGES).index(name) - (6 - len(words))
     return f'{name}: expected {_RANGES[name]}, *, a list (1,2), a range (1-5) or a step (*/5), got "{words[place]}"'

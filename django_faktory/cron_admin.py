@@ -1,4 +1,4 @@
-"""Cron entries in the admin: the next times, the history, pause, resume and run now; and entries written here."""
+"""Admin pages of cron entries: next times, history, pause, resume, run now, and editing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIELD_OF = {"window": "window_s", "task": "jobtype"}
 
 
 class CronEntryForm(EntryForm):
-    """An entry of the admin; what is wrong is said at its field."""
+    """Form for entries of the admin; errors are shown at their field."""
 
     class Meta:
         model = CronEntry
@@ -49,9 +49,9 @@ class CronEntryForm(EntryForm):
         widgets: ClassVar = {field: forms.Textarea({"rows": 3}) for field in ("args", "kwargs", "job")}
 
     def clean(self) -> dict[str, Any]:
-        """Judge it as settings are judged, so that no node meets an entry it cannot take."""
+        """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
         found: dict[str, Any] = super().clean() or {}
-        tasks.autodiscover()  # a web process need not have met its tasks
+        tasks.autodiscover()  # a web process may not have imported all tasks
         try:
             self._check(found)
         except InvalidCron as error:
@@ -61,7 +61,7 @@ class CronEntryForm(EntryForm):
         return found
 
     def _check(self, found: dict[str, Any]) -> None:
-        if self.errors or self.instance.origin == CronEntry.Origin.CODE:  # whose fields are not in the form
+        if self.errors or self.instance.origin == CronEntry.Origin.CODE:  # its fields are not in the form
             return
         Schedule.of(found["schedule"], found["zone"])
         policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
@@ -84,10 +84,10 @@ def _seen_of(field: str) -> Callable[[CronEntry, str], str]:
 
 
 class CronList(SafeChangeList):
-    """With the latest runs of the page's entries, asked for once."""
+    """Change list that fetches the latest runs of a page's entries with one query."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """See above."""
+        """Attach the latest run to each entry of the page."""
         super().get_results(request)
         entries: list[Any] = list(self.result_list)
         latest = ticks.latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
@@ -97,17 +97,17 @@ class CronList(SafeChangeList):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By whether an entry is due some time."""
+    """Filter entries by whether they are due at some time."""
 
     title = "state"
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """The states, in the words of the list."""
+        """Return the states, with the names that the list shows."""
         return [(state, state) for state in ("active", "paused", "removed from code", "never due")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> QuerySet[CronEntry]:  # noqa: ARG002
-        """Entries in the chosen state."""
+        """Return the entries in the chosen state."""
         match self.value():
             case "active":
                 return queryset.filter(next_at__isnull=False)
@@ -134,7 +134,7 @@ def _run_now(entry: CronEntry) -> str:
 
 @admin.register(CronEntry)
 class CronEntryAdmin(WithButtons):
-    """Entries of code are looked at, paused and run; those of the admin are also written here."""
+    """Show, pause and run all entries; edit entries created in the admin."""
 
     form = CronEntryForm
     list_class = CronList
@@ -167,13 +167,14 @@ class CronEntryAdmin(WithButtons):
     )
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """The project's own zone."""
+        """Preset the project's time zone."""
         return {"zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
 
     def get_readonly_fields(self, request: HttpRequest, obj: CronEntry | None = None) -> tuple[str, ...]:
-        """Return the fields that are not edited: all of an entry of code, and arguments that are hidden in part.
+        """Return the fields that are not editable.
 
-        With them the jobtype stays: `REDACT` may show to everybody what another jobtype is called with.
+        These are all fields of an entry from code, and arguments that the user sees only in part. With the arguments
+        the jobtype is fixed too: for another jobtype `REDACT` might show everything.
         """
         mine = tuple(map(str, self.readonly_fields))
         if obj is None:
@@ -183,7 +184,7 @@ class CronEntryAdmin(WithButtons):
         return (*mine, "jobtype", *_TEXTS) if self._hides(request, obj) else mine
 
     def get_fieldsets(self, request: HttpRequest, obj: CronEntry | None = None) -> Any:
-        """A new entry has no past and no next times."""
+        """Return the sections; a new entry has no history and no next times."""
         if obj is None:
             return [(None, {"fields": DEFINITION})]
         found = super().get_fieldsets(request, obj)
@@ -194,8 +195,9 @@ class CronEntryAdmin(WithButtons):
         )
 
     def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
-        """Return whether the user sees less of the arguments than there is: then they are not edited either."""
+        """Return whether the user sees only part of the arguments; then they are not editable either."""
         if not all(self.sees(request, field) for field in _TEXTS):
+            # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
             return True
         stored = texts.read(entry, *_TEXTS)
         return any(
@@ -206,58 +208,62 @@ class CronEntryAdmin(WithButtons):
 
     @admin.display(description="args")
     def shown_args(self, entry: CronEntry) -> SafeString:
-        """Return the beginning of the visible part."""
+        """Return the beginning of the visible arguments."""
         return as_html(self.shown(entry, "args")["args"])
 
     @admin.display(description="kwargs")
     def shown_kwargs(self, entry: CronEntry) -> SafeString:
-        """Return the beginning of the visible part."""
+        """Return the beginning of the visible keyword arguments."""
         return as_html(self.shown(entry, "kwargs")["kwargs"])
 
     @admin.display(description="job")
     def shown_job(self, entry: CronEntry) -> SafeString:
-        """Return the beginning of the visible part."""
+        """Return the beginning of the visible job members."""
         return as_html(self.shown(entry, "job")["job"])
 
     def has_change_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
-        """Return whether the user may edit the entry; an entry of code is edited in code."""
+        """Return whether the user may edit the entry; an entry from code is edited in code."""
         is_here = obj is None or obj.origin != CronEntry.Origin.CODE
         return is_here and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: CronEntry | None = None) -> bool:
-        """What code still defines would come back; an entry's own page knows that, the list's action does not."""
+        """Return whether the user may delete the entry; the list's action is not available.
+
+        An entry that the code still defines would be created again at the next start. Only the page of a single entry
+        can check that.
+        """
         if obj is None or (obj.origin == CronEntry.Origin.CODE and obj.removed_at is None):
             return False
         return super().has_delete_permission(request, obj)
 
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
-        """Write the definition only: what nodes have taken meanwhile stays taken."""
+        """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
         rows.save(obj, using=_alias(obj))
         if crontab.task_of(obj.jobtype) is None:
             said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
             self.message_user(request, said, messages.WARNING)
 
     def buttons(self, row: CronEntry) -> list[tuple[str, str]]:
-        """Nothing is done with what code defines no more."""
+        """Return the buttons; an entry removed from code has none."""
         if row.removed_at:
             return []
         return [("run_now", "Run now"), ("resume", "Resume") if row.paused_at else ("pause", "Pause")]
 
     @admin.display(description="state")
     def state(self, entry: CronEntry) -> str:
-        """Whether it is due some time, and why not."""
+        """Return the state, with the reason if the entry is never due."""
         if entry.state == "never":
             return entry.problem or "never due"
         return "removed from code" if entry.state == "removed" else entry.state
 
     @admin.display(description="next", ordering="next_at")
     def next_time(self, entry: CronEntry) -> str:
-        """The next tick, on the clocks of its zone."""
+        """Return the next tick in the entry's time zone."""
         return _shown(entry, entry.next_at) if entry.next_at else "–"
 
     @admin.display(description="in words")
     def in_words(self, entry: CronEntry) -> str:
-        """The schedule, read out."""
+        """Describe the schedule in words."""
         try:
             return str(Schedule.of(entry.schedule, entry.zone))
         except InvalidCron as error:
@@ -265,7 +271,10 @@ class CronEntryAdmin(WithButtons):
 
     @admin.display(description="next times")
     def next_times(self, entry: CronEntry) -> SafeString | str:
-        """The next five, on the clocks of its zone and in UTC; of a paused one, those that it would have."""
+        """Return the next five ticks in the entry's time zone and in UTC.
+
+        For a paused entry: the ticks it would have.
+        """
         try:
             found = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
         except InvalidCron:
@@ -275,33 +284,33 @@ class CronEntryAdmin(WithButtons):
 
     @admin.display(description="latest run")
     def latest_run(self, entry: Any) -> str:
-        """When, and what became of it."""
+        """Return the time and the outcome of the latest run."""
         run = entry.latest
         return "–" if run is None else f"{_shown(entry, run.tick or run.at)} {run.outcome}"
 
     @admin.display(description="runs")
     def history(self, entry: CronEntry) -> SafeString | str:
-        """Return the latest runs, newest first, with their jobs."""
+        """Return the latest runs, newest first, with links to their jobs."""
         return _history(entry)
 
     @admin.display(description="runs")
     def noted_history(self, entry: CronEntry) -> SafeString | str:
-        """Return the same with notes: that of a refused run may quote arguments."""
+        """Return the runs with their notes; the note of a refused run may quote arguments."""
         return _history(entry, has_notes=True)
 
     @admin.action(description="Pause", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
-        """No tick is due until they are resumed."""
+        """Pause the entries: no tick is due until they are resumed."""
         self.carry_out(request, queryset, "pause")
 
     @admin.action(description="Resume", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
-        """Ticks are due again, those of the pause are not."""
+        """Resume the entries; ticks during the pause are not made up for."""
         self.carry_out(request, queryset, "resume")
 
     @admin.action(description="Run now", permissions=["run"])
     def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
-        """A job each, at once."""
+        """Enqueue one job for each entry now."""
         self.carry_out(request, queryset, "run_now")
 
 
@@ -313,6 +322,7 @@ def _read(field: str, text: str) -> Any:
 
 
 def _shown(entry: CronEntry, moment: Any) -> str:
+    # An entry with an invalid zone must still have a page on which it can be corrected.
     try:
         there = moment.astimezone(Schedule.of(entry.schedule, entry.zone).zone)
     except InvalidCron:
@@ -327,6 +337,7 @@ def _alias(entry: CronEntry) -> str:
 def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     using = _alias(entry)
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+    # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
     known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
     jobs = reverse("admin:django_faktory_job_changelist")
     lines = [
@@ -346,7 +357,7 @@ def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     row = SafeString(f"<tr>{'<td>{}</td>' * len(names)}</tr>")
     return format_html(
         '<div class="faktory-wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>',
-        SafeString(head),  # our own words only
+        SafeString(head),  # constants only
         format_html_join("", row, lines),
     )
 
@@ -359,7 +370,7 @@ def _without(name: str, fieldsets: Any) -> list[Any]:
 
 
 def _shown_only(fieldsets: Any) -> list[Any]:
-    """Replace the arguments by their visible parts."""
+    """Replace the argument fields with their read-only visible parts."""
     return [
         (title, {**options, "fields": [_SHOWN.get(name, name) for name in options["fields"]]})
         for title, options in fieldsets

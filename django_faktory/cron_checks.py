@@ -1,4 +1,4 @@
-"""System checks of cron entries, those of tasks and those of `FAKTORY["CRON"]`: each error names the field."""
+"""System checks of cron entries, from tasks and from `FAKTORY["CRON"]`; each error names the field."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _HINTS = {
 
 @register
 def check_cron(**_: Any) -> list[CheckMessage]:
-    """Cron entries can be read, and what they name is there."""
+    """Check that cron entries are valid and that their tasks exist."""
     try:
         broker, settings = conf.get("BROKER"), conf.get("CRON")
     except ImproperlyConfigured:
         return []
     if not isinstance(settings, Mapping) or broken_modules():
-        return []  # said elsewhere; and tasks that cannot be imported are missed by entries
+        return []  # reported by other checks; an entry whose module fails to import would be a false E042
     entries = list(crontab.read())
     found: list[CheckMessage] = [_error(place, one) for place, one in entries if isinstance(one, InvalidCron)]
     if entries and broker == "remote":
@@ -52,7 +52,7 @@ def _error(place: str, error: InvalidCron) -> CheckMessage:
 
 
 def _hint(number: str, error: InvalidCron) -> str:
-    """What to do; for a name that is nearly right, the right one."""
+    """Return a remedy; for a misspelt name, the closest known name."""
     if number == "E041":
         return _meant(error, sorted(available_timezones())) or "A name of the IANA database; pip install tzdata has it."
     if number == "E042":

@@ -1,6 +1,6 @@
-"""Cron entries and their history. Changed by `store.crontab` and `store.ticks` only.
+"""Models of cron entries and their runs. Changed only by `store.crontab` and `store.ticks`.
 
-Knows no task: an entry names a jobtype, which may be any worker's.
+Imports no task: an entry names a jobtype, which may belong to a worker in any language.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .cron import Missed, Outcome, Overlap
 
 
 class CronEntry(models.Model):
-    """A job that comes again: when, in which zone, and what to enqueue."""
+    """A recurring job: its schedule, its time zone and the job to enqueue."""
 
     class Origin(models.TextChoices):
-        """Where it is defined, and so who may change it."""
+        """Where the entry is defined; an entry from code cannot be edited in the admin."""
 
         CODE = "code"
         ADMIN = "admin"
@@ -67,6 +67,7 @@ class CronEntry(models.Model):
         verbose_name_plural = "cron entries"
         indexes: ClassVar = [models.Index(fields=["next_at"], name="faktory_cron_due")]
         constraints: ClassVar = [
+            # `next_at` is what claims search for, so a paused or removed entry must not have one.
             models.CheckConstraint(
                 name="faktory_cron_idle_is_never_due",
                 condition=Q(next_at=None) | Q(paused_at=None, removed_at=None),
@@ -80,7 +81,7 @@ class CronEntry(models.Model):
 
     @property
     def state(self) -> str:
-        """Whether it is due some time: active, paused, removed (from code), or never."""
+        """Return "active", "paused", "removed" (from code) or "never" (due)."""
         if self.removed_at:
             return "removed"
         if self.paused_at:
@@ -89,7 +90,11 @@ class CronEntry(models.Model):
 
 
 class CronRun(models.Model):
-    """What became of one tick. At most one row a tick, whatever nodes there are: a constraint says so."""
+    """The run of one tick.
+
+    A unique constraint permits one row per tick, however many nodes run, so each tick is taken once. Ticks that are
+    NULL, of runs by hand, do not conflict.
+    """
 
     entry = models.ForeignKey(CronEntry, on_delete=models.CASCADE, related_name="runs")
     tick = models.DateTimeField(null=True, help_text="None: somebody ran it by hand.")
@@ -101,6 +106,7 @@ class CronRun(models.Model):
 
     class Meta:
         constraints: ClassVar = [
+            # Enforces "once per tick" even if two nodes pass every other check (ADR 14).
             models.UniqueConstraint(name="faktory_cron_tick", fields=["entry", "tick"]),
             models.CheckConstraint(
                 name="faktory_cron_outcome", condition=Q(outcome__in=[str(outcome) for outcome in Outcome])

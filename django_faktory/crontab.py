@@ -1,6 +1,6 @@
-"""Cron entries of this project's code and settings, and how the job of an entry is made.
+"""Collect the cron entries of tasks and settings, and build the job of an entry.
 
-Stands between the rows (`store.crontab`, `store.ticks`), which know no task, and the tasks, which know no row.
+Connects `store.crontab` and `store.ticks`, which import no task, with the tasks, which import no row.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ from .store.ticks import Enqueued
 from .tasks import FaktoryTask, autodiscover, lookup, registered
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
-"""What an entry of another language's jobtype can say of its job, as PUSH has it."""
+"""Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
 
 _KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job", "missed", "window", "overlap")
 
 
 def sync(*, using: str) -> None:
-    """Bring the rows up to what the code of this process says. Tasks must have been imported."""
+    """Update the rows to the entries defined by this process. Import the tasks first."""
     crontab.sync(definitions(), using=using)
 
 
 def definitions() -> Iterator[Definition]:
-    """Every entry of the tasks and of `FAKTORY["CRON"]`. Raises InvalidCron; its field begins with the place."""
+    """Yield every entry of the tasks and of `FAKTORY["CRON"]`.
+
+    Raises InvalidCron with a field that begins with the place of the definition.
+    """
+    # Raises at the first error, because `sync` must not mark entries as removed when it knows only some of them.
     for place, found in read():
         if isinstance(found, InvalidCron):
             raise InvalidCron(f"{place}: {found.field}", found.problem) from found
@@ -48,7 +52,10 @@ def definitions() -> Iterator[Definition]:
 
 
 def read() -> Iterator[tuple[str, Definition | InvalidCron]]:
-    """Where each entry is defined, and the entry, or what is wrong with it."""
+    """Yield the place of each definition with its entry, or with the InvalidCron error.
+
+    Lets the system checks report all errors in one run.
+    """
     seen: dict[str, str] = {}
     for place, entry in _entries():
         try:
@@ -56,6 +63,7 @@ def read() -> Iterator[tuple[str, Definition | InvalidCron]]:
         except InvalidCron as error:
             yield place, error
             continue
+        # Rows are keyed by name, so a second definition would overwrite the first on every start.
         if found.name in seen:
             problem = f'"{found.name}" is the name of {seen[found.name]} too; give one of them another'
             yield place, InvalidCron("name", problem)
@@ -65,7 +73,7 @@ def read() -> Iterator[tuple[str, Definition | InvalidCron]]:
 
 
 def of_task(task: FaktoryTask[..., Any], one: Cron) -> Definition:
-    """The entry of a task. Raises InvalidCron."""
+    """Return the entry of one `Cron` of a task. Raises InvalidCron."""
     args, kwargs = _call_of(task, list(one.args), one.kwargs)
     return Definition(
         name=_checked_name(one.name or task.jobtype),
@@ -82,7 +90,7 @@ def of_task(task: FaktoryTask[..., Any], one: Cron) -> Definition:
 
 
 def of_settings(name: object, entry: object) -> Definition:
-    """The entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
+    """Return the entry of `FAKTORY["CRON"][name]`. Raises InvalidCron."""
     if not isinstance(entry, Mapping):
         raise InvalidCron(
             "entry", f'expected a dict such as {{"schedule": "30 2 * * *", "task": …}}, got {told(entry)}'
@@ -126,9 +134,10 @@ def defined(
     must_be_task: bool = False,
     is_json: bool = False,
 ) -> Definition:
-    """An entry whose job is a task's call where one has this name, and what a client would push otherwise.
+    """Return a validated entry; its job is a task's call if a task has this name.
 
-    `must_be_task`: others are refused. `is_json`: args and kwargs are as a job carries them. Raises InvalidCron.
+    Other jobtypes get the job that a client would push. `must_be_task`: reject other jobtypes. `is_json`: args and
+    kwargs are already encoded as in a job. Raises InvalidCron.
     """
     task = task_of(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
@@ -143,6 +152,7 @@ def defined(
         window_s=policies["window"],
         overlap=str(policies["overlap"]),
     )
+    # Reject options here, because a task's job would ignore them silently.
     if task is not None:
         if job:
             raise InvalidCron("job", f"a task has its options where it is defined, in @task(…), got {told(job)}")
@@ -156,7 +166,7 @@ def defined(
 
 
 def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
-    """The task of this project that is called so, if there is one."""
+    """Return the task of this project with this jobtype, or None."""
     try:
         return lookup(jobtype)
     except UnknownJobType:
@@ -164,9 +174,10 @@ def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
 
 
 def enqueue(entry: CronEntry) -> Enqueued:
-    """Make and push the job of an entry: a task's by `enqueue`, middleware and all; others as a client would push it.
+    """Build and push the job of an entry.
 
-    Raises whatever keeps it from that.
+    A task is enqueued with `enqueue` and its middleware; other jobtypes are pushed as by a client. Propagates every
+    error that prevents this.
     """
     task = task_of(entry.jobtype)
     if task is None:
@@ -177,6 +188,7 @@ def enqueue(entry: CronEntry) -> Enqueued:
     if entry.queue:
         task = task.using(queue_name=entry.queue)
     args, kwargs = jsontext.decode(entry.args), jsontext.decode(entry.kwargs)
+    # Decode the references, because `enqueue` would wrap them as plain dicts.
     if not task.plain_json:
         args, kwargs = decoded_call(args, kwargs)
     result = task.enqueue(*args, **kwargs)
@@ -187,15 +199,19 @@ _POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
 
 
 def run_now(entry: CronEntry, *, using: str) -> Enqueued:
-    """Enqueue its job at once, whatever pause and overlap say. Raises FaktoryError where there can be none."""
-    autodiscover()  # a web process need not have met its tasks
+    """Enqueue the entry's job at once, ignoring its pause and overlap policy.
+
+    Raises FaktoryError if the job cannot be created.
+    """
+    autodiscover()  # a web process may not have imported all tasks
     got = ticks.run_now(entry.pk, enqueue, using=using)
+    # After the commit: a worker that wakes up earlier would not see the job.
     transaction.on_commit(partial(wakeups.announce, using, {got.queue}), using=using)
     return got
 
 
 def _entries() -> Iterator[tuple[str, Callable[[], Definition]]]:
-    """Where each entry is defined, and what reads it."""
+    """Yield the place of each definition and a function that parses it."""
     for task in registered():
         for one in task.cron:
             yield f"task {task.module_path}: cron", partial(of_task, task, one)
@@ -206,8 +222,13 @@ def _entries() -> Iterator[tuple[str, Callable[[], Definition]]]:
 def _call_of(
     task: FaktoryTask[..., Any], args: list[Any], kwargs: Mapping[str, Any], *, is_json: bool = False
 ) -> tuple[str, str]:
-    """The call as JSON. Raises InvalidCron where the task does not take it, or JSON cannot hold it."""
+    """Return the call as JSON.
+
+    Raises InvalidCron if the task does not accept it, or JSON cannot represent it.
+    """
     try:
+        # bind() finds wrong arguments at start instead of at the first tick.
+        # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
         positional, named = encoded_call(args, kwargs, plain_json=task.plain_json or is_json)
         return encoded(positional), encoded(named)
@@ -232,6 +253,7 @@ def _of_another_language(rest: Definition, jobtype: Any, args: Any, job: Any) ->
         except (TypeError, ValueError, FaktoryError) as error:
             raise InvalidCron(field, f"JSON cannot hold it: {error}") from error
     found = rest._replace(args=texts["args"], job=texts["job"])
+    # Build the job once to validate it; the result is discarded.
     try:
         _payload(CronEntry(**found._asdict()))
     except FaktoryError as error:
@@ -240,7 +262,7 @@ def _of_another_language(rest: Definition, jobtype: Any, args: Any, job: Any) ->
 
 
 def _payload(entry: CronEntry) -> JobPayload:
-    """The job of an entry that is no task of ours, checked as PUSH checks. Raises InvalidPayload."""
+    """Build the job of an entry for a jobtype that is not ours, validated as in PUSH. Raises InvalidPayload."""
     members = {
         "jid": jsontext.encode(new_jid()),
         "jobtype": jsontext.encode(entry.jobtype),
@@ -259,6 +281,6 @@ def _checked_name(name: object) -> str:
 
 def _checked_queue(name: object) -> str:
     try:
-        return queue_name(name) if name else ""  # type: ignore[arg-type]  # what is no text matches no name
+        return queue_name(name) if name else ""  # type: ignore[arg-type]  # only str matches
     except (FaktoryError, TypeError) as error:
         raise InvalidCron("queue", str(error)) from error

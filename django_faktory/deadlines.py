@@ -1,7 +1,7 @@
-"""No verb waits for ever: a connection on which the database says nothing is cut, which its driver tells as a lost one.
+"""Enforce a timeout on database calls by shutting down the socket; the driver then reports a lost connection.
 
-A network that swallows packets, a pooler that hangs, a server that stands still: the socket stays open, nothing comes,
-and drivers wait. Long-running programs of ours (`runfaktory`) ask for limits; web requests have those of their project.
+Without it a driver waits indefinitely if a network drops packets, a pooler hangs or a server stops responding while the
+socket stays open. Only long-running programs (`runfaktory`) enable it; web requests keep the project's own limits.
 Source: reliability class D2.
 """
 
@@ -27,8 +27,8 @@ CONNECT_WITHIN_S = 5
 LOOK_EVERY_S = 1.0
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    # A host that is gone is noticed by the system within half a minute; one that has become a standby is not connected
-    # to, where those who only read would not notice (ADR 0017).
+    # The operating system detects a host that is gone within half a minute. A server that has become a standby is not
+    # connected to: code that only reads would not notice the change (ADR 0017).
     "postgresql": {
         "connect_timeout": CONNECT_WITHIN_S,
         "keepalives_idle": 20,
@@ -42,10 +42,10 @@ _of_thread = threading.local()
 
 
 def enforce(alias: str, within_s: float) -> None:
-    """From now on a verb of this process may wait so long for its database; call it before there are connections.
+    """Limit each database call of this process to `within_s` seconds; call it before any connection is opened.
 
-    Only PostgreSQL's drivers let a thread that waits be woken; MariaDB's have limits of their own for each answer,
-    which are set here where the project has not.
+    Only PostgreSQL drivers allow a waiting thread to be interrupted. MariaDB drivers have read and write timeouts of
+    their own, set here unless the project has set them.
     """
     connection = connections[alias]
     options = connection.settings_dict.setdefault("OPTIONS", {})
@@ -58,35 +58,35 @@ def enforce(alias: str, within_s: float) -> None:
 
 
 def leave_pools() -> None:
-    """From now on each thread of this process has connections of its own, where the project's come from Django's pool.
+    """Give each thread of this process its own connection instead of one from Django's pool.
 
-    Our threads keep theirs from job to job: in a pool with fewer than there are threads, some would wait in vain. Call
-    it before there are connections.
+    Threads keep their connection from job to job, so with a pool smaller than the number of threads some would wait
+    without end. Call it before any connection is opened.
     """
     for alias in connections:
         connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
 def allow_this_thread(seconds: float) -> None:
-    """Upkeep reads more than a verb does."""
+    """Set another limit for the calling thread: maintenance reads more than a single command."""
     _of_thread.within_s = seconds
 
 
 class _Watch:
-    """A thread that looks whose time is over."""
+    """A thread that cuts a connection after its deadline."""
 
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
         self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
 
     def start(self) -> None:
-        """Look from now on, as long as it is the one that is asked."""
+        """Start the thread; it ends when another watch replaces this one."""
         threading.Thread(target=self._run, name="faktory-deadlines", daemon=True).start()
 
     @contextmanager
     def limited(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
-        """While this lasts, the connection is cut when the time is over."""
-        me = id(connection)  # and not the thread: the event loop waits on several
+        """Cut the connection if the block takes longer than the limit."""
+        me = id(connection)  # by connection: the event loop's thread waits on several
         self.running[me] = (time.monotonic() + getattr(_of_thread, "within_s", self.within_s), connection)
         try:
             yield
@@ -99,15 +99,18 @@ class _Watch:
             now = time.monotonic()
             for number, entry in list(self.running.items()):
                 if entry and now >= entry[0]:
-                    self.running[number] = None  # once
+                    self.running[number] = None  # cut only once
                     _cut(entry[1])
 
 
 def _cut(connection: BaseDatabaseWrapper) -> None:
-    """End the connection under the thread that waits on it: a copy of its socket is shut down."""
+    """End the connection while another thread waits on it.
+
+    Shuts down a duplicate of its socket, so that the driver's own descriptor stays open for the driver to close.
+    """
     if (session := connection.connection) is None:
-        return  # it is being made, for which there is a time of its own
-    with suppress(Exception):  # a driver's own errors: it has ended meanwhile
+        return  # still connecting, which connect_timeout limits
+    with suppress(Exception):  # any driver error means that the connection has already ended
         with socket.socket(fileno=os.dup(session.fileno())) as copy:
             copy.shutdown(socket.SHUT_RDWR)
         logger.warning("the database says nothing, the connection is cut alias=%s", connection.alias)

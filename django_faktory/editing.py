@@ -1,6 +1,6 @@
-"""Change a job that does not run: its arguments, queue, priority or time. Used by the admin and the API.
+"""Change the arguments, queue, priority or time of a job that is not running. Used by the admin and the API.
 
-Only what is changed is written anew; the rest of the job's text stays as its client sent it, digit by digit.
+Only changed members are rewritten; the remaining text stays exactly as its client sent it.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ EDITABLE = editing.EDITABLE
 
 
 class Changes(NamedTuple):
-    """What is to become of a job; what is None stays."""
+    """Changes to a job; None leaves a value as it is."""
 
     args: list[Any] | None = None
-    """As the job carries them: in JSON's types, references and all."""
+    """As the job carries them: JSON types, with references encoded."""
     kwargs: Mapping[str, Any] | None = None
     queue: str | None = None
     priority: int | None = None
-    """Django's, -100 to 100, larger first."""
+    """Django's priority, -100 to 100, larger first."""
     run_at: datetime | None = None
 
 
 def edit(jid: str, changes: Changes, *, using: str) -> Job:
-    """Change this job; returns it as it is then.
+    """Change the job and return its new state.
 
-    Raises JobNotFound; InvalidTransition where it runs or has ended, or is given a time and waits for none;
-    InvalidPayload for what no job can be, or its task cannot be called with; NotUnique.
+    Raises JobNotFound; InvalidTransition if it is running or has ended, or if it receives a time but is not in a state
+    that waits for one; InvalidPayload if the result is not a valid job or its task does not accept the arguments;
+    NotUnique if another job has the key of the new arguments.
     """
-    autodiscover()  # a web process need not have met its tasks
+    autodiscover()  # a web process may not have imported all tasks
     job = editing.edit(jid, partial(_edited, changes), using=using)
+    # Other states wait for a time, so no worker could take the job yet and a wakeup is useless.
     if job.state in (State.ENQUEUED, State.BLOCKED):
         transaction.on_commit(partial(_tell, job.queue, using), using=using)
     return job
 
 
 def call_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a stored job, as it carries them."""
+    """Return the arguments of a stored job as it carries them, without decoding references."""
     found = jsontext.members(job.payload)
     custom = jsontext.last_members(found.get("custom", "{}")) if found.get("custom", "").startswith("{") else {}
     kwargs = jsontext.decode(custom.get("kwargs", "{}"))
@@ -71,9 +73,11 @@ def _edited(changes: Changes, row: Job) -> editing.Edit:
         found["queue"] = jsontext.encode(changes.queue)
     if changes.priority is not None:
         found["priority"] = str(priority_to_wire(changes.priority))
+    # Only a scheduled job has `at` in its text; for a retry the time is in the row only.
     if changes.run_at is not None and row.state == State.SCHEDULED:
         found["at"] = jsontext.encode(rfc3339(changes.run_at))
     job = _keyed(parse_job(jsontext.join(found.items())))
+    # Checked on the parsed result: args and kwargs may come from different sources, one new and one stored.
     if changes.args is not None or changes.kwargs is not None:
         check_call(job.jobtype, *call_of(Job(payload=job.text)))
     weight = row.weight if changes.priority is None else -changes.priority
@@ -81,7 +85,11 @@ def _edited(changes: Changes, row: Job) -> editing.Edit:
 
 
 def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:
-    """Nobody edits what they cannot read; and half of an envelope is none."""
+    """Raise InvalidPayload if encrypted arguments would change.
+
+    Users must not edit text that they cannot read, and args and kwargs are one encrypted envelope: replacing one of
+    them would break it.
+    """
     is_changed = changes.args is not None or changes.kwargs is not None
     if is_changed and is_sealed(jsontext.decode(found.get("args", "[]"))):
         raise InvalidPayload("args: they are encrypted and cannot be edited; discard this job and enqueue another")
@@ -100,18 +108,22 @@ def _with_kwargs(custom: str, kwargs: str) -> str:
 
 
 def _keyed(job: JobPayload) -> JobPayload:
-    """With the key of its queue's lock, where the project has such queues."""
+    """Add the key of the queue's lock, if the project has locked queues."""
     locket = getattr(brokers.get_broker(), "locket", None)
     return locket.keyed(job) if locket is not None and locket.is_enabled else job
 
 
 def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
-    """Whether the task of this name takes such arguments, where it is one of this project. Raises InvalidPayload."""
+    """Raise InvalidPayload if the task with this name does not accept the arguments.
+
+    Jobtypes of other projects are not checked.
+    """
     try:
         task = lookup(jobtype)
     except UnknownJobType:
         return
     try:
+        # None takes the place of the context, which the worker passes.
         signature(task.func).bind(*([None] if task.takes_context else []), *args, **kwargs)
     except TypeError as error:
         raise InvalidPayload(f"args: {jobtype} cannot be called with them: {error}") from error

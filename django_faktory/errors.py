@@ -1,12 +1,12 @@
-"""The one exception tree: what may go wrong, whose fault it is, and its code on the wire.
+"""All exceptions of this package, with their RESP error codes.
 
-Pure: no Django, no I/O. Every message is one line that says what was expected, what came
-and what to do. `code` is the RESP error code (`-CODE message`).
+Pure: no Django, no I/O. Every message is one line that states the expected value, the actual value and the remedy.
+`code` is the RESP error code (`-CODE message`).
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # the supervisor, which imports this, does without `typing` (ADR 0012)
+TYPE_CHECKING = False  # the supervisor, which imports this, avoids importing `typing` (ADR 0012)
 if TYPE_CHECKING:
     from typing import Any
 
@@ -18,7 +18,7 @@ class FaktoryError(Exception):
 
 
 class InvalidPayload(FaktoryError):
-    """A job, a command's argument or an answer does not have the shape the protocol asks for."""
+    """A job, a command's argument or a reply does not have the form the protocol requires."""
 
     def __init__(self, message: str, *, jid: str = "") -> None:
         super().__init__(message)
@@ -26,15 +26,15 @@ class InvalidPayload(FaktoryError):
 
 
 class ProtocolError(FaktoryError):
-    """The peer broke the protocol; after this the connection cannot be trusted and is closed."""
+    """The peer violated the protocol. The connection cannot be trusted any more and is closed."""
 
 
 class UnknownCommand(FaktoryError):
-    """A verb this server does not know; the connection stays usable (W5)."""
+    """The server does not know this command; the connection stays usable (W5)."""
 
 
 class AuthenticationFailed(ProtocolError):
-    """Wrong or missing password."""
+    """The password is wrong or missing."""
 
 
 class JobNotFound(FaktoryError):
@@ -46,7 +46,7 @@ class JobNotFound(FaktoryError):
 
 
 class InvalidCron(FaktoryError):
-    """A cron entry's field is wrong; the message begins with its name."""
+    """A field of a cron entry is invalid; the message begins with the field's name."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -55,9 +55,9 @@ class InvalidCron(FaktoryError):
 
 
 class NotUnique(FaktoryError):
-    """Another job with the same task, arguments and queue holds the lock that `unique_for` asks for (W27).
+    """Another job with the same task, arguments and queue has the lock of `unique_for` (W27).
 
-    `results` is set by `enqueue_many`: for each call its TaskResult, None for the refused ones.
+    `enqueue_many` sets `results`: the TaskResult of each call, None for the rejected ones.
     """
 
     code = "NOTUNIQUE"
@@ -69,7 +69,7 @@ class NotUnique(FaktoryError):
 
 
 class UnknownWorker(FaktoryError):
-    """No worker with this wid is registered: it never said HELLO, or it was given up as lost."""
+    """No worker with this wid is registered: it never sent HELLO, or it was declared lost."""
 
     def __init__(self, wid: str) -> None:
         super().__init__(f"unknown worker {wid}")
@@ -77,15 +77,16 @@ class UnknownWorker(FaktoryError):
 
 
 class UnknownBatch(FaktoryError):
-    """No batch with this id is stored: it never was, or it ended long ago."""
+    """No batch with this id is stored: it never existed, or it ended more than BATCH_TTL seconds ago."""
 
     def __init__(self, bid: str) -> None:
+        # The bid is client input: escaped and cut, so that the message stays one short line.
         super().__init__(f"no such batch {ascii(bid[:255])[1:-1]}")
         self.bid = bid
 
 
 class BatchClosed(FaktoryError):
-    """Nothing can be added to this batch, or not by who asks; the message says why."""
+    """The caller cannot add jobs to this batch; the message says why."""
 
     def __init__(self, bid: str, reason: str) -> None:
         super().__init__(f"batch {bid}: {reason}")
@@ -93,15 +94,15 @@ class BatchClosed(FaktoryError):
 
 
 class BrokerUnavailable(FaktoryError):
-    """The database or the Faktory server cannot be reached just now; nothing was changed."""
+    """The database or the Faktory server is unreachable at the moment; nothing was changed."""
 
 
 class LockTimeout(BrokerUnavailable):
-    """Another transaction held a lock that the verb needs, for longer than the caller waits; nothing was changed."""
+    """Another transaction held a required lock for longer than the caller waits; nothing was changed."""
 
 
 class CommandRefused(FaktoryError):
-    """The Faktory server answered `-CODE message` to a command."""
+    """The Faktory server replied `-CODE message` to a command."""
 
     def __init__(self, message: str, *, code: str = "ERR") -> None:
         super().__init__(message)
@@ -109,52 +110,52 @@ class CommandRefused(FaktoryError):
 
 
 class InvalidQuery(FaktoryError):
-    """A query for jobs cannot be read (`docs/queries.md`)."""
+    """A query for jobs cannot be parsed (`docs/queries.md`)."""
 
     at: int | None = None
-    """Where in the text, in characters from 0: the beginning of what is wrong."""
+    """Position of the error in the text, in characters from 0."""
     field = "query"
-    """What the text was given as."""
+    """The parameter in which the query was given."""
 
 
 class UnknownJobType(FaktoryError):
-    """No task is registered under this jobtype; nothing is ever imported because a job named it."""
+    """No task is registered under this jobtype. Nothing is ever imported because a job names it."""
 
 
 class ReservationExpired(FaktoryError):
-    """How results tell, by this name, that a job was held longer than its `reserve_for` (W19). Never raised."""
+    """A job was held longer than its `reserve_for` (W19). Never raised: only its name appears in results."""
 
 
 class JobExpired(FaktoryError):
-    """How results tell, by this name, that no worker took a job in time (W27). Never raised."""
+    """No worker took a job in time (W27). Never raised: only its name appears in results."""
 
 
 class WorkerLost(FaktoryError):
-    """How results tell, by this name, that a job's worker process was lost (W20). Never raised."""
+    """A job's worker process was lost (W20). Never raised: only its name appears in results."""
 
 
 class ReservationLost(FaktoryError):
-    """An atomic task ended after its job had been given to another worker: what it wrote was rolled back."""
+    """An atomic task ended after its job was given to another worker; its writes were rolled back."""
 
 
 class TaskTimeout(FaktoryError):
-    """A task ran longer than its `timeout`: stopped, and the job failed."""
+    """A task ran longer than its `timeout`: it was stopped, and the job failed."""
 
 
 class WorkerShutdown(FaktoryError):
-    """The worker stopped before the task ended: its job goes back to its queue, and no attempt is used up."""
+    """The worker stopped before the task ended. The job returns to its queue and no attempt is used up."""
 
 
 class MissingObject(FaktoryError):
-    """A model instance that is an argument of the task does not exist any more."""
+    """A model instance passed as an argument does not exist any more."""
 
 
 class CannotEncrypt(FaktoryError):
-    """Arguments or a result should be encrypted, and cannot be; the message says what is missing."""
+    """Arguments or a result must be encrypted, but cannot be; the message names the missing part."""
 
 
 class CannotDecrypt(FaktoryError):
-    """What was encrypted cannot be read here: a key or a package is missing. The job runs again later."""
+    """Encrypted data cannot be read here: a key or a package is missing. The job runs again later."""
 
 
 class InvalidTransition(FaktoryError):
@@ -162,13 +163,13 @@ class InvalidTransition(FaktoryError):
 
 
 class TaskControl(FaktoryError):
-    """Raised by a task to say what becomes of its job; not a failure of the worker."""
+    """Base of the exceptions by which a task decides what happens to its job. Not a failure of the worker."""
 
 
 class Retry(TaskControl):
     """Run this job again `in_s` seconds from now; it counts as a failed attempt.
 
-    `in_s=None` keeps the usual backoff. When no attempts are left the job goes to dead.
+    `in_s=None` keeps the usual backoff. If no attempts are left, the job moves to the dead set.
     """
 
     def __init__(self, reason: str = "the task asked for a retry", *, in_s: float | None = None) -> None:
@@ -179,16 +180,16 @@ class Retry(TaskControl):
 
 
 class Discard(TaskControl):
-    """Drop this job without a retry: it failed, and nobody needs to look at it."""
+    """Drop this job without a retry: it failed and needs no attention."""
 
 
 class Kill(TaskControl):
-    """Send this job to the dead set at once, whatever attempts are left."""
+    """Move this job to the dead set at once, even if attempts are left."""
 
 
 class InvalidArgument(Kill):
-    """An argument's reference cannot be read (`docs/arguments.md`): no retry can mend what is written."""
+    """An argument's reference cannot be decoded (`docs/arguments.md`). A retry would fail the same way."""
 
 
 class Cancelled(Discard):
-    """Somebody cancelled this job while it ran."""
+    """The job was cancelled while it ran."""

@@ -1,4 +1,4 @@
-"""The event loop of the server and of `async def` tasks: uvloop's, where there is one for this platform."""
+"""Create the event loop of the server and of `async def` tasks: uvloop's if it is installed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new one. Imported here and not before: a worker without an `async def` task has none, and saves its memory."""
+    """Return a new event loop.
+
+    uvloop is imported here so that a worker without `async def` tasks saves its memory.
+    """
     try:
         import uvloop
-    except ImportError:  # slower, nothing else
+    except ImportError:  # asyncio's loop is only slower
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()

@@ -1,6 +1,6 @@
-"""Limits as arithmetic: what a limit says, how a gate counts, and whom it lets pass. Source: ADR 0016; docs/limits.md.
+"""Limiter arithmetic: parse limits, count permits and tokens, and decide which jobs pass.
 
-Pure: knows no Django, and no clock but the time it is told.
+Pure: no Django, and the caller passes the time. Source: ADR 0016; docs/limits.md.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import msgspec
 from .errors import FaktoryError
 
 SET_S = 0.1
-"""What waits for a rate is let go in sets, so long apart: a hundred a second are ten sets of ten."""
+"""Seconds between two releases of jobs that wait for a rate: 100 per second are ten releases of ten jobs."""
 
 SAVED_S = 0.4
-"""So much of a rate is saved up while nobody asks, unless `burst` says otherwise: 4 % of what ten seconds let pass."""
+"""Seconds of a rate that are saved up while idle, unless `burst` is set: 4 % of the tokens of ten seconds."""
 
 FORGIVEN_S = 2.0
-"""A set that is let go later than it should be is as much larger: a node looks each second, and sooner if it knows."""
+"""Maximum delay in seconds for which a late release is enlarged.
+
+Nodes check once a second, or sooner if they know when tokens arrive; without this, a late check would lose throughput.
+"""
 
 MOST = 2**31 - 1
 LONGEST_PER_S = 31 * 86_400
@@ -33,7 +36,7 @@ _KEYS = ("concurrency", "rate", "burst")
 
 
 class Scope(StrEnum):
-    """What a limit is for."""
+    """The kind of object a limit applies to."""
 
     QUEUE = "queue"
     TASK = "task"
@@ -41,21 +44,21 @@ class Scope(StrEnum):
 
 
 class InvalidLimit(FaktoryError):
-    """A limit that says nothing, or what cannot be."""
+    """The limit is empty or invalid."""
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """What a limit allows: so many at a time, so many to start in so many seconds, or both."""
+    """The limit itself: a number of concurrent jobs, a number of starts per period, or both."""
 
     concurrency: int | None = None
     rate: int | None = None
     per: int = 1
     burst: int | None = None
-    """How many may start at once after a rest; None: what `SAVED_S` brings, one at least."""
+    """Number of starts at once after an idle period; None: the tokens of `SAVED_S`, at least one."""
 
     @classmethod
     def of(cls, value: object) -> Allowance:
-        """Read `5`, `"100/s"`, or `{"concurrency": 5, "rate": "10/m", "burst": 3}`. Raises InvalidLimit."""
+        """Parse `5`, `"100/s"`, or `{"concurrency": 5, "rate": "10/m", "burst": 3}`. Raises InvalidLimit."""
         if isinstance(value, Allowance):
             return value
         if isinstance(value, str):
@@ -83,12 +86,12 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_second(self) -> float:
-        """Tokens that come in a second."""
+        """Return the number of tokens added per second."""
         return self.rate / self.per if self.rate else 0.0
 
     @property
     def capacity(self) -> float:
-        """Tokens that are saved up at most."""
+        """Return the maximum number of tokens saved up."""
         return float(self.burst) if self.burst else max(1.0, self.per_second * SAVED_S)
 
     def __str__(self) -> str:
@@ -99,7 +102,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rate_text(rate: int, per: int) -> str:
-    """As `Allowance.of` reads it."""
+    """Return the rate in a form that `Allowance.of` parses."""
     unit, seconds = next((pair for pair in (("d", 86_400), ("h", 3600), ("m", 60)) if per % pair[1] == 0), ("s", 1))
     return f"{rate}/{'' if per == seconds else per // seconds}{unit}"
 
@@ -123,7 +126,7 @@ def _whole(name: str, value: object) -> int:
 
 
 class Gate(msgspec.Struct, kw_only=True):
-    """A limit at work: what it counts, as its row has it. Changed only while that row is locked."""
+    """A limiter: the counters of a limit, as stored in its row. Change it only while that row is locked."""
 
     id: int
     scope: str = Scope.TASK
@@ -135,66 +138,77 @@ class Gate(msgspec.Struct, kw_only=True):
     filled_at: datetime
     opens_at: datetime | None = None
     is_awaited: bool = False
-    """Whether jobs are parked at it."""
+    """Whether jobs are blocked by it."""
 
     @property
     def has_rate(self) -> bool:
-        """Whether it counts starts."""
+        """Return whether it limits the rate of starts."""
         return self.allows.rate is not None
 
     @property
     def room(self) -> int:
-        """How many may pass now."""
+        """Return the number of jobs that may pass now."""
         rooms = [MOST if self.allows.concurrency is None else self.allows.concurrency - self.in_use]
         if self.has_rate:
+            # The tolerance absorbs rounding: ten times 0.1 tokens must count as one.
             rooms.append(floor(self.tokens + _ALMOST))
         return 0 if self.is_paused else max(0, min(rooms))
 
     def fill(self, now: datetime) -> None:
-        """Add the tokens that came since. While jobs wait for a set, it is theirs: none are added before its time."""
+        """Add the tokens since the last call.
+
+        Tokens for blocked jobs are reserved until `opens_at`, so none are added before it.
+        """
         if not self.has_rate or (self.opens_at is not None and now < self.opens_at):
             return
         came_s = max(0.0, (now - self.filled_at).total_seconds())
+        # A release that is late has a larger capacity, up to FORGIVEN_S, so that the average rate is kept.
         late_s = min((now - self.opens_at).total_seconds(), FORGIVEN_S) if self.opens_at else 0.0
         most = max(self.allows.capacity + late_s * self.allows.per_second, self.tokens)
         self.tokens = min(self.tokens + came_s * self.allows.per_second, most)
+        # The database's clock may step back; the same time must not add tokens twice.
         self.filled_at = max(now, self.filled_at)
         self.opens_at = None
 
     def take(self) -> None:
-        """Let one pass."""
+        """Acquire a permit and a token for one job."""
         self.in_use += self.allows.concurrency is not None
+        # Without a concurrency limit there is no permit, and the job ends like any other (ADR 16).
         if self.has_rate:
             self.tokens -= 1
 
     def wait_for_tokens(self, now: datetime) -> None:
-        """Say when the next set is let go, if it is tokens that are missing."""
+        """Set the time of the next release if tokens are missing."""
         if not self.has_rate or self.is_paused or self.opens_at is not None or floor(self.tokens + _ALMOST) >= 1:
             return
+        # Wait for a group of tokens and not for a single one: each release is a transaction.
         wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
         self.opens_at = now + timedelta(seconds=max(0.0, wanted - self.tokens) / self.allows.per_second)
 
     def wait_for_next(self, now: datetime, *, has_let_go: bool) -> None:
-        """Say when the set after this one is let go; where nobody takes what was let go, there is no hurry."""
+        """Set the time of the release after this one.
+
+        If no jobs were released, wait a second.
+        """
         if self.has_rate and not self.is_paused:
             wanted = max(1.0, min(self.allows.per_second * SET_S, self.allows.capacity))
             self.opens_at = now + timedelta(seconds=wanted / self.allows.per_second if has_let_go else 1.0)
 
     def holds_passes(self) -> bool:
-        """Whether who passes has a place to give back."""
+        """Return whether a passing job keeps a permit until its end."""
         return self.allows.concurrency is not None
 
 
 def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
-    """Let jobs just claimed pass, each by its gates, in their order: None, or the gate that one is refused by.
+    """Acquire permits for jobs just claimed, in order; for each return None or the limiter that blocks it.
 
-    Each takes a place of all its gates, or of none. A gate that is nobody's but a queue's refuses last: what it holds
-    back need not be parked.
+    Each job acquires a permit from all its limiters or from none. If several limiters are full, a queue's limiter is
+    returned last: jobs that it blocks can stay in their queue and need not be moved to the blocked state.
     """
     answers: list[Gate | None] = []
     for gates in wanted:
         for gate in gates:
-            if gate.opens_at is None or gate.scope == Scope.QUEUE:  # else what comes is theirs that are parked
+            if gate.opens_at is None or gate.scope == Scope.QUEUE:  # otherwise the tokens are reserved for blocked jobs
                 gate.fill(now)
         shut = [gate for gate in gates if gate.room < 1]
         if not shut:
@@ -208,16 +222,16 @@ def allot(wanted: Iterable[Sequence[Gate]], now: datetime) -> list[Gate | None]:
 
 
 def family_of(key: str) -> str:
-    """The name of the limit that all keys of a kind share: what is before the first colon."""
+    """Return the part of a key before the first colon, the name of the limit its keys share."""
     return key.partition(":")[0]
 
 
 def passes_text(gates: Iterable[Gate]) -> str | None:
-    """As a job keeps the passes that it is to give back; None for none."""
+    """Return the limiter ids of a job's permits in the stored form; None if there are none."""
     held = [str(gate.id) for gate in gates if gate.holds_passes()]
     return f",{','.join(held)}," if held else None
 
 
 def passes_of(text: str | None) -> list[int]:
-    """The gates whose passes a job holds."""
+    """Return the limiter ids in the stored form of a job's permits."""
     return [int(one) for one in text.split(",") if one] if text else []

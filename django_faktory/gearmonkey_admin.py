@@ -1,4 +1,4 @@
-"""GearMonkey in Django's admin: functions, workers, queues, lost jobs, and what is wrong."""
+"""Admin page of GearMonkey: functions, workers, queues, lost jobs and errors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .pages import GearMonkeyFunction
 
 @admin.register(GearMonkeyFunction)
 class GearMonkeyAdmin(LookOnly):
-    """One page. It is there where a server is set."""
+    """A single page, shown only if a GearMonkey server is configured."""
 
     has_audit_permission = asks("gearmonkeyfunction.audit")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Hidden where GearMonkey is not used."""
+        """Hide the page if GearMonkey is not configured."""
         return _url() != "" and super().has_module_permission(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Everything at one look; a POST looks for lost jobs."""
+        """Show the state of all functions; a POST searches for lost jobs and queues them again."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method == "POST":

@@ -1,4 +1,4 @@
-"""System checks of GearMonkey: that functions have tasks that can serve them, and that redis-py is there."""
+"""System checks of GearMonkey: functions have usable tasks, and redis-py is installed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .gearmonkey.functions import served
 
 @register
 def check_gearmonkey(**_: Any) -> list[CheckMessage]:
-    """GEARMONKEY_FUNCTIONS and `@task(gearmonkey=…)`. Asks no server."""
+    """Check GEARMONKEY_FUNCTIONS and `@task(gearmonkey=…)` without contacting a server."""
     try:
         wanted = conf.get("GEARMONKEY_FUNCTIONS")
         is_used = bool(conf.get("GEARMONKEY_URL") or wanted)
-    except ImproperlyConfigured:  # `checks` says so
+    except ImproperlyConfigured:  # reported by `checks`
         return []
     if not is_used or not isinstance(wanted, dict):
         return []
@@ -27,7 +27,7 @@ def check_gearmonkey(**_: Any) -> list[CheckMessage]:
         return [Error("GearMonkey: redis-py is not installed", hint=hint, id="django_faktory.E020")]
     try:
         tasks.autodiscover()
-    except Exception:  # noqa: BLE001  (importing runs anybody's code; E015 tells)
+    except Exception:  # noqa: BLE001  (importing runs project code; E015 reports it)
         return []
     try:
         served()

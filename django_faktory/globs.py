@@ -1,8 +1,8 @@
-"""Globs as Redis has them, over whole texts: `*`, `?`, `[abc]`, `[^a]`, `[a-z]` and `\\x`. Case counts.
+"""Match globs with the syntax of Redis: `*`, `?`, `[abc]`, `[^a]`, `[a-z]` and `\\x`. Case matters.
 
-Pure. Between two stars everything has a fixed width, so the leftmost place is the right one and nothing is tried twice:
-a match takes at most length of text times width of a segment. A long text is searched in windows, so that a search
-keeps the interpreter from other threads for milliseconds only. Source: Redis' SCAN pattern.
+Pure. The parts between two stars have a fixed width, so the leftmost position is always right and there is no
+backtracking: a match costs at most the length of the text times the width of a segment. A long text is searched in
+windows, so that one search blocks other threads for milliseconds only. Source: the pattern of Redis SCAN.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import NamedTuple
 _ANY, _NONE = ".", "(?!)."
 
 COMPARED_AT_ONCE = 1_000_000
-"""Characters of a pattern times places in a text that one call of the interpreter's own search may compare."""
+"""Pattern characters times text positions that one call of `re` or `str.find` may compare."""
 
 
 class Glob:
-    """A pattern, read once; `matches` asks for the whole text, so a part needs a star at both ends."""
+    """A parsed pattern. `matches` compares the whole text; to find a part, put a star at both ends."""
 
     def __init__(self, pattern: str) -> None:
         self._segments = [_Segment.of(elements) for elements in _segments(pattern)]
         self.literals = [literal for segment in self._segments for literal in segment.literals]
-        """Texts without wildcards, each of which is somewhere in whatever matches."""
+        """Texts without wildcards, each of which occurs in every matching text."""
         self.stars = len(self._segments) - 1
         self.widest = max((segment.width for segment in self._segments if segment.literal is None), default=0)
-        """Characters of the longest part between two stars that has other wildcards."""
+        """Width of the widest part between two stars that contains other wildcards."""
 
     def matches(self, text: str) -> bool:
-        """Whether the pattern describes `text` from its first character to its last."""
+        """Return whether the pattern matches the whole of `text`."""
         first, last = self._segments[0], self._segments[-1]
         if len(self._segments) == 1:
             return len(text) == first.width and first.is_at(text, 0)
+        # The ends are anchored: only the parts between stars have to be searched.
         at, end = first.width, len(text) - last.width
         if end < at or not first.is_at(text, 0) or not last.is_at(text, end):
             return False
+        # The leftmost match leaves the most text for the remaining segments, so no other need be tried.
         for segment in self._segments[1:-1]:
             found = segment.find(text, at, end)
             if found < 0:
@@ -44,14 +46,14 @@ class Glob:
 
 
 class _Element(NamedTuple):
-    """What one character of the text may be: a literal one, or what the expression says."""
+    """One character of a pattern: a literal one, or a regular expression for a single character."""
 
     literal: str
     expression: str
 
 
 class _Segment(NamedTuple):
-    """What stands between two stars: it always takes `width` characters."""
+    """The part of a pattern between two stars; it always matches `width` characters."""
 
     width: int
     literal: str | None
@@ -60,6 +62,7 @@ class _Segment(NamedTuple):
 
     @classmethod
     def of(cls, elements: list[_Element]) -> _Segment:
+        # NUL and U+FFFE are placeholders for wildcards here; the text is used only without wildcards.
         text = "".join(element.literal or "\x00" for element in elements)
         is_literal = all(element.literal for element in elements)
         runs = "".join(element.literal or "\ufffe" for element in elements).split("\ufffe")
@@ -76,7 +79,7 @@ class _Segment(NamedTuple):
         return self.expression.match(text, at) is not None
 
     def find(self, text: str, at: int, end: int) -> int:
-        """The first place from `at` on where it fits before `end`; -1 where it does not."""
+        """Return the first position from `at` on where the segment fits before `end`; -1 if there is none."""
         places = max(1, COMPARED_AT_ONCE // max(1, self.width))
         for start in range(at, end - self.width + 1, places):
             if (found := self._find_in(text, start, min(start + places + self.width - 1, end))) >= 0:
@@ -110,7 +113,7 @@ def _segments(pattern: str) -> list[list[_Element]]:
 
 
 def _character_class(pattern: str, at: int) -> tuple[_Element, int]:
-    """Read what follows `[`, up to `]` or, as Redis does, the pattern's end."""
+    """Parse a character class after `[`, up to `]` or, as in Redis, the end of the pattern."""
     negated = pattern[at : at + 1] == "^"
     at += negated
     spans: list[str] = []
@@ -118,6 +121,7 @@ def _character_class(pattern: str, at: int) -> tuple[_Element, int]:
         if pattern[at] == "\\" and at + 1 < len(pattern):
             low = high = pattern[at + 1]
             at += 2
+        # A reversed range such as [z-a] is sorted, as in Redis; `re` would reject it.
         elif pattern[at + 1 : at + 2] == "-" and at + 2 < len(pattern):
             low, high = sorted((pattern[at], pattern[at + 2]))
             at += 3

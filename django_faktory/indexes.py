@@ -1,4 +1,4 @@
-"""Indexes and constraints over some rows only, where the database can, and what stands in elsewhere. Knows no model."""
+"""Partial indexes and constraints, with a substitute on databases that have none. Imports no model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from django.db.models import Q
 
 
 class HotIndex(models.Index):
-    """An index over the rows in some states only; where the database has no partial indexes, one led by the state.
+    """A partial index over the rows in some states; on MariaDB a full index that begins with the state.
 
-    Django leaves the condition out on MariaDB, and the plain index would make FETCH walk over finished rows.
+    Django would omit the condition on MariaDB, and FETCH would then scan finished rows in the plain index.
     """
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Any:
-        """Build the statement for the database at hand."""
+        """Return the statement for the connection's database."""
         if schema_editor.connection.features.supports_partial_indexes:
             return super().create_sql(model, schema_editor, using, **kwargs)
         led_by_state = models.Index(fields=["state", *self.fields], name=self.name)
@@ -26,12 +26,12 @@ class HotIndex(models.Index):
 
 
 class IndexWhereSet(models.Index):
-    """An index over the rows whose first field has a value, where the database can; else over all."""
+    """An index over the rows with a value in the first field; over all rows where partial indexes are missing."""
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Any:
-        """Build the statement for the database at hand."""
+        """Return the statement for the connection's database."""
         is_partial = schema_editor.connection.features.supports_partial_indexes
         condition = Q(**{f"{self.fields[0]}__isnull": False}) if is_partial else None
         here = models.Index(fields=self.fields, name=self.name, condition=condition)
@@ -39,39 +39,41 @@ class IndexWhereSet(models.Index):
 
 
 class PartialIndex(models.Index):
-    """An index over some rows; where the database has no partial indexes, none: every job would have to touch it."""
+    """A partial index that is omitted on MariaDB, where every job would have to maintain it."""
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Any:
-        """Build the statement, or one that does nothing."""
+        """Return the statement, or a no-op."""
         if schema_editor.connection.features.supports_partial_indexes:
             return super().create_sql(model, schema_editor, using, **kwargs)
+        # Django executes whatever is returned, so the statement must be valid; DO evaluates an expression without a
+        # result.
         return "DO 0"
 
     def remove_sql(self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, **kwargs: Any) -> Any:
-        """Build the statement, or one that does nothing."""
+        """Return the statement, or a no-op."""
         if schema_editor.connection.features.supports_partial_indexes:
             return super().remove_sql(model, schema_editor, **kwargs)
         return "DO 0"
 
 
 class UniqueWhereSet(models.UniqueConstraint):
-    """A unique constraint on the rows that have a value: only those are in its index, where the database can.
+    """A unique constraint on the rows that have a value; partial where the database supports it.
 
-    (Django leaves a constraint with a condition out on MariaDB, where NULLs do not collide anyway.)
+    Django omits a constraint with a condition on MariaDB, so it has none there; NULLs do not conflict anyway.
     """
 
     def create_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
-        """Build the statement for the database at hand."""
+        """Return the statement for the connection's database."""
         return self._here(schema_editor).create_sql(model, schema_editor)
 
     def constraint_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
-        """Build the part of CREATE TABLE for the database at hand."""
+        """Return the clause of CREATE TABLE for the connection's database."""
         return self._here(schema_editor).constraint_sql(model, schema_editor)
 
     def remove_sql(self, model: type[models.Model] | None, schema_editor: BaseDatabaseSchemaEditor | None) -> Any:
-        """Build the statement for the database at hand."""
+        """Return the statement for the connection's database."""
         return self._here(schema_editor).remove_sql(model, schema_editor)
 
     def _here(self, schema_editor: Any) -> models.UniqueConstraint:

@@ -1,6 +1,7 @@
-"""One member of a job's JSON: its raw text in, a value out, or InvalidPayload that names the field and the rule.
+"""Convert one member of a job's JSON from raw text to a value.
 
-Pure. Source: W9; numbers keep every digit until they are known to be in range.
+Raises InvalidPayload, which names the field and the rule. Pure. Source: W9. Numbers keep every digit until they are
+known to be in range.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from .errors import InvalidPayload
 _rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
 _epoch = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(9999, 12, 31, tzinfo=UTC)
+# At most 4,000 digits: int() of a longer text raises ValueError (limit 4,300), and its cost grows quadratically.
 _integer = re.compile(r"-?\d{1,4000}", re.ASCII)
 _number = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 LONGEST_S = 100.0 * 365 * 86_400
-"""No duration counts for more: a century."""
+"""Longest duration in seconds, a century; longer ones are reduced to it."""
 
 ABSENT = "null"
-"""JSON text that counts as a member that was not sent."""
+"""JSON text that is treated like a missing member."""
 
 
 def integer(
@@ -33,7 +35,7 @@ def integer(
     high: int | None = None,
     within: str = "",
 ) -> int:
-    """The whole number in `field`, `default` where it is absent or null."""
+    """Return the integer in `field`, or `default` if it is absent or null. Raises InvalidPayload."""
     raw = found.get(field, ABSENT)
     if raw == ABSENT:
         return default
@@ -46,9 +48,10 @@ def integer(
 
 
 def seconds(found: Mapping[str, str], field: str, *, within: str = "") -> float | None:
-    """The number of seconds above 0 in `field`; None where it is absent or null."""
+    """Return the number of seconds above 0 in `field`; None if it is absent or null. Raises InvalidPayload."""
     raw = found.get(field, ABSENT)
     if raw == ABSENT:
+        # float() also accepts "nan", "inf" and "1_000", so the syntax of JSON numbers is checked first.
         return None
     if _number.fullmatch(raw):
         number = float(raw)
@@ -58,7 +61,7 @@ def seconds(found: Mapping[str, str], field: str, *, within: str = "") -> float 
 
 
 def instant(found: Mapping[str, str], field: str, *, within: str = "") -> datetime | None:
-    """The time in `field`; None where it is absent or null."""
+    """Return the time in `field`; None if it is absent or null. Raises InvalidPayload."""
     raw = found.get(field, ABSENT)
     if raw == ABSENT:
         return None
@@ -69,26 +72,31 @@ def instant(found: Mapping[str, str], field: str, *, within: str = "") -> dateti
 
 
 def string(raw: str) -> str | None:
-    """The string this raw text is; None where it is something else."""
+    """Return the decoded string; None if the raw text is another JSON type."""
     if not raw.startswith('"'):
         return None
-    if "\\" not in raw:  # nothing in it stands for something else
+    if "\\" not in raw:  # fast path: no escapes to decode
         return raw[1:-1]
     value = jsontext.decode(raw)
     return value if isinstance(value, str) else None
 
 
 def rfc3339(moment: datetime) -> str:
-    """UTC with microseconds and a Z, trailing zeros trimmed as the original server does."""
+    """Format as UTC with microseconds and a Z; trailing zeros are trimmed as in the original server."""
     text = (moment if moment.tzinfo is UTC else moment.astimezone(UTC)).isoformat()[: -len("+00:00")]
     return f"{text.rstrip('0') if moment.microsecond else text}Z"
 
 
 def parse_instant(field: str, value: str) -> datetime:
-    """Parse RFC 3339 with an offset; fractions finer than a microsecond are cut. Raises InvalidPayload."""
+    """Parse RFC 3339 with an offset; fractions below a microsecond are cut. Raises InvalidPayload.
+
+    Times before 1970 become 1970.
+    """
+    # fromisoformat() also accepts other forms of ISO 8601, such as week dates, so the expression comes first.
     if _rfc3339.fullmatch(value):
         try:
             return max(datetime.fromisoformat(value.upper()).astimezone(UTC), _epoch)
+        # An impossible date such as February 30, or a time that the offset moves out of the calendar.
         except (ValueError, OverflowError):
             pass
     raise InvalidPayload(
@@ -97,7 +105,7 @@ def parse_instant(field: str, value: str) -> datetime:
 
 
 def later(moment: datetime, seconds: float) -> datetime:
-    """So many seconds later; the end of the calendar where there is no such time."""
+    """Return `moment` plus `seconds`, limited to the end of the calendar."""
     try:
         return moment + timedelta(seconds=seconds)
     except OverflowError:
@@ -105,12 +113,12 @@ def later(moment: datetime, seconds: float) -> datetime:
 
 
 def shown(raw: str) -> str:
-    """What came, short enough for one line of an error."""
+    """Return the raw value in printable ASCII, short enough for a one-line error message."""
     if raw == ABSENT:
         return "null or nothing"
     return ascii(raw)[1:-1] if len(raw) <= 60 else f"{ascii(raw[:57])[1:-1]}…"
 
 
 def quoted(value: str) -> str:
-    """The same in double quotes, as the original server's errors have it."""
+    """Return `shown(value)` in double quotes, as in the error messages of the original server."""
     return f'"{shown(value)}"'

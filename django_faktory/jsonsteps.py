@@ -1,7 +1,7 @@
-"""Long JSON in steps: what `jsontext` does in one go, so that who serves many can turn to the others in between.
+"""Process long JSON in steps, so that an event loop can serve other connections in between.
 
-Pure. A generator yields where a rest is due, every millisecond or so, and returns what it was asked for. Nothing that
-grows with the number of values is built but the texts that are asked for.
+The incremental version of `jsontext`. Pure. A generator yields about every millisecond and returns its result at the
+end. Apart from the requested texts, no data structure grows with the number of values.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 SHORT = 16 * 1024
-"""Characters of a text that is looked at in one go."""
+"""Characters of a text that is processed in one step."""
 
 TOKENS_A_STEP = 2000
 CANONICAL_TOKENS_A_STEP = 200
-"""Of tokens that are written in one spelling, which takes longer: about a millisecond."""
+"""Tokens per step while writing canonical JSON, which is slower: about one millisecond."""
 
 SLICE = 64 * 1024
-"""Characters of a written value that are copied in one go."""
+"""Characters of a written value that are copied in one step."""
 
 MAX_LEVELS = 4
-"""Levels of long values within each other that are looked at in steps when they are odd: each is read again."""
+"""Maximum levels at which long values are parsed in steps if msgspec rejects them; each level is read again."""
 
 _SPACE = " \t\r\n"
-_string = r'"(?:[^"\\]++|\\.){0,1000}+("?)'  # the group is empty where a long one has not ended yet
+_string = r'"(?:[^"\\]++|\\.){0,1000}+("?)'  # the group is empty if a long string continues
+# Possessive quantifiers (++, *+) prevent backtracking, so that matching stays linear for hostile input.
 _outer = re.compile(rf'[^"\[\]{{}},]*+(?:{_string}|([\[\]{{}},]))', re.DOTALL)
 _inner = re.compile(rf'[^"\[\]{{}}]*+(?:{_string}|([\[\]{{}}]))', re.DOTALL)
 _rest_of_string = re.compile(r'(?:[^"\\]++|\\.){0,1000}+("?)', re.DOTALL)
@@ -42,7 +43,7 @@ _written = json.encoder.encode_basestring_ascii
 
 
 def run(steps: Steps[T]) -> T:
-    """All steps, without a rest."""
+    """Run all steps without a pause and return the result."""
     while True:
         try:
             next(steps)
@@ -80,10 +81,10 @@ def check_depth(text: str) -> Steps[None]:
 
 
 def members(text: str, *, most: int, refuses_twice: bool = True) -> Steps[dict[str, str]]:
-    """Key → verbatim JSON text of each member of the object in `text`; depth is not looked at.
+    """Return key → verbatim JSON text for each member of the object in `text`; depth is not checked.
 
-    Raises InvalidPayload for what is not one JSON object, for a key twice unless the last one is to count, and for
-    more than `most` members.
+    Raises InvalidPayload if it is not one JSON object, for a repeated key (unless `refuses_twice` is false, then the
+    last one counts), and for more than `most` members.
     """
     found: dict[str, str] = {}
     for part in cut(text, "{}"):
@@ -100,13 +101,14 @@ def members(text: str, *, most: int, refuses_twice: bool = True) -> Steps[dict[s
 
 
 def check_value(text: str, levels: int = MAX_LEVELS) -> Steps[None]:
-    """Raise InvalidPayload if `text` is not one JSON value; depth is not looked at."""
+    """Raise InvalidPayload if `text` is not one JSON value; depth is not checked."""
     text = text.strip(_SPACE)
     if len(text) > SHORT:
         yield
+        # msgspec validates at a speed that needs no steps; only the texts that it rejects are cut into parts.
         try:
             _value.decode(text)
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):  # wrong, or lone surrogates, which may be
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):  # invalid, or a lone surrogate (valid)
             if levels and text[0] in "[{":
                 yield from _check_parts(text, levels - 1)
                 return
@@ -132,9 +134,10 @@ def _member(part: str, levels: int = MAX_LEVELS) -> Steps[tuple[str, str]]:
 
 
 def cut(text: str, brackets: str) -> Iterator[str | None]:
-    """The texts between the commas of the array or object that `text` is, none of them looked at; None: rest now.
+    """Yield the texts between the commas of the array or object in `text`; None where a pause is due.
 
-    Where each of them is good JSON, `text` was. Raises InvalidPayload where the brackets do not fit.
+    The parts are not validated: `text` is valid JSON if each of them is. Raises InvalidPayload if brackets do not
+    match.
     """
     begin = jsontext.after_space(text, 0)
     if text[begin : begin + 1] != brackets[0]:
@@ -151,6 +154,7 @@ def cut(text: str, brackets: str) -> Iterator[str | None]:
         elif text[where] != brackets[1]:
             break
         else:
+            # An empty array or object has no part; after a trailing comma the empty part is rejected by the caller.
             if count or part.strip(_SPACE):
                 yield part
             jsontext.expect_end(text, where + 1)
@@ -160,7 +164,7 @@ def cut(text: str, brackets: str) -> Iterator[str | None]:
 
 
 def _limits(text: str, at: int) -> Iterator[int | None]:
-    """Where the commas of this level are, and at last the bracket that ends it."""
+    """Yield the positions of the commas at this level, and finally of the closing bracket."""
     depth = count = 0
     while True:
         for match in (_inner if depth else _outer).finditer(text, at):
@@ -179,7 +183,7 @@ def _limits(text: str, at: int) -> Iterator[int | None]:
                     return
                 continue
             depth += 1 if sign in "[{" else -1
-            if depth == (sign in "[{"):  # from here on commas count no more, or again
+            if depth == (sign in "[{"):  # the level changed between 0 and 1: start or stop counting commas
                 at = match.end()
                 break
         else:
@@ -187,7 +191,7 @@ def _limits(text: str, at: int) -> Iterator[int | None]:
 
 
 def _string_end(text: str, at: int) -> Steps[int]:
-    """Behind the quote that ends a long string, or the end of the text where none does."""
+    """Return the position after the quote that ends a long string; the end of the text if there is none."""
     while match := _rest_of_string.match(text, at):
         if match[1]:
             return match.end()
@@ -198,36 +202,36 @@ def _string_end(text: str, at: int) -> Steps[int]:
     return len(text)
 
 
-_verbatim = re.compile(r'(?:[^"\\\[\]{} \t\r\n]|"[ !#-Z^-~]{0,50}+"){1,200}+')  # numbers, commas, strings
+_verbatim = re.compile(r'(?:[^"\\\[\]{} \t\r\n]|"[ !#-Z^-~]{0,50}+"){1,200}+')  # numbers, commas and strings
 _plain_member = re.compile(
     r'"([ !#-Z^-~]{0,50}+)"[ \t\r\n]*+:[ \t\r\n]*+([^"\\[\]{},: \t\r\n]++|"[ !#-Z^-~]{0,200}+")[ \t\r\n]*+'
-)  # a key and a value of one token, both as they will be written
+)  # a key and a one-token value, both already in canonical spelling
 _scalar = re.compile(r'[^"\[\]{},: \t\r\n]++')
 _spaces = re.compile(r"[ \t\r\n]*+")
 _string_piece = re.compile(r'((?:[^"\\]{1,1000}+|\\u.{4}|\\[^u]){0,16}+)("?)', re.DOTALL)
 
 
 def canonical(text: str, out: bytearray, *, most: int | None = None) -> Steps[None]:
-    """Append the valid JSON `text` to `out` in one spelling: equal values give equal bytes.
+    """Append the valid JSON `text` to `out` in canonical form: equal values give equal bytes.
 
-    Object keys are sorted, white space is left out, strings are written in ASCII, and numbers keep their digits. The
-    caller may empty `out` between steps: an array is written as it is read, only an object is kept until its end.
-    Raises InvalidPayload for more than `most` members in objects that are open at once, and then for a key longer than
-    SHORT characters.
+    Object keys are sorted, white space is removed, strings are written in ASCII, and numbers keep their digits. The
+    caller may empty `out` between steps: an array is written while it is read; only an object is kept in memory until
+    its end. Raises InvalidPayload for more than `most` members in objects that are open at once, and, if `most` is
+    given, for a key longer than SHORT characters.
     """
     writer = _Canonical(text, most)
     yield from writer.value(writer.after_space(0), out)
 
 
 class _Canonical:
-    """Writes one text; `at` arguments and results are positions in it."""
+    """Writer of one text; `at` arguments and results are positions in it."""
 
     def __init__(self, text: str, most: int | None) -> None:
         self._text, self._most = text, most
         self._members, self._left = 0, CANONICAL_TOKENS_A_STEP
 
     def value(self, at: int, out: bytearray) -> Steps[int]:
-        """Write the value that begins here, and return where the text goes on."""
+        """Write the value that begins at `at` and return the position after it."""
         first = self._text[at]
         if first == "{":
             return (yield from self._object(at + 1, out))
@@ -246,7 +250,8 @@ class _Canonical:
         return match.end() if match else at
 
     def _is_due(self, size: int = 0) -> bool:
-        """Whether a rest is due after one more token, of this many characters."""
+        """Return whether a pause is due after one more token of `size` characters."""
+        # A long token counts as several, because copying it takes longer.
         self._left -= 1 + size // 500
         if self._left > 0:
             return False
@@ -271,7 +276,10 @@ class _Canonical:
                 at = yield from self.value(at, out)
 
     def _string(self, at: int, out: bytearray) -> Steps[int]:
-        """Write a string piece by piece; a pair of surrogates that is cut in two is written as if it were not."""
+        """Write a string piece by piece.
+
+        A surrogate pair that is cut in two is written like an uncut one: as two escapes.
+        """
         out += b'"'
         while True:
             match = _string_piece.match(self._text, at)
@@ -303,12 +311,13 @@ class _Canonical:
             if self._most is not None and self._members > self._most:
                 raise InvalidPayload(f"expected at most {self._most} members of objects within each other")
             found[key] = value
+        # The object is complete; only members of open objects count against `most`.
         self._members -= len(found)
         yield from self._sorted(found, out)
         return at + 1
 
     def _key(self, at: int) -> Steps[tuple[str, int]]:
-        """The key that begins here, and the position of its value."""
+        """Return the key that begins at `at`, and the position of its value."""
         raw = bytearray()
         at = yield from self._string(at + 1, raw)
         if self._most is not None and len(raw) > SHORT:
@@ -326,6 +335,7 @@ class _Canonical:
             if isinstance(value, str):
                 out += value.encode()
                 continue
+            # In slices: copying megabytes at once would take longer than a step may.
             out += value[:SLICE]
             for start in range(SLICE, len(value), SLICE):
                 yield

@@ -1,7 +1,7 @@
-"""JSON as text: split an object into its members without rewriting a byte of them.
+"""Split JSON objects into members without changing a byte of them.
 
-Pure. Clients get their numbers, escapes and key order back as they sent them (W11), so a job is
-kept as the text that came; this module only cuts it at the top level and checks it (W7).
+Pure. Clients receive numbers, escapes and key order as they sent them (W11), so a job is stored as the original text;
+this module only cuts it at the top level and validates it (W7).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import InvalidPayload
 
 MAX_DEPTH = 128
 PIECE = 16 * 1024
-"""Characters of a text whose brackets are looked at together."""
+"""Characters of a text per step of the bracket check."""
 
 _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _raw_items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -32,8 +32,8 @@ _any_space = re.compile(r"[ \t\r\n]")
 def members(text: str) -> dict[str, str]:
     """Return key → verbatim JSON text of each member of the object in `text`, in order.
 
-    Raises InvalidPayload ("invalid JSON: …") for anything that is not one JSON object, for
-    NaN and Infinity, for a key twice at this level, and for nesting deeper than 128.
+    Raises InvalidPayload ("invalid JSON: …") for text that is not one JSON object, for NaN and Infinity, for a repeated
+    key at this level, and for nesting deeper than 128.
     """
     check_depth(text)
     try:
@@ -41,14 +41,15 @@ def members(text: str) -> dict[str, str]:
     except (msgspec.MsgspecError, RecursionError):
         return _members_by_scanner(text)
     found = {key: str(value, "utf-8") for key, value in raw.items()}
-    # Compact JSON has exactly this length; a key given twice, or white space, makes it longer.
+    # msgspec keeps the last of repeated keys without an error. Compact JSON with distinct keys has exactly this length;
+    # a repeated key or white space makes it longer.
     if len(text) == 1 + 4 * len(found) + sum(map(len, found)) + sum(map(len, found.values())):
         return found
     return _members_by_scanner(text)
 
 
 def last_members(text: str) -> dict[str, str]:
-    """The same, where a key may come twice: the last one counts, as JSON's readers have it."""
+    """Return the members like `members`, but keep the last of repeated keys, as most JSON parsers do."""
     check_depth(text)
     return dict(_pairs_by_scanner(text))
 
@@ -56,8 +57,8 @@ def last_members(text: str) -> dict[str, str]:
 def items(text: str) -> list[str]:
     """Return the verbatim JSON text of each element of the array in `text`.
 
-    Raises InvalidPayload ("invalid JSON: …") where `text` is not one JSON array. The elements'
-    own depth is not looked at here: `members` does, so that one bad element spoils only itself.
+    Raises InvalidPayload ("invalid JSON: …") if `text` is not one JSON array. The depth of the elements is not checked:
+    `members` does that, so that one bad element affects only itself.
     """
     try:
         return [str(value, "utf-8") for value in _raw_items.decode(text)]
@@ -67,10 +68,11 @@ def items(text: str) -> list[str]:
 
 def check_depth(text: str) -> None:
     """Raise InvalidPayload if `text` nests deeper than MAX_DEPTH; the outer object is level 1."""
+    # Fast path: text with few opening brackets cannot be too deep, even if all of them count.
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return
     depth, bare = 0, _strings.sub("", text)
-    for start in range(0, len(bare), PIECE):  # nothing is looked at behind what is too deep
+    for start in range(0, len(bare), PIECE):  # stops at the first level that is too deep
         for bracket in _brackets.findall(bare, start, start + PIECE):
             depth += 1 if bracket in "[{" else -1
             if depth > MAX_DEPTH:
@@ -78,23 +80,23 @@ def check_depth(text: str) -> None:
 
 
 def too_deep() -> InvalidPayload:
-    """What is said of a text that nests deeper than MAX_DEPTH."""
+    """Return the error for text that nests deeper than MAX_DEPTH."""
     return InvalidPayload(f"invalid JSON: nested deeper than {MAX_DEPTH} levels; flatten the data")
 
 
 def given_twice(key: str) -> InvalidPayload:
-    """What is said of an object with this key twice."""
+    """Return the error for an object that contains this key twice."""
     return InvalidPayload(f"invalid JSON: key {key[:60]!a} given twice; send it once")
 
 
 def check_value(text: str) -> None:
-    """Raise InvalidPayload if `text` is not one JSON value and nothing else; depth is not looked at."""
+    """Raise InvalidPayload unless `text` is exactly one JSON value; depth is not checked."""
     _, end = _scan_value(text, after_space(text, 0))
     expect_end(text, end)
 
 
 def split_member(text: str) -> tuple[str, str]:
-    """The key and the text of the value of one member of an object; the value is not looked at."""
+    """Return the key and the text of the value of one member of an object; the value is not validated."""
     at = after_space(text, 0)
     if text[at : at + 1] != '"':
         raise InvalidPayload(f"invalid JSON: expected a key in double quotes, got {text[at : at + 20]!a}")
@@ -114,20 +116,20 @@ def decode(text: str) -> Any:
 
 
 def encode(value: Any) -> str:
-    """Encode to compact JSON. Raises TypeError for what JSON cannot hold (NaN becomes null)."""
+    """Encode to compact JSON. Raises TypeError for values that JSON cannot represent (NaN becomes null)."""
     try:
         return str(msgspec.json.encode(value), "utf-8")
-    except UnicodeEncodeError:  # a lone surrogate: JSON can hold it, as an escape only
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can represent only as an escape
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def join(parts: Iterable[tuple[str, str]]) -> str:
-    """Put members back together: the inverse of `members`, compact, values verbatim."""
+    """Join members into an object, compact and with verbatim values: the inverse of `members`."""
     return "{" + ",".join(f"{encode(key)}:{value}" for key, value in parts) + "}"
 
 
 def append(text: str, parts: Iterable[tuple[str, str]]) -> str:
-    """Add members at the end of the object in `text`, leaving what is there as it is."""
+    """Add members at the end of the object in `text`; the existing text stays unchanged."""
     added = ",".join(f'"{key}":{value}' for key, value in parts)
     if not added:
         return text
@@ -136,24 +138,26 @@ def append(text: str, parts: Iterable[tuple[str, str]]) -> str:
 
 
 def compact(text: str) -> str:
-    """Leave out the white space between the tokens of `text`; strings stay as they are."""
+    """Remove the white space between the tokens of `text`; strings stay unchanged."""
     if not _any_space.search(text):
         return text
-    return "".join(piece[0] for piece in _no_space.finditer(text))  # piece by piece: other threads run in between
+    return "".join(
+        piece[0] for piece in _no_space.finditer(text)
+    )  # in pieces, so that other threads can run in between
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_refuse_constant)  # made once: that takes longer than reading a jid
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)  # built once: building takes longer than decoding a jid
 
-# The values are skipped, not built: digits stay text, so no integer is too long and no float rounded.
+# Numbers are skipped and not converted: digits stay text, so no integer is too long and no float is rounded.
 _skipper = json.JSONDecoder(parse_float=lambda _: None, parse_int=lambda _: None, parse_constant=_refuse_constant)
 
 
 def _members_by_scanner(text: str) -> dict[str, str]:
-    """The slow way, with the standard library's scanner: says what is wrong, and sees doubled keys."""
+    """Split with the standard library's scanner: slower, but it explains errors and detects repeated keys."""
     found: dict[str, str] = {}
     for key, value in _pairs_by_scanner(text):
         if key in found:
@@ -224,12 +228,12 @@ def _scan_comma(text: str, at: int, closing: str) -> tuple[int, bool]:
 
 
 def expect_end(text: str, at: int) -> None:
-    """Raise InvalidPayload where more than space follows."""
+    """Raise InvalidPayload if anything but white space follows."""
     if after_space(text, at) != len(text):
         raise InvalidPayload(f"invalid JSON: unexpected text after the end, at character {at}")
 
 
 def after_space(text: str, at: int) -> int:
-    """Where the next thing that is no space begins."""
+    """Return the position of the next character that is not white space."""
     match = _whitespace.match(text, at)
     return match.end() if match else at

@@ -1,7 +1,7 @@
-"""What a task's arguments and results may be: JSON's types, read as Django's Tasks do; nothing that JSON would change.
+"""Convert task arguments and results to JSON types, and reject values that JSON would change.
 
-Pure. Django's `normalize_json` is the model; this one also refuses NaN and Infinity, which would arrive as None,
-and takes the plain value out of subclasses (SafeString, IntEnum), which msgspec does not encode.
+Pure. Modelled on Django's `normalize_json`. In addition it rejects NaN and Infinity, which would arrive as None, and
+converts subclasses (SafeString, IntEnum) to plain values, because msgspec does not encode them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ UNCHANGED = frozenset({str, int, bool, type(None)})
 
 
 def normalized(value: Any) -> Any:
-    """Return `value` in lists, dicts and plain scalars. Raises TypeError or ValueError for what JSON cannot hold."""
+    """Return `value` as lists, dicts and plain scalars.
+
+    Raises TypeError or ValueError for values that JSON cannot represent.
+    """
     kind = type(value)
+    # Exact types, compared first: they are by far the most common and need no copy.
     if kind in UNCHANGED:
         return value
     if kind is dict:
@@ -28,15 +32,19 @@ def normalized(value: Any) -> Any:
 
 
 def encoded(value: Any) -> str:
-    """The JSON text of a normalized value. Raises InvalidPayload where it nests deeper than any reader takes."""
+    """Return the JSON text of a normalized value. Raises InvalidPayload if it nests deeper than MAX_DEPTH."""
     text = jsontext.encode(value)
     jsontext.check_depth(text)
     return text
 
 
 def plain(value: Any, each: Callable[[Any], Any]) -> Any:
-    """A value of a type that is not exactly one of JSON's; what it holds is converted by `each`. Raises as above."""
+    """Convert a value of a type that is not exactly one of JSON's; `each` converts its items.
+
+    Raises TypeError or ValueError like `normalized`.
+    """
     match value:
+        # The methods of the base class, because subclasses may override them (SafeString, StrEnum).
         case str():
             return str.__str__(value)
         case int():
