@@ -1,4 +1,4 @@
-"""Cron entries: when they are due, what became of them; pause, resume, and run one now."""
+"""`cron`: show cron entries with their due times and outcomes; pause, resume, or run one now."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _cron(call: Call) -> int:
 
 
 def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
-    """Say which name is none, and change nothing then."""
+    """Report one unknown name. The caller then changes nothing."""
     missing = set(names) - {entry.name for entry in found}
     if missing:
         call.screen.note(f"no cron entry is defined as {min(missing)}")
@@ -51,6 +51,7 @@ def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
 
 
 def _change(call: Call, verb: str, found: list[CronEntry]) -> int:
+    # Entries already in the wanted state are left out of the report and of the exit code.
     changed = [entry for entry in found if (entry.paused_at is None) == (verb == "pause")]
     (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
     names = [entry.name for entry in changed]

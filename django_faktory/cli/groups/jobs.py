@@ -1,4 +1,4 @@
-"""To look at jobs, and to push one: jobs, job, push."""
+"""`jobs`, `job` and `push`: find jobs, show one, enqueue one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _jobs(call: Call) -> int:
 
 def _line(job: dict[str, Any]) -> tuple[object, ...]:
     since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
-    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # people read seconds; --json has them all
+    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # seconds are enough to read; --json has fractions
     return (
         job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
         job["errtype"], job["about"],
@@ -70,6 +70,7 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 def _job(call: Call) -> int:
     jid, screen = call.options["jid"], call.screen
     if call.alias is None:
+        # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
         return _job_elsewhere(call, jid)
     row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
     if row is None:
@@ -93,7 +94,7 @@ def _job(call: Call) -> int:
 
 
 def _job_elsewhere(call: Call, jid: str) -> int:
-    """What the protocol tells of one."""
+    """Show what the protocol reports about one job."""
     [told] = call.broker.track_get([jid])
     found = {
         "jid": told.jid,
@@ -133,6 +134,7 @@ def _push(call: Call) -> int:
         task = tasks.lookup(options["task"])
     except UnknownJobType as error:
         if not options["unregistered"]:
+            # The job is for a worker in another language: no task of that name is registered here.
             raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
         jid = _push_as_it_is(options, args, kwargs, delay)
     else:
@@ -162,6 +164,7 @@ def _push_as_it_is(options: dict[str, Any], args: list[Any], kwargs: dict[str, A
     return job.jid
 
 
+# An argument that is not JSON is taken as text, so that a plain word needs no quotes.
 def _value(text: str) -> Any:
     try:
         return json.loads(text)

@@ -1,4 +1,4 @@
-"""Limits: what they allow and how they are used; set and remove them, pause and resume tasks."""
+"""`limits`: show limits and their use; set and remove them; pause and resume tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs from and to the Redis of the original server: import-faktory, export-faktory."""
+"""`import-faktory` and `export-faktory`: move jobs from and to the Redis of the original server."""
 
 from __future__ import annotations
 

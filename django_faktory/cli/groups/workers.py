@@ -1,4 +1,4 @@
-"""Worker processes: workers, quiet, terminate."""
+"""`workers`, `quiet` and `terminate`: show worker processes and stop them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 1000
 
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
-    """Those that live, the longest first; with the number of jobs each has."""
+    """Return live workers, the longest running first, each with its number of jobs."""
     living = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
     rows = list(living.order_by("started_at", "wid")[:SHOWN])
     held = workers.holding([row.wid for row in rows], using=alias)
@@ -39,7 +39,7 @@ def _workers(call: Call) -> int:
 
 
 def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
-    """A worker's row in a table."""
+    """Return a worker's row of the table."""
     memory = f"{worker['rss_kb'] // 1024} MB" if worker["rss_kb"] else ""
     return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, worker["beat_at"]
 
