@@ -65,6 +65,7 @@ class WrongPasswords(BaseThrottle):
     def count(self, request: Request) -> None:
         """Count a wrong password."""
         key = self._key(request)
+        # `incr` fails on a missing key and sets no timeout: create the key with one first.
         cache.add(key, 0, timeout=2 * _MINUTE_S)
         try:
             cache.incr(key)
@@ -84,6 +85,7 @@ class WrongPasswords(BaseThrottle):
     def _key(self, request: Request) -> str:
         # Hexadecimal: the header of a proxy may contain characters that cache keys must not.
         name = self.get_ident(request).encode("utf-8", "replace").hex()[:200]
+        # The minute is part of the key: each minute starts with a new count, without a reset.
         return f"faktory_wrong_passwords_{name}_{int(self.timer() // _MINUTE_S)}"
 
 

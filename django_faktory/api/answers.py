@@ -14,6 +14,7 @@ from ..cron_models import CronEntry
 from ..lifecycle import State
 from ..models import WorkerProcess
 
+# Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
     Base = serializers.Serializer[Any]
 else:

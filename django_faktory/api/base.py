@@ -27,6 +27,7 @@ from .described import AutoSchema
 from .problems import JobsElsewhere, handle
 from .rendering import BoundedJson, Json
 
+# Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
     Generic = GenericViewSet[Any]
 else:
@@ -39,6 +40,7 @@ class Door(APIView):
     Only authentication is taken from the project's settings.
     """
 
+    # Set here, so that the project's DEFAULT_* settings of REST framework do not change this API.
     renderer_classes: Any = (Json, BrowsableAPIRenderer)
     parser_classes = (BoundedJson,)
     schema: Any = AutoSchema()
@@ -96,7 +98,7 @@ class Resource(Door, Generic):
         return may_see(self.request.user, self.resource)
 
     def answer(self, row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
-        """Return the current row as response, or 204 without a body if the user may act and not view."""
+        """Return a response with the current row, or 204 if the user may not view it."""
         return Response(row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
     def said(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
@@ -109,6 +111,7 @@ class Resource(Door, Generic):
 
 def alias() -> str:
     """Return the alias of the database of the jobs. Raises JobsElsewhere if they are on a Faktory server."""
+    # Only the broker of the project's database has an alias.
     found: str | None = getattr(get_broker(), "alias", None)
     if found is None:
         raise JobsElsewhere

@@ -92,6 +92,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
         told, batch = self.said(inputs.Reason), self.get_object()
         jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
+        # Bounded, so that the request ends in time; the client repeats it.
         failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MOST_AT_ONCE]
         changed = acts.carry_out(Verb.RETRY, failed)
         note(request, batch, f"Retried what failed, {changed} jobs", reason=told["reason"])

@@ -73,7 +73,7 @@ class CronEntries(Resource):
     }
 
     def get_queryset(self) -> Any:
-        """Return all entries, including those that were removed from the code."""
+        """Return all entries, including entries removed from the code."""
         return CronEntry.objects.using(alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
@@ -118,6 +118,7 @@ class CronEntries(Resource):
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
         """Change an entry of the admin; a new schedule or zone applies from now on."""
+        # Partial: members that a new entry must have are optional in a change.
         checked = inputs.CronChanges(data=request.data, partial=True)
         checked.is_valid(raise_exception=True)
         told = dict(checked.validated_data)
@@ -205,7 +206,7 @@ class CronEntries(Resource):
         }
 
     def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Return the members, with None for those that this user may not see."""
+        """Return the members, with None for members hidden from this user."""
         return {
             name: value if may_see(self.request.user, self.resource, name) else None for name, value in told.items()
         }
@@ -245,6 +246,7 @@ def _said_by(entry: CronEntry) -> dict[str, Any]:
 def _next_times(entry: CronEntry) -> list[str]:
     try:
         ahead = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+    # A stored schedule that is invalid has no next ticks; `problem` of the entry says why.
     except InvalidCron:
         return []
     return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]

@@ -34,7 +34,7 @@ PROBLEM = {
 }
 
 UNSEEN = OpenApiResponse(None, "Done. The user may do this and not view the row.")
-"""Response 204 of actions whose user may not view the row: see `base.Resource.answer`."""
+"""Response 204 if the user may act on the row and not view it: see `base.Resource.answer`."""
 
 
 class AutoSchema(Framework):

@@ -32,6 +32,7 @@ _FIELDS = {
 
 
 def _word(help_text: str) -> django_filters.CharFilter:
+    # django-filter needs a method per filter; `JobFilter.filter_queryset` does the work for all of them.
     return django_filters.CharFilter(help_text=help_text, max_length=MAX_TEXT, method="word")
 
 
@@ -79,6 +80,7 @@ def _parsed(parameter: str, text: str) -> Query:
     try:
         found = query_of(prefix + text)
     except InvalidQuery as error:
+        # The position refers to the client's value, without the prefix added above.
         at = None if error.at is None else max(0, error.at - len(prefix))
         raise _wrong(parameter, str(error), at) from error
     # `state=dead queue:mail` would add a second condition through one parameter; accept only the parameter's own field.

@@ -13,6 +13,7 @@ from .. import queries
 from ..cron import Missed, Overlap
 from ..gating import Scope
 
+# Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
     Base = serializers.Serializer[Any]
 else:
@@ -20,6 +21,7 @@ else:
 
 LONGEST_REASON = 1000
 MOST_AT_ONCE = 5000
+# Below datetime's own maximum, so that a conversion to another time zone does not overflow.
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 

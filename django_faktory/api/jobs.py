@@ -30,7 +30,9 @@ from .journal import ADDED, DELETED, note
 from .paging import NewestFirst
 from .problems import WrongState
 
+# The count of a dry run ends here: an exact count of a large table takes too long for a request.
 COUNTED = 10_000
+# How the query language spells the fields that reveal hidden parts of jobs, for the error message.
 _WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about:"}
 DONE = {
     Verb.RETRY: "Retried",
@@ -126,6 +128,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             result = chosen.enqueue(*args, **kwargs)
         except (TypeError, ValueError) as error:
             raise ValidationError({"args": str(error)}) from error
+        # The row may be gone: a worker can finish the job before this query.
         job = Job.objects.using(using).filter(jid=result.id).first()
         note(request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=told["reason"])
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
@@ -240,10 +243,10 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return self.answer(lambda: {"changed": changed, "state": state})
 
     def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
-        """Raise PermissionDenied for a query whose result would reveal hidden parts of jobs.
+        """Raise PermissionDenied for a query that would reveal hidden parts of jobs.
 
-        A user who may act on jobs and not view them could otherwise find out the text of arguments or errors by trying
-        words.
+        Users with permission to act on jobs, but not to view them, could otherwise find out the text of arguments or
+        errors by trying words.
         """
         asked = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
         hidden = [_WORDS[name] for name in hidden_words(self.request.user, asked)]
@@ -273,7 +276,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
 
 def _part(meant: JobQuerySet, told: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
-    """Return the next part of the selected jobs, oldest first, and the cursor of the part after it.
+    """Return the next part of the selected jobs, oldest first, and the following cursor.
 
     Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
     is None after the last part.
@@ -281,8 +284,10 @@ def _part(meant: JobQuerySet, told: dict[str, Any]) -> tuple[JobQuerySet, str | 
     if "after" in told:
         begin, last = map(int, told["after"].split("-"))
     else:
+        # Fixed for all parts: otherwise jobs pushed meanwhile could keep the action from ending.
         begin, last = 0, Job.objects.using(meant.db).aggregate(last=Max("pk"))["last"] or 0
     rest = meant.filter(pk__gt=begin, pk__lte=last).order_by("pk")
+    # One more than the limit shows whether another part follows, without a count.
     ids = list(rest.values_list("pk", flat=True)[: told["limit"] + 1])
     part = ids[: told["limit"]]
     # Select by id: evaluating the same limit again could return other rows.

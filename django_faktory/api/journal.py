@@ -27,12 +27,15 @@ def note(
     shown = name or (str(about) if is_row else "")
     message = f"{said}, through the API{f': {reason}' if reason else ''}"
     user: Any = request.user
+    # ascii() keeps line breaks and escape sequences of clients out of the log.
     logger.info("act through the API user=%s on=%s did=%s", user.pk, ascii(shown), ascii(message))
+    # An authentication class of the project may return users without a row, which the admin log cannot reference.
     if not apps.is_installed("django.contrib.admin") or user.pk is None:
         return
     from django.contrib.admin.models import LogEntry  # the admin need not be installed
     from django.contrib.contenttypes.models import ContentType
 
+    # Not the concrete model: the admin writes its own log entries the same way.
     kind = ContentType.objects.get_for_model(about, for_concrete_model=False)
     LogEntry.objects.create(
         user_id=user.pk,

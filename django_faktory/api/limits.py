@@ -43,7 +43,7 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
     retrieve=described(summary="Show a limit", responses=answers.WholeLimit),
 )
 class Limits(Resource):
-    """Limits on how many jobs of a queue, task or key run at once or start per period."""
+    """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
     queryset = Limit.objects.none()
     serializer_class = answers.Limit
@@ -150,6 +150,7 @@ def _whole(limit: Limit) -> dict[str, Any]:
 
 
 def _allowance(told: Mapping[str, Any]) -> Allowance:
+    # A missing member and null both mean: no limit of this kind.
     found = {key: told[key] for key in ("concurrency", "rate", "burst") if told.get(key) is not None}
     if not found:
         raise ValidationError("expected concurrency, rate or both, got neither")

@@ -63,6 +63,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         """
         told, lock = self.said(inputs.Reason), self.get_object()
         changed = operations.free_locks([lock.pk], using=alias())
+        # The lock expired or was released between the two queries.
         if not changed:
             raise Http404
         note(request, lock, "Released by hand", reason=told["reason"])

@@ -28,8 +28,10 @@ class _ByCursor(CursorPagination):
         """Return the cursor of the request, checked before it reaches the database. Raises ValidationError."""
         try:
             cursor = super().decode_cursor(request)
+        # Decoding a forged cursor raises errors of several kinds.
         except Exception as error:
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"}) from error
+        # The position becomes a parameter of the query: NUL or a wrong type would raise in the database.
         if cursor is not None and cursor.position is not None and not self.positions.fullmatch(str(cursor.position)):
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"})
         return cursor

@@ -62,11 +62,11 @@ class WrongState(exceptions.APIException):
 
 
 _ABOUT_ROWS = (errors.InvalidCron, errors.InvalidPayload, errors.InvalidTransition, errors.NotUnique, WrongState)
-"""Errors of actions on one row, whose text may quote the row."""
+"""Errors of actions on one row. Their text may quote the row."""
 
 
 class JobsElsewhere(exceptions.APIException):
-    """The jobs are on a Faktory server, whose protocol has no command for this (501)."""
+    """The jobs are on a Faktory server; its protocol has no command for this (501)."""
 
     status_code = status.HTTP_501_NOT_IMPLEMENTED
     default_detail = (
@@ -85,12 +85,14 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
         return None
     problem, headers = told
     request, view = context["request"], context["view"]
-    # A user who may act on the row and not view it must not read parts of it in the error text.
+    # With permission to act on the row, but not to view it, no part of it may be read in the error text.
     if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:
         _hide(problem)
     problem["instance"] = request.path
+    # As REST framework's own handler does: with ATOMIC_REQUESTS a failed request must not be committed.
     set_rollback()
     response = Response(problem, status=problem["status"], headers=headers)
+    # A browser keeps the browsable page; every other client receives problem+json, whatever it accepts.
     if not isinstance(getattr(request, "accepted_renderer", None), BrowsableAPIRenderer):
         request.accepted_renderer, request.accepted_media_type = Json(), MEDIA_TYPE
         response.content_type = MEDIA_TYPE
@@ -110,6 +112,7 @@ def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
     _, code, kind, title = match
     problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": code, "detail": str(error)}
     if code == status.HTTP_503_SERVICE_UNAVAILABLE:
+        # The driver's message is for the log only: it may name hosts and users.
         logger.warning("API: the database could not be used error=%s", error)
         return problem | {"detail": _HIDDEN}, {"Retry-After": "1"}
     if isinstance(error, errors.InvalidQuery):

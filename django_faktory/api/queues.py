@@ -119,6 +119,7 @@ class Queues(Resource):
 
 
 def _shown(page: Any) -> Any:
+    # A large page counts fewer jobs per queue, so that the work per request is bounded.
     most = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
     found = rows.waiting([queue.name for queue in page], using=alias(), most=most)
     return [

@@ -45,12 +45,14 @@ class Root(Door, APIRootView):
 
 class _Router(DefaultRouter):
     APIRootView = Root
+    # A suffix such as `.json` could be part of a queue's name.
     include_format_suffixes = False
 
 
 class OpenApi(Door, SpectacularAPIView):
     """The OpenAPI document of this API alone; `?format=json` for JSON."""
 
+    # YAML or JSON, unlike the resources.
     renderer_classes = SpectacularAPIView.renderer_classes
     permission_classes = (LoggedIn,)
     urlconf: Any = "django_faktory.api.urls"

@@ -51,12 +51,12 @@ class Workers(Resource):
         return WorkerProcess.objects.using(alias()).filter(rows.living(conf.get("WORKER_TIMEOUT")))
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Return live workers, each with the number of jobs it holds."""
+        """Return live workers, each with its number of jobs."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
         return self.get_paginated_response(_shown(page or []))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """Return one live worker with the number of jobs it holds."""
+        """Return one live worker with its number of jobs."""
         return Response(_shown([self.get_object()])[0])
 
     @_acts("Quiet a worker", "It fetches no more jobs, and finishes what it has. There is no way back.")

@@ -115,6 +115,7 @@ class Screen:
         from rich.console import Console  # an extra
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+        # On stderr, so that stdout has the result only.
         with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task(title, total=total)
             yield lambda some: bar.advance(task, some)
@@ -123,6 +124,7 @@ class Screen:
         """Ask for confirmation. Returns True if `is_sure`, and False if stdin is not a terminal."""
         if is_sure:
             return True
+        # A pipe or a scheduled script cannot answer: without --yes nothing is done.
         if not sys.stdin.isatty():
             return False
         self.err.write(f"{clean(question)} [y/N] ")
@@ -130,7 +132,7 @@ class Screen:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns are as wide as their widest cell, two spaces apart."""
+    """Return rows as lines; columns are as wide as their widest cell and two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -143,5 +145,6 @@ def drawn_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: s
 
     table = Table(*heads, box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
+        # Text, not str: in a string rich interprets brackets as markup.
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
     return table

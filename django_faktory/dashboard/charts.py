@@ -48,7 +48,7 @@ class Chart(NamedTuple):
 
 
 def chart(title: str, points: Sequence[Point]) -> Chart:
-    """Return a chart whose bars are scaled to the highest one."""
+    """Return a chart with bars scaled to the highest one."""
     most = max((point.well + point.badly for point in points), default=0)
     scale = HEIGHT / most if most else 0.0
     bars = tuple(_bar(place, point, scale) for place, point in enumerate(points))

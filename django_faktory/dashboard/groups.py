@@ -109,13 +109,14 @@ def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> Found:
 
 def of_kind(kind: Kind, *, using: str) -> JobQuerySet:
     """Return dead jobs with this error and task; `matching` picks those with its message."""
+    # An edited URL may contain NUL, which PostgreSQL rejects.
     if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
         return Job.objects.using(using).none()
     return Job.objects.using(using).dead().filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
 def matching(jobs: JobQuerySet, kind: Kind) -> Iterable[int]:
-    """Return the ids of the jobs whose message is of this kind, in the order of `jobs`."""
+    """Return the ids of the jobs with a message of this kind, in the order of `jobs`."""
     rows = _told(jobs).values_list("pk", "told")
     return [pk for pk, told in rows if head_of(message_of(told)) == kind.head]
 

@@ -63,6 +63,7 @@ class Moment(NamedTuple):
 def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
     """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
     payload = stored["payload"]
+    # A text that was cut off cannot be parsed.
     members = _members(payload.text) if payload.is_whole else {}
     custom = _members(members.get("custom", ""))
     shown = {column: shown_text(text, urls[column]) for column, text in stored.items() if text.size}
@@ -251,10 +252,11 @@ def _linked(model: str, pk: int | str, words: str) -> SafeString:
 
 
 def _subject(about: str | None) -> SafeString | str | None:
-    """Return the related object with links to its admin page, if there is one, and to all its jobs."""
+    """Return the related object with links to its admin page and to all its jobs."""
     if not about:
         return None
     shown: SafeString | str = format_html("<bdi>{}</bdi>", about)
+    # `about` may name a model that is not installed here or has no admin page.
     with suppress(FaktoryError, LookupError, NoReverseMatch, ValueError):
         label, key = split_about(about)
         meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)

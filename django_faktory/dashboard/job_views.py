@@ -59,6 +59,7 @@ class JobViews(LookOnly):
         # "clear" acts on a queue and is no action on one job.
         if act is None or verb == "clear" or not act.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
+        # The long texts can be large, and the action needs none of them.
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         if act.warning:
             asked = self.confirmed(

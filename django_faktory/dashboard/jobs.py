@@ -75,6 +75,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
         "Or one word: a jid, the beginning of a task, or an error."
     )
     ordering = ("-id",)
+    # No index serves a sort by the other columns, and the table can be large.
     sortable_by = ()
     paginator = CappedPaginator
     list_per_page = 50
@@ -101,12 +102,14 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
             asked = sweeps.asked(request.GET, typed)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
+            # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
         return (found if asked.is_empty or asked.has_index else found.recent()), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Render the list with its tabs and the actions on all matching jobs."""
         kept = request.GET.copy()
+        # Page number and state belong to the current tab, not to the links to other tabs.
         for name in ("p", "e", "all", "state"):
             kept.pop(name, None)
         chosen = request.GET.get("state", "")
@@ -172,7 +175,10 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
         return self._act(request, queryset, "prune")
 
     def _act(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
-        """Act on the selected jobs at once, or redirect to the page that acts on all matching jobs in steps."""
+        """Act on the selected jobs at once.
+
+        For all matching jobs, redirect to the page that acts on them in steps.
+        """
         act = verbs.ACTS[verb]
         if request.POST.get("select_across") == "1":
             asked = request.GET.copy()

@@ -269,7 +269,10 @@ def _aware(moment: datetime) -> datetime:
 
 
 def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
-    """Return the chart of the last three hours, for one queue or all, in intervals of `STRETCH` minutes."""
+    """Return the chart of the last three hours, in intervals of `STRETCH` minutes.
+
+    It covers one queue, or all queues without `queue`.
+    """
     end = _aware(now).replace(second=0, microsecond=0)
     begin = end - timedelta(minutes=MINUTES - 1)
     sums = [[0, 0] for _ in range(MINUTES // STRETCH)]

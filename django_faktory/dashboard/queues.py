@@ -20,7 +20,7 @@ from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
 
 
 class QueueList(SafeChangeList):
-    """Change list whose rows carry size, latency and limit, read once for the page."""
+    """Change list with size, latency and limit per row, read once for the page."""
 
     def get_results(self, request: HttpRequest) -> None:
         """Fetch the page's rows and attach `line` and `limit` to each."""
@@ -29,6 +29,7 @@ class QueueList(SafeChangeList):
         limits = _limits(rows)
         for row, line in zip(rows, _lines(rows), strict=True):
             row.line, row.limit = line, limits.get(row.name)
+        # A list: iterating the queryset again would load rows without these attributes.
         self.result_list = rows
 
 

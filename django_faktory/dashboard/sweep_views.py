@@ -49,6 +49,7 @@ class SweepViews(LookOnly):
             return HttpResponseRedirect(self._list())
         count = capped(total, sweeps.COUNTED)
         if request.method == "POST":
+            # Only retries can be spread over time.
             pace = _every_s(request) if verb == "retry" else 0.0
             begun = sweeps.begin(
                 verb, scope, total=total, user=request.user.pk, why=why(request), every_s=pace, using=using

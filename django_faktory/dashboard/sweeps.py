@@ -1,7 +1,7 @@
 """Run an action on all jobs that a filter matches, in steps: each request does a part and reports what is left.
 
-The state of a sweep is stored in the page's form, signed, and nowhere on the server: a sweep whose page is closed
-stops, and the finished steps remain in effect.
+The state of a sweep is stored in the page's form, signed, and nowhere on the server: the sweep stops when
+the page is closed, and the finished steps remain in effect.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Scope(NamedTuple):
         return Job.objects.using(using).matching(self.query).in_state(*verbs.ACTS[verb].states)
 
     def picked(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
-        """Return the ids of the rows that are in scope, and the id of the last row read."""
+        """Return the ids of the rows in scope and the id of the last row read."""
         ids = list(rows.values_list("pk", flat=True))
         last = ids[-1] if ids else None
         if self.kind is None or not ids:
@@ -191,6 +191,7 @@ def _step(sweep: Sweep, using: str) -> Sweep:
     if last is None:
         return replace(sweep, is_over=True)
     if sweep.every_s:
+        # From the number placed so far, so that the pace continues across steps and requests.
         first_at = datetime.fromtimestamp(sweep.first_at + sweep.every_s * sweep.placed, UTC)
         changed = acts.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
     else:
@@ -206,6 +207,7 @@ def sealed(sweep: Sweep) -> str:
 def opened(text: str, *, user: object) -> Sweep:
     """Return the sweep of a form. Raises BadSignature if it is invalid, expired, or of another user."""
     sweep = Sweep(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
+    # The signature proves that this site wrote the form, but not for which user.
     if sweep.user != str(user):
         raise signing.BadSignature("expected the user who began this")
     return sweep

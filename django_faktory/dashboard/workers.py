@@ -20,7 +20,7 @@ _SHOWN = ("jid", "jobtype", "queue", "started_at")
 
 
 class WorkerList(SafeChangeList):
-    """Change list whose rows carry the number of jobs, read once for the page."""
+    """Change list with the number of jobs per row, read once for the page."""
 
     def get_results(self, request: HttpRequest) -> None:
         """Fetch the page's rows and attach `jobs` to each."""
@@ -29,6 +29,7 @@ class WorkerList(SafeChangeList):
         held = workers.holding([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
         for row in rows:
             row.jobs = held.get(row.wid, 0)
+        # A list: iterating the queryset again would load rows without the attribute.
         self.result_list = rows
 
 
@@ -54,7 +55,7 @@ class WorkerProcessAdmin(LookOnly):
 
     @admin.display(description="jobs")
     def jobs(self, worker: Any) -> int:
-        """Return the number of jobs that the worker holds."""
+        """Return the number of jobs of the worker."""
         return int(worker.jobs)
 
     @admin.display(description="memory", ordering="rss_kb")
@@ -86,6 +87,7 @@ class WorkerProcessAdmin(LookOnly):
 
     def _fitting(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
         found = []
+        # The state only advances: a worker that terminates cannot be quieted.
         if worker.state == WorkerProcess.State.RUNNING and self.has_quiet_permission(request):
             found.append(("quiet", "Quiet", False))
         if worker.state != WorkerProcess.State.TERMINATE and self.has_terminate_permission(request):

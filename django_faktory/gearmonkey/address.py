@@ -149,6 +149,7 @@ def _examine_names(fns: Iterable[str]) -> None:
 
 def _sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
     """Return the Sentinel addresses, the master's name, and the connection options of the master."""
+    # The host list is split here: urlsplit knows a single host and port.
     parts = urlsplit(url)
     secret, _, hosts = parts.netloc.rpartition("@")
     name, _, db = parts.path.strip("/").partition("/")

@@ -39,11 +39,12 @@ GIVEN_UP = "WorkerShutdown"
 
 
 class GearMonkeyBroker(Broker):
-    """Broker over a station; `jobtypes` maps each function of the station to the job type of its task."""
+    """Broker over a station; `jobtypes` maps its functions to job types."""
 
     def __init__(self, station: Station, jobtypes: dict[str, str]) -> None:
         self._station = station
         self._jobtypes = jobtypes
+        # By jid and attempt: a job taken again after a lost lease is another entry.
         self._held: dict[tuple[str, int | None], Taken] = {}
 
     # --- a worker's verbs ---
@@ -128,7 +129,10 @@ class GearMonkeyBroker(Broker):
         """Do nothing: the connections belong to a pool shared by all threads."""
 
     def _reservation(self, job: Taken) -> Reservation | None:
-        """Return the job as our worker reads it, or None after ending it as an error if its input is invalid."""
+        """Return the job as our worker reads it.
+
+        A job with invalid input is ended as an error; the result is None.
+        """
         try:
             args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
             jid = _place(job)[0]

@@ -115,6 +115,7 @@ def carry_out(redis: Redis, steps: Steps[R]) -> R:
                 else:
                     reply = redis.execute_command(*ask)
             except REDIS_ERRORS as error:
+                # The generator decides whether the error is final or the command is repeated.
                 ask = steps.throw(error)
             else:
                 ask = steps.send(reply)

@@ -34,7 +34,7 @@ from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers
 from .scripts import Script
 
 SLICE_S = 1.0
-"""A waiting client reads the job's status at least this often, in seconds, in case the end message is lost."""
+"""Seconds between two reads of a job's status while waiting, in case the end message is lost."""
 
 RETRY_S = 0.1
 
@@ -191,10 +191,12 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
         try:
             if (yield from _has_ended(fn, id_)):
                 return
+            # After the status: a job that ended in time is no timeout.
             if left_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0)
             if was_told:  # the message of an earlier end stays and would wake this client at once
                 yield Pause(min(RETRY_S, left_s))
+            # Never 0: for Redis that is a wait without limit.
             slice_s = max(0.01, min(SLICE_S, left_s))
             was_told = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
         except REDIS_ERRORS:  # unreachable, UNBLOCKED, or not a list: the status decides
@@ -204,7 +206,7 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
 
 
 def scripted(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
-    """Run a script by its digest; send its text if the server does not know it, for example after a restart."""
+    """Run a script by its digest, or by its text if the server has lost it."""
     keys = list(keys)
     call = (len(keys), *keys, *args)
     try:

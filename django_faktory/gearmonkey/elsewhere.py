@@ -30,7 +30,7 @@ def gearmonkey_task(
     output: Callable[[str], Any] = structure_of,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], FaktoryTask[..., Any]]:
-    """Decorate a function whose signature describes the job's arguments; its body is never run.
+    """Decorate a function. Its signature describes the job's arguments; its body is never run.
 
     The result is `output` applied to the output's text; by default a JSON array or object is decoded and any other text
     is returned as it is. `wait_s` bounds the wait (JobTimeout). `rollcall` fails at once if there is no worker

@@ -155,6 +155,7 @@ class Bridge:
         found = {outcome.jid: outcome for outcome in outcomes(self._open, using=self._alias)}
         ends = []
         for jid, job in self._open.items():
+            # Without an outcome for a removed row the client would wait until its timeout.
             outcome = found.get(jid, Outcome(jid, True, None, "JobRemoved: somebody removed its row", None))
             if outcome.is_over:
                 status = Status.ERROR if outcome.error else Status.SUCCESS
@@ -173,6 +174,7 @@ class Bridge:
     def _leave(self) -> None:
         """Release leases and registration, so that another bridge can take over at once."""
         try:
+            # Expired leases are adopted at the next beat of another bridge.
             self._station.extend(self._open.values(), are_handed_over=True, for_s=0.0)
             self._station.unregister()
         except FaktoryError as error:

@@ -18,6 +18,7 @@ from .core import REDIS_ERRORS
 LOOKS_S = (0.005, 0.020, 0.050)
 """Seconds after a hint at which to look again: the specification publishes `create` before it pushes the job."""
 
+# Another thread cannot interrupt get_message: it returns this often to notice `close`.
 CLOSED_CHECK_S = 0.5
 
 

@@ -27,6 +27,8 @@ class Script:
         self.digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324  (Redis names scripts so)
 
 
+# pcall where a peer's key may have another type: an error there must not stop the script half done. 90000 and 10 are
+# JOB_TTL_S and LOCK_TTL_S of `wire`.
 _ENDING = """
 local function settle(fn, id, status, output)
   local job, lock = 'job:' .. fn .. ':' .. id, 'lock:' .. fn .. ':' .. id
@@ -93,6 +95,8 @@ return redis.call('GET', KEYS[2])
 """)
 """KEYS registry, count. Removes our dead workers, then returns the count."""
 
+# ZREM of '' removes nothing. It is a first write that Redis never refuses, so that this script, and each one below that
+# begins in the same way, also finishes while Redis is out of memory.
 REGISTER = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
 {_REAPING}
@@ -114,6 +118,8 @@ return redis.call('GET', KEYS[2])
 """)
 """KEYS registry, count; ARGV wid. Returns the count, never lowered below 0."""
 
+# The ZCARDs write nothing: a lease key of another type fails the script before its first write. `due` is the
+# specification's script unchanged, inside of ours (ADR 13).
 RESERVE = Script(f"""{_ENDING}{_CLOCK}
 local function due(KEYS, ARGV) {DUE} end
 local wid, lease, most, found, wrong = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}, {{}}
@@ -159,10 +165,11 @@ return {{ found, wrong }}
 """)
 """KEYS for each function scheduled, high, normal, low, lease; ARGV wid, lease seconds, most, and the functions.
 
-Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs whose data were missing, and the keys that
+Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs without data, and the keys that
 are not queues.
 """
 
+# wid and attempt fence the job: a worker that was silent and lost it must not end it.
 FINISH = Script(f"""{_ENDING}
 local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] then return 0 end
@@ -297,7 +304,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
 end
 return {{ found, {{}} }}
 """)
-"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and whose bridge is gone."""
+"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live bridge."""
 
 AUDIT = Script(f"""{_CLOCK}
 local fn, id, lost = ARGV[1], ARGV[2], false

@@ -27,7 +27,7 @@ from .wire import Status
 logger = get_logger(__name__)
 
 LEASE_S = 20.0
-"""Seconds a worker may be silent; then its jobs are put back and it is no longer counted."""
+"""Seconds without a heartbeat after which a worker loses its jobs and is no longer counted."""
 BEATS_A_LEASE = 4
 MAX_DEATHS = 5
 """A job is given up after this many of its workers have died."""
@@ -99,6 +99,7 @@ class Station:
     def take(self, most: int) -> list[Taken]:
         """Take up to `most` jobs: due scheduled ones first, then high, normal, low. Functions take turns."""
         with self._lock:
+            # Rotate the functions, so that a full one does not starve the next ones.
             self._turn += 1
             turn = self._turn % len(self.fns)
         fns = self.fns[turn:] + self.fns[:turn]
@@ -155,7 +156,7 @@ class Station:
         return bool(self._call(scripts.RELEASE, keys, job.fn, job.id, self.wid, job.attempt))
 
     def sweep(self) -> Swept:
-        """Put back jobs whose lease expired, and unregister silent workers."""
+        """Put back jobs with an expired lease, and unregister silent workers."""
         swept = Swept([], [])
         for fn in self.fns:
             self._call(scripts.ROLL_CALL, _registry(fn))
@@ -174,7 +175,7 @@ class Station:
         return bool(self._call(scripts.HAND_OVER, keys, job.id, self.wid, job.attempt, self.lease_s))
 
     def adopt(self, most: int) -> list[Taken]:
-        """Take over up to `most` jobs that have a row and whose bridge is gone."""
+        """Take over up to `most` jobs that have a row and no live bridge."""
         found: list[Taken] = []
         for fn in self.fns:
             found += self._taken(
@@ -225,6 +226,7 @@ class Station:
         if len(calls) == 1 or self._is_cluster:
             return [self._call(script, keys, *args) for keys, args in calls]
         with _translated():
+            # No transaction: each script is atomic, and the failure of one must not affect the next.
             pipeline = self.redis.pipeline(transaction=False)
             for keys, args in calls:
                 pipeline.execute_command("EVALSHA", script.digest, len(keys), *keys, *args)
@@ -240,6 +242,7 @@ class Station:
         return answers
 
 
+# Loaded at start; the other scripts are sent when they are first used.
 _OFTEN = (scripts.REGISTER, scripts.RESERVE, scripts.EXTEND, scripts.FINISH, scripts.UPDATE, scripts.SWEEP)
 
 

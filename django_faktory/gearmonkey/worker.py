@@ -90,6 +90,7 @@ class Worker:
             self.stop()
             upkeep.stop()
             for thread in threads:
+                # Bounded: they are daemon threads and may be waiting for Redis.
                 thread.join(POLL_S)
             self._leave(station)
 

@@ -73,7 +73,7 @@ def departure(
     failure: str,
     enqueued_at: datetime | None,
 ) -> bytes:
-    """Return a job as the original would have written it, with the values of the columns added to the text."""
+    """Return a job as the original would have written it: its text plus the columns' values."""
     added: list[tuple[str, str]] = []
     found = jsontext.members(text)
     if "created_at" not in found:
@@ -111,6 +111,7 @@ def _past(found: dict[str, str]) -> tuple[int, str, str]:
     told = jsontext.last_members(raw)
     count = integer(told, "retry_count", default=0, low=0, high=2**31 - 2, within="failure.")
     errtype = cut(string(told.get("errtype", ABSENT)) or "unknown", MAX_ERRTYPE_BYTES)
+    # The original numbers retries from 0: after the first failure retry_count is 0. PostgreSQL stores no NUL.
     return count + 1, raw, errtype.replace("\x00", "\ufffd")
 
 

@@ -1,8 +1,8 @@
 """Export the jobs of this database to the Redis of a Faktory.
 
 Jobs are written there first and then deleted here in one transaction. An export may be interrupted and repeated: the
-jids of a step are stored in Redis atomically with its jobs until the rows are deleted. A job whose jid is found there
-while its row still exists is only deleted.
+jids of a step are stored in Redis atomically with its jobs until the rows are deleted. If a jid is found there
+while its row still exists, the row is only deleted.
 """
 
 from __future__ import annotations

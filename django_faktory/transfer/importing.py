@@ -111,6 +111,7 @@ class Import:
             return 0
         if lost := len(taken) + len(done) - self._redis.drop(place, [*done, *taken]):
             self.report.problem(ELSEWHERE, count=lost)
+        # Last: without the receipt a repeated import would report these jobs as stored already.
         if receipt is not None:
             store.drop_receipts([receipt], using=self._alias)
         return len(taken) + len(done)
@@ -126,7 +127,7 @@ class Import:
 def keep(
     arrivals: Sequence[Arrival], broker: Broker, alias: str, *, is_dry: bool = False
 ) -> tuple[dict[str, str], int | None]:
-    """Store the jobs that can be stored, in one transaction; return the refusals by jid and the receipt."""
+    """Store jobs in one transaction; return the refusals by jid and the receipt."""
     if not arrivals:
         return {}, None
     refused: dict[str, str] = {}

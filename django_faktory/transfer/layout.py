@@ -25,7 +25,7 @@ SETS = (SCHEDULED, RETRIES, DEAD, WORKING)
 OLD, NEW = "1.9", "1.10"
 PREFIX = "q:"
 EXPORTED = "django_faktory:exported"
-"""Jids of exported jobs whose rows may still exist: see `exporting`."""
+"""Jids of exported jobs that may still have a row: see `exporting`."""
 
 _OTHER_KEYS = frozenset({"v", EXPORTED})
 _counter = re.compile(r"(processed|failures)(:\d{4}-\d\d-\d\d)?")
@@ -38,7 +38,7 @@ class UnusableRedis(FaktoryError):
 
 
 class Place(NamedTuple):
-    """A key that holds jobs."""
+    """A key that contains jobs."""
 
     kind: str
     """`queue`, or the name of a set."""
@@ -173,7 +173,7 @@ class FaktoryRedis:
             pipe.execute()
 
     def forget_exported(self, jids: Iterable[str]) -> None:
-        """Delete the jids of jobs whose rows are deleted."""
+        """Delete the jids of jobs after their rows were deleted."""
         if gone := list(jids):
             with _translated():
                 self._redis.srem(EXPORTED, *gone)

@@ -31,7 +31,7 @@ def _batches(call: Call) -> int:
         one = list(rows.filter(bid=bid))
         if not one:
             return _unknown(call, bid)
-        # One row more than shown tells whether there are more, without a count.
+        # One row more than shown: its presence means that there are more, without a count.
         children = list(rows.filter(parent_bid=bid).order_by("-pk")[: limit + 1])
         return _show(call, [batch_of(batch) for batch in [*one, *children[:limit]]], is_more=len(children) > limit)
     found = list(rows.order_by("-pk")[: limit + 1])

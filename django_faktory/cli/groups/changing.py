@@ -50,6 +50,7 @@ def _carry_out(call: Call) -> int:
         return _carry_out_elsewhere(call, verb, query)
     jobs = Job.objects.using(call.alias).matching(query)
     if call.options["limit"]:
+        # Legal states first: the limit must count jobs that the operation accepts.
         jobs = jobs.in_state(*acts.STATES[verb]).order_by("-pk")[: call.options["limit"]]
     under = acts.begin(verb, jobs)
     if call.options["dry_run"]:
@@ -95,6 +96,7 @@ def _prune_what_is_due(call: Call) -> int:
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
     gone = 0
+    # Each call deletes a bounded number of rows.
     while some := upkeep.purge(using=alias) + batches.purge(using=alias):
         gone += some
     _tell(call, Query(), gone, found=gone)
@@ -102,6 +104,7 @@ def _prune_what_is_due(call: Call) -> int:
 
 
 def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
+    # First, so that an unsupported query fails before the confirmation.
     mutations = _mutations(call, verb, query)
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
@@ -118,6 +121,7 @@ def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
     states = query.states or tuple(State(target) for target in TARGETS if State(target) in acts.STATES[verb])
     sayable = Query(states=query.states, tasks=query.tasks, jids=query.jids)
     is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
+    # A condition that MUTATE cannot express must not be dropped: more jobs would be changed.
     is_sayable = query == sayable and is_one_task and not (query.tasks and query.jids)
     legal = {target for target in TARGETS if State(target) in acts.STATES[verb]}
     if verb is Verb.PRUNE or not is_sayable or not {*map(str, states)} <= legal:

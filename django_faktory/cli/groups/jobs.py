@@ -20,6 +20,7 @@ from ...querysets import RECENT
 from ...shapes import SHORT, job_of, whole_job_of
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported, whole
 
+# An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
 
 
@@ -40,6 +41,7 @@ def _jobs(call: Call) -> int:
             screen.line(f"{count}{' or more' if count == COUNTED else ''}")
         return OK
     limit = call.options["limit"]
+    # One row more than shown: its presence means that there are more, without a count.
     rows = list(found.order_by("-pk").only(*SHORT)[: limit + 1])
     shown = [job_of(job) for job in rows[:limit]]
     if screen.is_json:

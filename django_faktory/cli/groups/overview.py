@@ -69,6 +69,7 @@ def look(call: Call, before: dict[str, Any] | None = None) -> dict[str, Any]:
         "working": _working(call.alias) if call.alias else None,
     }
     if before is not None:
+        # Two reads within the clock's resolution must not divide by zero.
         passed = max(at - before["_at"], 0.001)
         for name in ("processed", "failed"):
             found[f"{name}_per_s"] = round((found[name] - before[name]) / passed, 1)
@@ -83,6 +84,7 @@ def _working(alias: str) -> list[dict[str, Any]]:
 
 def _print(call: Call, found: dict[str, Any]) -> None:
     if call.screen.is_json:
+        # `_at` is a monotonic time, without meaning outside this process.
         call.screen.json({name: value for name, value in found.items() if name != "_at"})
         return
     call.screen.line(headline(found))
@@ -122,6 +124,7 @@ def _live(call: Call, left: int | None) -> int:
 
     latest: dict[str, Any] | None = None
     try:
+        # With --count no alternate screen: the last output stays visible after the end.
         with Live(screen=left is None, auto_refresh=False) as live:
             while left is None or left > 0:
                 try:
