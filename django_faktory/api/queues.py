@@ -98,6 +98,7 @@ class Queues(Resource):
         told, queue = self.said(inputs.Reason), self.get_object()
         until, stopped = time.monotonic() + CLEARS_FOR_S, []
 
+        # Asked between two steps; the finished steps are committed.
         def go_on() -> bool:
             if time.monotonic() > until:
                 stopped.append(True)

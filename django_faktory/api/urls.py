@@ -57,6 +57,7 @@ class OpenApi(Door, SpectacularAPIView):
     permission_classes = (LoggedIn,)
     urlconf: Any = "django_faktory.api.urls"
     schema: Any = None
+    # Own settings: those of the project describe its other APIs.
     custom_settings: Any = {  # noqa: RUF012  (the framework's name for it)
         "TITLE": "django_faktory",
         "DESCRIPTION": "Background jobs: look at them, enqueue them, act on them.",

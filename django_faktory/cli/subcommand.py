@@ -13,6 +13,7 @@ from ..queries import Query
 from ..redaction import query_of
 from .screen import Screen
 
+# 130 is what shells report for a command ended by SIGINT (128 + 2).
 OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
@@ -50,6 +51,7 @@ class Call:
 
     def query(self) -> Query:
         """Return the query given on the command line. Raises InvalidQuery."""
+        # The shell has split an unquoted query into several arguments.
         return query_of(" ".join(self.options["query"]))
 
 

@@ -79,6 +79,7 @@ def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], re
         "timeline": timeline(job, stored["history"]),
         "acts": verbs.fitting(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
+        # The beginning that the page of groups reads too, so that both find the same group.
         "kind": groups.kind_of(job, stored["failure"].text[: groups.READ]) if job.state == State.DEAD else None,
         "may_try": job.state == State.DEAD and verbs.ACTS["retry"].is_allowed(request),
     }
@@ -98,6 +99,7 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
         return "", "", TOO_LONG
     if job.state not in EDITABLE:
         return *found, f"It is {job.state}: only a job that may run, and does not, can be edited."
+    # The placeholder shown for a hidden value would be saved as the value.
     if redaction.hides(job.jobtype, payload.text):
         return *found, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
     return *found, ""
@@ -230,6 +232,7 @@ def _progress(job: Job, using: str) -> str:
 def _worker(job: Job, using: str) -> SafeString | str | None:
     if not job.wid:
         return None
+    # The row of a worker is deleted some time after its end: no link then.
     known = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
     return _linked("workerprocess", job.wid, job.wid) if known else job.wid
 
@@ -247,6 +250,7 @@ def _cron(job: Job, using: str) -> SafeString | str | None:
 
 
 def _linked(model: str, pk: int | str, words: str) -> SafeString:
+    # <bdi> isolates bidirectional text of clients, which could otherwise reorder the page around it.
     address = reverse(f"admin:django_faktory_{model}_change", args=[quote(pk)])
     return format_html('<a href="{}"><bdi>{}</bdi></a>', address, words)
 

@@ -32,6 +32,7 @@ class StateFilter(admin.SimpleListFilter):
 
     title = "state"
     parameter_name = "state"
+    # The tabs replace the entry in the sidebar.
     template = "admin/django_faktory/no_filter.html"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
@@ -69,6 +70,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     change_list_template = "admin/django_faktory/jobs.html"
     list_display = ("jobtype", "marked_state", "queue", "when", "attempts", "error", "jid")
     list_filter = (StateFilter, QueueFilter)
+    # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)
     search_help_text = (
         "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "

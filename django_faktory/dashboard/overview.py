@@ -27,6 +27,7 @@ from ..store import measures, queues, scalars, stats, workers
 from .charts import Chart, Point, chart
 from .groups import Group, found
 
+# Each statement of the page reads a bounded number of rows, however large the tables are.
 COUNTED = 5000
 QUEUES_LOOKED_AT, QUEUES_SHOWN = 100, 20
 ROWS = 10
@@ -126,6 +127,7 @@ def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overvie
     """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `sees` admits them."""
     now = timezone.now()
     counts = stats.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    # Only a complete snapshot shows which queues are the fullest.
     queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
     return Overview(
         at=now,
@@ -204,6 +206,7 @@ def waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
 
 def running(*, using: str) -> JobQuerySet:
     """Return the running jobs, the longest running first, at most `ROWS`."""
+    # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
     return Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS]
 
@@ -252,6 +255,7 @@ def memory(worker: WorkerProcess) -> str:
 
 def ago(moment: datetime) -> str:
     """Format the time since `moment`."""
+    # The clock of the database may be ahead of this one.
     return duration(max(0.0, (_aware(timezone.now()) - _aware(moment)).total_seconds()))
 
 
@@ -265,6 +269,7 @@ def is_stale(worker: WorkerProcess) -> bool:
 
 
 def _aware(moment: datetime) -> datetime:
+    # Moments are naive if the project sets USE_TZ to False.
     return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
@@ -278,6 +283,7 @@ def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
     sums = [[0, 0] for _ in range(MINUTES // STRETCH)]
     for minute, (well, badly) in measures.pace(using=using, since=begin - timedelta(seconds=1), queue=queue).items():
         place = int((_aware(minute) - begin).total_seconds()) // (60 * STRETCH)
+        # A minute outside of the chart, for example from a clock ahead of this one, is left out.
         if 0 <= place < len(sums):
             sums[place][0] += well
             sums[place][1] += badly

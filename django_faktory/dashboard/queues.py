@@ -111,6 +111,7 @@ class QueueAdmin(LookOnly):
     @admin.action(description="Clear: drop all that waits", permissions=["clear"])
     def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Redirect to the page that asks for confirmation and clears one queue in steps."""
+        # Two names suffice to notice that several queues are selected.
         names = list(queryset.values_list("name", flat=True)[:2])
         if len(names) != 1:
             self.message_user(request, "Clear one queue at a time.", messages.WARNING)

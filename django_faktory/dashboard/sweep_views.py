@@ -81,6 +81,7 @@ class SweepViews(LookOnly):
             )
             return HttpResponseRedirect(self._list())
         act = verbs.ACTS[sweep.verb]
+        # The permission may have been withdrawn since the sweep began.
         if not act.is_allowed(request):
             raise PermissionDenied
         sweep = sweeps.go_on(sweep, using=conf.get("DATABASE"))
@@ -122,6 +123,7 @@ def _every_s(request: HttpRequest) -> float:
 
 def _record(request: HttpRequest, sweep: Sweep, done: str) -> None:
     """Write one admin log entry for all jobs of the sweep."""
+    # The form of a later step has no field for the reason: use the one given at the beginning.
     said: Any = f"{done}: {sweep.why}" if sweep.why else told(request, done)
     user_id: Any = request.user.pk
     LogEntry.objects.create(

@@ -55,10 +55,12 @@ class Scope(NamedTuple):
 
     def picked(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
         """Return the ids of the rows in scope and the id of the last row read."""
+        # The last id is returned even if no row is in scope: the next step continues after it.
         ids = list(rows.values_list("pk", flat=True))
         last = ids[-1] if ids else None
         if self.kind is None or not ids:
             return ids, last
+        # In Python: the database cannot reduce a message to its kind.
         return list(
             groups.matching(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
         ), last

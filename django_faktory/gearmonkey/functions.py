@@ -108,5 +108,6 @@ def output_of(result: str | None) -> bytes:
         return b""
     if result.startswith('"'):
         found: str = json.loads(result)
+        # A JSON string may contain a lone surrogate, which UTF-8 cannot encode.
         return found.encode("utf-8", "replace")
     return result.encode("utf-8", "replace")

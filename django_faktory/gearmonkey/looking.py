@@ -126,6 +126,7 @@ def _names(redis: Redis) -> tuple[list[str], bool]:
 
 def _look(redis: Redis, fn: str, now: int) -> FunctionLook:
     queues = {prio: _length(redis, scripts.queue_key(fn, prio)) for prio in (*wire.LISTS, wire.SCHEDULED)}
+    # Members with lower scores are dead workers that are not removed yet.
     workers: list[Any] = redis.zrangebyscore(scripts.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
     return FunctionLook(
         fn=fn,

@@ -77,6 +77,7 @@ class Station:
             for script in _OFTEN:
                 script.digest = _text(self.redis.script_load(script.text))
             if self.fns:
+                # The admin page and the health check find our functions there.
                 self.redis.sadd(scripts.FUNCTIONS_KEY, *self.fns)
 
     def register(self) -> None:
@@ -206,6 +207,7 @@ class Station:
             self._tell_wrong(_text(key))
         taken = []
         for fn, id_, attempt, *rest in found:
+            # Attempt 0 marks a job without data; the script has ended it as an error.
             if attempt:
                 taken.append(Taken(_text(fn), _text(id_), attempt, rest[0], _text(rest[1])))
             else:

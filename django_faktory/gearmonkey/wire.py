@@ -133,6 +133,7 @@ def seconds(name: str, value: object) -> int:
         if value.tzinfo is None:
             raise ValueError(f"{name}: expected an aware datetime, got {value!r}")
         value = value.timestamp()
+    # Redis stores the moment as a score, a double: integers above 2^53 would be rounded.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         raise ValueError(f"{name}: expected seconds since 1970, or an aware datetime, got {value!r:.80}")
     return int(value)

@@ -77,6 +77,7 @@ class Worker:
         station.register()
         self._hints = Hints(self._redis, station.fns)
         upkeep = Upkeep(station, every_s=self._sweep_every_s)
+        # Heartbeats need a thread: `work` may take longer than a lease.
         threads = [
             threading.Thread(target=self._beat, args=(station,), name="gearmonkey-beat", daemon=True),
             threading.Thread(target=upkeep.run, name="gearmonkey-upkeep", daemon=True),

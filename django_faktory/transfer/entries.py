@@ -41,6 +41,7 @@ def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
     except UnicodeDecodeError:
         raise InvalidPayload("expected UTF-8") from None
     if kind == WORKING:
+        # The entries of the working set wrap the job in a reservation.
         text = jsontext.members(text).get("job", ABSENT)
     found = jsontext.members(text)
     job = parse_job(text)
@@ -53,6 +54,7 @@ def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
 def _arrival(kind: str, name: str, job: JobPayload, found: dict[str, str], score: float) -> Arrival:
     failures, failure, errtype = _past(found)
     if kind == QUEUE:
+        # The row takes its queue from the job's text: do not move a job to another queue unnoticed.
         if job.queue != name:
             raise InvalidPayload(f"waits in the queue {name}, and says {job.queue}")
         return Arrival(_at(job, None), State.ENQUEUED, None, failures, failure, errtype)

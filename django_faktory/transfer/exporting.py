@@ -31,6 +31,7 @@ class Export:
         self._redis, self._alias, self._is_dry = redis, alias, is_dry
         self._layout = layout or (OLD if redis.contents().layout == OLD else NEW)
         self._there = redis.exported()
+        # Written by an earlier run: counted separately in the report.
         self._before = frozenset(self._there)
         self._step: set[str] = set()
         self.report = Report(self._layout, is_dry)

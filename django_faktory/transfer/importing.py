@@ -80,6 +80,7 @@ class Import:
             advance(len(entries))
         left = self._redis.size(place)
         expected = counts.found if self._is_dry else counts.left
+        # Only this import should change the key: a difference means that another client used it.
         if left != expected:
             reason = f"{place.key} was changed by another client meanwhile: expected {expected} left, found {left}"
             self.report.problem(reason, count=abs(left - expected))

@@ -30,6 +30,7 @@ EXPORTED = "django_faktory:exported"
 _OTHER_KEYS = frozenset({"v", EXPORTED})
 _counter = re.compile(r"(processed|failures)(:\d{4}-\d\d-\d\d)?")
 _queue_name = re.compile(r"[A-Za-z0-9._-]+")
+# In layout 1.9 the list of a queue with such a name would be a key with another meaning.
 _RESERVED = frozenset({*SETS, "queues", "paused", "v", "processed", "failures"})
 
 
@@ -165,6 +166,7 @@ class FaktoryRedis:
         with _translated(), self._redis.pipeline(transaction=True) as pipe:
             for name, raws in queues.items():
                 pipe.sadd("queues", name)
+                # LPUSH inserts one after another: the first job ends at the tail, which is fetched first.
                 pipe.lpush(prefix + name, *raws)
             for key, entries in sets.items():
                 pipe.zadd(key, {entry.raw: entry.score for entry in entries})
@@ -188,6 +190,7 @@ class FaktoryRedis:
         with _translated():
             keys = [key.decode("utf-8", "backslashreplace") for key in self._redis.scan_iter(count=1000)]
             for start in range(0, len(keys), 1000):
+                # SCAN may return a key more than once.
                 some = sorted(set(keys[start : start + 1000]))
                 with self._redis.pipeline(transaction=False) as pipe:
                     for key in some:

@@ -18,6 +18,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _batches(call: Call) -> int:
     bid, limit = call.options["bid"], call.options["limit"]
+    # No batch has such an id, and PostgreSQL raises for NUL.
     if bid and not bid.isprintable():
         return _unknown(call, bid)
     # The protocol can only show one batch by its id, without its children.

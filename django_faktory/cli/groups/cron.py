@@ -23,6 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _cron(call: Call) -> int:
     verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
+    # No entry has such a name, and PostgreSQL raises for NUL.
     if bad := [name for name in names if not name.isprintable()]:
         return _unknown(call, [], bad)
     entries = CronEntry.objects.using(call.database()).order_by("name")
@@ -35,6 +36,7 @@ def _cron(call: Call) -> int:
         raise Unsupported("cron run: expected the name of one entry")
     if bool(names) == is_all:
         raise Unsupported(f"cron {verb}: expected names of entries, or --all")
+    # Entries removed from the code are listed, but cannot be changed.
     defined = entries.filter(removed_at=None)
     found = list(defined if is_all else defined.filter(name__in=names))
     if code := _unknown(call, found, names):

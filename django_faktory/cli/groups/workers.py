@@ -55,6 +55,7 @@ def _advance(call: Call) -> int:
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
     if bool(wids) == is_all:
         raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
+    # `quiet` asks as well: a quiet worker cannot be set to run again.
     told = "all workers" if is_all else ", ".join(wids)
     if not call.screen.confirm(f"{call.name} {told}? There is no way back.", is_sure=call.options["yes"]):
         raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
