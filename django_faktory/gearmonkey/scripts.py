@@ -180,7 +180,10 @@ if is_final(status_of(ARGV[1], ARGV[2])) then return 0 end
 settle(ARGV[1], ARGV[2], ARGV[5], ARGV[6])
 return 1
 """)
-"""KEYS lease, meta, held; ARGV fn, id, wid, attempt, status, output. Returns 1, or 0 for a stale worker."""
+"""KEYS lease, meta, held; ARGV fn, id, wid, attempt, status, output.
+
+Returns 1, or 0 for a stale worker or a job that has ended.
+"""
 
 UPDATE = Script("""
 local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
@@ -207,9 +210,10 @@ redis.call('HDEL', KEYS[2], 'wid')
 redis.call('HSET', KEYS[3], 'status', 'idle')
 return 1
 """)
-"""KEYS lease, meta, job; ARGV fn, id, wid, attempt. Returns 1, or 0 for a stale worker.
+"""KEYS lease, meta, job; ARGV fn, id, wid, attempt.
 
-Puts the job at the head of its queue, as if it had not been taken.
+Puts the job at the head of its queue, as if it had not been taken. Returns 1, or 0 for a stale worker or a queue key of
+another type.
 """
 
 EXTEND = Script(f"""{_CLOCK}
