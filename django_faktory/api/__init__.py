@@ -1,6 +1,7 @@
-"""The REST API: `path("api/", include("django_faktory.api.urls"))`. An extra: `pip install django-faktory[api]`.
+"""REST API of the jobs, an optional extra: `pip install django-faktory[api]`.
 
-Over the same verbs as the admin and the command line; asks for the permissions of `permissions`. Docs: docs/api.md.
+Mount it with `path("api/", include("django_faktory.api.urls"))`. It uses the same operations as the admin and the
+command line and checks the permissions of `permissions`. Docs: docs/api.md.
 """
 
 try:

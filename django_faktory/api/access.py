@@ -1,6 +1,7 @@
-"""Who may do what, and how often. An action without an entry in its view's `needs` is closed to all users.
+"""Permission classes and throttles of the API.
 
-Wrong passwords of HTTP Basic are counted by address, as the server counts those of HELLO; `PASSWORD_TRIES` caps both.
+An action without an entry in its view's `needs` is closed to all users. Wrong passwords of HTTP Basic are counted by
+address, as the server counts those of HELLO; `PASSWORD_TRIES` caps both.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ from ..server.guard import network_of
 
 
 class LoggedIn(BasePermission):
-    """Somebody who is known, whatever he may do."""
+    """Require a logged-in user, whatever the user's permissions are."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
-        """Nobody else learns anything, not even what there is."""
+        """Reject anonymous requests, so that they cannot even find out which resources exist."""
         return bool(request.user and request.user.is_authenticated)
 
 
 class May(LoggedIn):
-    """Who has the permission that the view names for what is asked of it."""
+    """Require the permission that the view's `needs` names for the requested action."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
-        """Ask for the action's own; where there is no such action, the answer is 405, and tells nothing."""
+        """Return whether the user may perform the action.
+
+        Returns True if the view has no such action: the answer is then 405, which reveals no data.
+        """
         if not super().has_permission(request, view):
             return False
         action = getattr(view, "action", None)
         if action is None:
+            # OPTIONS ("metadata") describes the list, so it needs the permission of the list.
             return True
         asked: Any = getattr(view, "needs", {}).get("list" if action == "metadata" else action)
         return asked is not None and may(request.user, asked)
@@ -53,12 +58,14 @@ class WrongPasswords(BaseThrottle):
 
     def allow_request(self, request: Request, view: APIView) -> bool:  # noqa: ARG002
         """Return whether the credentials of this request may be checked."""
+        # A race between the cache reads of parallel requests lets a few more tries through; the cap is not exact.
         most = conf.get("PASSWORD_TRIES")
         return not most or "Authorization" not in request.headers or cache.get(self._key(request), 0) < most
 
     def count(self, request: Request) -> None:
         """Count a wrong password."""
         key = self._key(request)
+        # `incr` fails on a missing key and sets no timeout: create the key with one first.
         cache.add(key, 0, timeout=2 * _MINUTE_S)
         try:
             cache.incr(key)
@@ -76,7 +83,9 @@ class WrongPasswords(BaseThrottle):
         return network_of(address or "")
 
     def _key(self, request: Request) -> str:
-        name = self.get_ident(request).encode("utf-8", "replace").hex()[:200]  # a proxy's header may hold anything
+        # Hexadecimal: the header of a proxy may contain characters that cache keys must not.
+        name = self.get_ident(request).encode("utf-8", "replace").hex()[:200]
+        # The minute is part of the key: each minute starts with a new count, without a reset.
         return f"faktory_wrong_passwords_{name}_{int(self.timer() // _MINUTE_S)}"
 
 
@@ -87,17 +96,17 @@ class _ByUser(UserRateThrottle):
     setting: str
 
     def get_rate(self) -> str | None:
-        """The project's; None for no limit."""
+        """Return the rate from the project's settings, or None for no limit."""
         return conf.get(self.setting) or None
 
 
 class Reads(_ByUser):
-    """How often a user may look."""
+    """Throttle of read requests per user: setting API_READS."""
 
     scope, setting = "faktory_reads", "API_READS"
 
 
 class Acts(_ByUser):
-    """How often a user may change something."""
+    """Throttle of changing requests per user: setting API_ACTS."""
 
     scope, setting = "faktory_acts", "API_ACTS"

@@ -1,4 +1,4 @@
-"""What the API says of rows: the shapes of `shapes`, with each member described for the OpenAPI document."""
+"""Serializers of the API's responses: the dicts of `shapes`, each member described for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..cron_models import CronEntry
 from ..lifecycle import State
 from ..models import WorkerProcess
 
+# Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
     Base = serializers.Serializer[Any]
 else:
@@ -37,22 +38,25 @@ def _flag(help_text: str) -> serializers.BooleanField:
 
 
 def _json(help_text: str) -> serializers.JSONField:
-    """Any JSON, null too: a field that allows null besides would match two schemas."""
+    """Return a field for any JSON value, null included.
+
+    With `allow_null` null would match two schemas.
+    """
     return serializers.JSONField(help_text=help_text, read_only=True)
 
 
 class Shaped(Base):
-    """A row as `shape` has it."""
+    """Serializer of a row through its `shape` function."""
 
     shape: ClassVar[Callable[..., dict[str, Any]]]
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
-        """The same as on the command line."""
+        """Return the same dict as the command line prints with `--json`."""
         return type(self).shape(instance)
 
 
 class JobInList(Shaped):
-    """A job, without its arguments and failures."""
+    """A job without its arguments and failures."""
 
     shape = staticmethod(shapes.job_of)
 
@@ -76,7 +80,7 @@ class JobInList(Shaped):
 
 
 class FailedAttempt(Base):
-    """A failed attempt at a job."""
+    """A failed attempt of a job."""
 
     worker = _text("Who had it.")
     errtype = _text("Type of the error.")
@@ -89,7 +93,7 @@ class FailedAttempt(Base):
 
 
 class InterruptedRun(Base):
-    """A run that ended because its worker was stopped: no attempt, no failure."""
+    """A run that ended because its worker was stopped: neither an attempt nor a failure."""
 
     worker = _text("The worker that ran it.")
     started_at = _time("When it began.")
@@ -97,7 +101,7 @@ class InterruptedRun(Base):
 
 
 class WholeJob(JobInList):
-    """A job with all that is known of it."""
+    """A job with its arguments, failures and result."""
 
     shape = staticmethod(shapes.whole_job_of)
 
@@ -108,20 +112,20 @@ class WholeJob(JobInList):
 
 
 class Enqueued(Base):
-    """A job that was made."""
+    """The job that was enqueued."""
 
     jid = _text("The job's id.")
 
 
 class Done(Base):
-    """What an act did."""
+    """Result of an action on one job."""
 
     changed = _number("How many were changed.")
     state = _text("The job's state now; null: its row is gone.", null=True)
 
 
 class BulkDone(Base):
-    """What a bounded part of an act on many jobs did."""
+    """Result of one part of an action on many jobs."""
 
     query = _text("The query, in its one spelling.")
     found = _number("Jobs of this part that were found; with `dry_run` all there are, counted up to 10000.")
@@ -130,7 +134,7 @@ class BulkDone(Base):
 
 
 class QueueShape(Base):
-    """A queue."""
+    """A queue with its size and latency."""
 
     name = _text("Its name.")
     size = _number("Jobs that wait in it; counted up to 10000, and 20000 in all for a page.")
@@ -141,13 +145,13 @@ class QueueShape(Base):
 
 
 class Cleared(Base):
-    """How far a queue is cleared."""
+    """Whether a queue has been cleared completely."""
 
     is_done = _flag("False: there is more than one request does; send it again.")
 
 
 class Worker(Base):
-    """A worker process, in whatever language."""
+    """A worker process in any language."""
 
     wid = _text("Its id.")
     hostname = _text("The machine it runs on.")
@@ -161,13 +165,13 @@ class Worker(Base):
 
 
 class Told(Base):
-    """What workers were told."""
+    """Result of a state change of worker processes."""
 
     changed = _number("How many of them had not been told; each hears it at its next BEAT.")
 
 
 class BatchShape(Shaped):
-    """A batch."""
+    """A batch with its counters and callbacks."""
 
     shape = staticmethod(shapes.batch_of)
 
@@ -184,25 +188,25 @@ class BatchShape(Shaped):
 
 
 class BatchInTree(BatchShape):
-    """A batch, and how deep it is."""
+    """A batch with its depth in the tree."""
 
     depth = _number("Its ancestors: 0 is the root.")
 
     @staticmethod
     def shape(batch: Any) -> dict[str, Any]:
-        """With its depth."""
+        """Return the batch with its depth."""
         return {**shapes.batch_of(batch), "depth": batch.depth}
 
 
 class Tree(Base):
-    """A batch's whole tree, depth first."""
+    """The tree of a batch, depth first."""
 
     batches = BatchInTree(many=True, read_only=True, help_text="From the root on; each comes after its parent.")
     is_more = _flag("Whether the tree is larger than what is shown.")
 
 
 class CronRunShape(Shaped):
-    """What became of one tick."""
+    """Outcome of one tick of a cron entry."""
 
     shape = staticmethod(shapes.cron_run_of)
 
@@ -214,7 +218,7 @@ class CronRunShape(Shaped):
 
 
 class CronInList(Base):
-    """A cron entry."""
+    """A cron entry with its latest run."""
 
     name = _text("Its name.")
     schedule = _text("Five fields, or six with the second first; or @daily, …")
@@ -231,7 +235,7 @@ class CronInList(Base):
 
 
 class WholeCron(CronInList):
-    """A cron entry with what it calls, its policies, and its past."""
+    """A cron entry with its arguments, policies and past runs."""
 
     args = _json("The arguments, a list; null for users who may not view jobs.")
     kwargs = _json("The keyword arguments, an object; null for users who may not view jobs.")
@@ -248,7 +252,7 @@ class WholeCron(CronInList):
 
 
 class Lock(Shaped):
-    """A key that a running job holds against others."""
+    """A lock key, held by a running job."""
 
     shape = staticmethod(shapes.lock_of)
 
@@ -262,7 +266,7 @@ class Lock(Shaped):
 
 
 class Limit(Shaped):
-    """How many jobs run at a time, or start in a time."""
+    """A limit on how many jobs run at once or start per period."""
 
     shape = staticmethod(shapes.limit_of)
 
@@ -279,26 +283,26 @@ class Limit(Shaped):
 
 
 class WholeLimit(Limit):
-    """And who waits."""
+    """A limit with the number of jobs waiting for it."""
 
     waiting = _number("Jobs that are held back, counted to 10,000.")
 
 
 class ChangedTasks(Base):
-    """What came of a pause, or of its end."""
+    """Tasks changed by a pause or resume."""
 
     tasks = serializers.ListField(child=_text("A task."), read_only=True, help_text="Those that were not so before.")
 
 
 class Released(Base):
-    """What came of a release."""
+    """Result of releasing a lock."""
 
     changed = _number("1, or 0 where the lock was gone.")
 
 
 @extend_schema_serializer(many=False)  # the action is called `list`
 class Statistics(Base):
-    """The numbers of all."""
+    """Totals and counts of all jobs, queues, workers and batches."""
 
     processed = _number("Jobs that ended since the beginning, well or not.")
     failed = _number("Failures since the beginning.")

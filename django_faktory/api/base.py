@@ -1,4 +1,4 @@
-"""What all resources have in common: how they speak, whom they let in, where their rows are."""
+"""Base classes of the API views: renderers, authentication, throttling, and the database of the jobs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from .described import AutoSchema
 from .problems import JobsElsewhere, handle
 from .rendering import BoundedJson, Json
 
+# Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
     Generic = GenericViewSet[Any]
 else:
@@ -34,21 +35,26 @@ else:
 
 
 class Door(APIView):
-    """A view of this API, whatever the project's settings say of its others. Who a user is, is the project's."""
+    """Base view of this API, independent of the project's DRF defaults.
 
+    Only authentication is taken from the project's settings.
+    """
+
+    # Set here, so that the project's DEFAULT_* settings of REST framework do not change this API.
     renderer_classes: Any = (Json, BrowsableAPIRenderer)
     parser_classes = (BoundedJson,)
     schema: Any = AutoSchema()
 
     def get_exception_handler(self) -> Callable[..., Any]:
-        """Problem details."""
+        """Return the handler that answers with problem details."""
         return handle
 
     def perform_authentication(self, request: Request) -> None:
-        """Check who asks, unless too many wrong passwords came from there. Raises Throttled, AuthenticationFailed."""
+        """Authenticate, unless this address has sent too many wrong passwords. Raises Throttled,
+        AuthenticationFailed."""
         wrong_passwords = WrongPasswords()
         if not wrong_passwords.allow_request(request, self):
-            request.user = AnonymousUser()  # no renderer of the error may check the password either
+            request.user = AnonymousUser()  # the error's renderer must not check the password
             raise exceptions.Throttled(wrong_passwords.wait(), "too many wrong passwords from this address")
         try:
             super().perform_authentication(request)
@@ -57,46 +63,46 @@ class Door(APIView):
             raise
 
     def get_throttles(self) -> list[BaseThrottle]:
-        """Looking and acting are counted apart."""
+        """Return the throttle; reads and changes are counted separately."""
         return [Reads() if self.request.method in SAFE_METHODS else Acts()]
 
 
 class Resource(Door, Generic):
-    """Rows and the acts on them."""
+    """Base view of a resource: rows and the actions on them."""
 
     resource: ClassVar[str]
-    """As `permissions` names it."""
+    """Name of the resource in `permissions`."""
 
     permission_classes = (May,)
     filter_backends: Any = (DjangoFilterBackend,)
     needs: ClassVar[Mapping[str, str]]
-    """The act of `permissions` that each action is."""
+    """Permission needed for each action, as named in `permissions`."""
     lookup_value_regex = "[^/]+"
     keys = re.compile(r"[^\x00\ud800-\udfff]{1,255}")
-    """What names a row: the rest is not asked for, and never found."""
+    """Pattern of valid row keys: any other key is not queried and answers 404."""
 
     def get_object(self) -> Any:
-        """The row that the address names; what can be no row's name is not asked for."""
+        """Return the row that the URL names. Raises Http404, without a query if no row can have that key."""
         key = self.kwargs[self.lookup_url_kwarg or self.lookup_field]
         if not self.keys.fullmatch(key):
             raise Http404
         return super().get_object()
 
     def filter_queryset(self, queryset: Any) -> Any:
-        """Lists are filtered; what an address names is there, whatever else is asked for."""
+        """Apply filters to lists only: a row named by its URL is found whatever the query parameters are."""
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
     @property
     def may_see(self) -> bool:
-        """Whether the user may see rows of this resource."""
+        """Return whether the user may see rows of this resource."""
         return may_see(self.request.user, self.resource)
 
     def answer(self, row: Callable[[], Any], *, code: int = status.HTTP_200_OK) -> Response:
-        """Answer an act with the row as it is now; with 204 and no body if the user may act and not see."""
+        """Return a response with the current row, or 204 if the user may not view it."""
         return Response(row(), status=code) if self.may_see else Response(status=status.HTTP_204_NO_CONTENT)
 
     def said(self, kind: type[Serializer[Any]], *, of: Any = None) -> dict[str, Any]:
-        """What the request's body says, or its parameters, checked."""
+        """Return the validated data of the request body, or of `of`. Raises ValidationError."""
         told = kind(data=self.request.data if of is None else of, context=self.get_serializer_context())
         told.is_valid(raise_exception=True)
         found: dict[str, Any] = told.validated_data
@@ -104,7 +110,8 @@ class Resource(Door, Generic):
 
 
 def alias() -> str:
-    """The database the jobs are in. Raises JobsElsewhere."""
+    """Return the alias of the database of the jobs. Raises JobsElsewhere if they are on a Faktory server."""
+    # Only the broker of the project's database has an alias.
     found: str | None = getattr(get_broker(), "alias", None)
     if found is None:
         raise JobsElsewhere
@@ -112,6 +119,6 @@ def alias() -> str:
 
 
 def broker() -> Broker:
-    """Where the jobs are, in this project's database. Raises JobsElsewhere."""
+    """Return the broker of this project's database. Raises JobsElsewhere."""
     alias()
     return get_broker()

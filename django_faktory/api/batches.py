@@ -1,4 +1,4 @@
-"""Batches with their trees and members; what failed of one is retried together."""
+"""Batches over the REST API: their trees and members, and a retry of the failed members."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .paging import NewestFirst
     retrieve=described(summary="Show a batch"),
 )
 class Batches(ListModelMixin, RetrieveModelMixin, Resource):
-    """Jobs that belong together, and what comes after them."""
+    """Batches: jobs that belong together, and the callbacks that follow them."""
 
     queryset = Batch.objects.none()
     serializer_class = answers.BatchShape
@@ -48,7 +48,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     }
 
     def get_queryset(self) -> Any:
-        """All that are kept."""
+        """Return all stored batches, without the long texts of the callbacks."""
         return Batch.objects.using(alias()).defer("complete", "success")
 
     @described(
@@ -59,14 +59,14 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     )
     @action(detail=True, serializer_class=answers.JobInList, filterset_class=None)
     def members(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """The newest first. Shown to who may view jobs."""
+        """Return the members of the batch, newest first. Needs permission to view jobs."""
         jobs = Job.objects.using(alias()).batch(self.get_object().bid).only(*SHORT)
         return self._page(jobs)
 
     @described(summary="List the children of a batch", responses=answers.BatchShape(many=True), filters=False)
     @action(detail=True, filterset_class=None)
     def children(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """The newest first; theirs are not among them."""
+        """Return the direct children of the batch, newest first."""
         return self._page(self.get_queryset().filter(parent_bid=self.get_object().bid))
 
     @described(
@@ -76,7 +76,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     )
     @action(detail=True, filterset_class=None, pagination_class=None)
     def tree(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """Depth first."""
+        """Return the tree that contains the batch, depth first."""
         found = trees.tree_of(self.get_object())
         shown = [answers.BatchInTree.shape(batch) for batch in found]
         return Response({"batches": shown, "is_more": len(found) >= trees.MOST})
@@ -89,9 +89,10 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
     )
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
-        """They run now; again, while `changed` is not 0."""
+        """Retry dead and retrying members and callbacks now; repeat the request while `changed` is not 0."""
         told, batch = self.said(inputs.Reason), self.get_object()
         jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
+        # Bounded, so that the request ends in time; the client repeats it.
         failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MOST_AT_ONCE]
         changed = acts.carry_out(Verb.RETRY, failed)
         note(request, batch, f"Retried what failed, {changed} jobs", reason=told["reason"])

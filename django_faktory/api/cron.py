@@ -1,4 +1,5 @@
-"""Cron entries: when they are due and what became of them; pause, resume, run now; and those of the admin written."""
+"""Cron entries over the REST API: due times and past runs, pause, resume, run now, and editing of the admin's
+entries."""
 
 from __future__ import annotations
 
@@ -51,14 +52,14 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
     retrieve=described(summary="Show a cron entry", responses=answers.WholeCron),
 )
 class CronEntries(Resource):
-    """Jobs that come again."""
+    """Cron entries, which enqueue a job at every tick of a schedule."""
 
     queryset = CronEntry.objects.none()
     serializer_class = answers.CronInList
     pagination_class = ByName
     filterset_class = CronFilter
     lookup_field = "name"
-    lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may have slashes
+    lookup_value_regex = "(?:(?!/(?:pause|resume|run)/$).)+"  # names may contain slashes
     resource = "cronentry"
     needs: ClassVar = {
         "list": "cronentry.view",
@@ -72,17 +73,17 @@ class CronEntries(Resource):
     }
 
     def get_queryset(self) -> Any:
-        """Also those that code defines no more."""
+        """Return all entries, including entries removed from the code."""
         return CronEntry.objects.using(alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Each with its latest run."""
+        """Return cron entries by name, each with its latest run."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
         latest = ticks.latest([entry.pk for entry in page], using=alias())
         return self.get_paginated_response([self._short(entry, latest.get(entry.pk)) for entry in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """With its next times and its past."""
+        """Return one cron entry with its next ticks and its latest runs."""
         return Response(self._whole(self.get_object()))
 
     @described(
@@ -92,7 +93,7 @@ class CronEntries(Resource):
         responses={201: answers.WholeCron, 204: UNSEEN},
     )
     def create(self, request: Request) -> Response:
-        """One of the admin's own."""
+        """Create an entry of the admin. Raises WrongState (409) if the name is taken."""
         told = self.said(inputs.NewCron)
         reason = told.pop("reason")
         using = alias()
@@ -100,6 +101,8 @@ class CronEntries(Resource):
         if CronEntry.objects.using(using).filter(name=entry.name).exists():
             raise WrongState(f"name: a cron entry is called {entry.name!r:.80} already")
         try:
+            # The check above can race with another request; the unique index decides, and the savepoint keeps the outer
+            # transaction usable.
             with transaction.atomic(using=using):
                 rows.save(entry, using=using)
         except IntegrityError as error:
@@ -114,7 +117,8 @@ class CronEntries(Resource):
         responses={200: answers.WholeCron, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
-        """A new schedule or zone counts from now on."""
+        """Change an entry of the admin; a new schedule or zone applies from now on."""
+        # Partial: members that a new entry must have are optional in a change.
         checked = inputs.CronChanges(data=request.data, partial=True)
         checked.is_valid(raise_exception=True)
         told = dict(checked.validated_data)
@@ -137,11 +141,12 @@ class CronEntries(Resource):
         responses={204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
-        """What code still defines would come back."""
+        """Delete an entry. Raises WrongState (409) if code still defines it: it would be created again."""
         why = self.said(inputs.Reason, of=request.query_params)
         entry = self.get_object()
         if entry.origin == CronEntry.Origin.CODE and entry.removed_at is None:
             raise WrongState(f"{entry.name}: is defined in code, and would come back; remove it there")
+        # Written before the delete: the log entry needs the primary key of the row.
         note(request, entry, "Deleted", flag=DELETED, reason=why["reason"])
         entry.delete(using=alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
@@ -149,13 +154,13 @@ class CronEntries(Resource):
     @_acts("Pause a cron entry", "No tick is due until it is resumed.")
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
-        """A second time changes nothing."""
+        """Pause the entry; nothing changes if it is already paused."""
         return self._act(request, rows.pause, "Paused")
 
     @_acts("Resume a cron entry", "Ticks are due again; those of the pause are not.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
-        """A second time changes nothing."""
+        """Resume the entry; ticks during the pause are skipped."""
         return self._act(request, rows.resume, "Resumed")
 
     @described(
@@ -166,7 +171,7 @@ class CronEntries(Resource):
     )
     @action(detail=True, methods=["post"])
     def run(self, request: Request, **_: Any) -> Response:
-        """Its schedule goes on as before."""
+        """Enqueue a job of the entry now; the schedule is not affected."""
         told, entry = self.said(inputs.Reason), self.get_object()
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is defined in code no more")
@@ -187,6 +192,7 @@ class CronEntries(Resource):
     def _whole(self, entry: CronEntry) -> dict[str, Any]:
         using = alias()
         runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
+        # The job row is more recent than the outcome in the run row.
         said = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
         for run in runs:
             run.outcome = said.get(run.jid, run.outcome)
@@ -200,7 +206,7 @@ class CronEntries(Resource):
         }
 
     def _seen(self, told: dict[str, Any]) -> dict[str, Any]:
-        """With null for the members that this user may not see."""
+        """Return the members, with None for members hidden from this user."""
         return {
             name: value if may_see(self.request.user, self.resource, name) else None for name, value in told.items()
         }
@@ -211,8 +217,8 @@ class CronEntries(Resource):
 
 
 def _definition(told: dict[str, Any]) -> rows.Definition:
-    """Checked as the admin's form checks. Raises InvalidCron."""
-    tasks.autodiscover()  # a web process need not have met its tasks
+    """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
+    tasks.autodiscover()  # the web process may not have imported the tasks
     Schedule.of(told["schedule"], told["zone"])
     policies = {key: told[key] for key in ("missed", "window", "overlap")}
     check_policies(*policies.values())
@@ -221,14 +227,17 @@ def _definition(told: dict[str, Any]) -> rows.Definition:
 
 
 def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
-    """Refuse another jobtype for arguments that stay: `REDACT` may hide those of one and show those of the other."""
+    """Raise WrongState if the job type changes while arguments stay.
+
+    `REDACT` may hide arguments of the old job type and show the same arguments for the new one.
+    """
     stay = {"args", "kwargs"} - set(told)
     if redaction.is_on() and stay and told.get("jobtype", entry.jobtype) != entry.jobtype:
         raise WrongState(f"jobtype: expected {' and '.join(sorted(stay))} with it: FAKTORY['REDACT'] hides arguments")
 
 
 def _said_by(entry: CronEntry) -> dict[str, Any]:
-    """What an entry says, in the API's words."""
+    """Return the entry in the names of the API."""
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
     texts = {field: _read(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
@@ -237,6 +246,7 @@ def _said_by(entry: CronEntry) -> dict[str, Any]:
 def _next_times(entry: CronEntry) -> list[str]:
     try:
         ahead = Schedule.of(entry.schedule, entry.zone).ticks(timezone.now())
+    # A stored schedule that is invalid has no next ticks; `problem` of the entry says why.
     except InvalidCron:
         return []
     return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]

@@ -1,4 +1,7 @@
-"""`drf_spectacular`'s extend_schema, whatever schema class the project's settings name for its other views."""
+"""Describe the views of this API for drf-spectacular.
+
+Uses the `AutoSchema` of this module whatever DEFAULT_SCHEMA_CLASS the project sets for its other views.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ PROBLEM = {
 }
 
 UNSEEN = OpenApiResponse(None, "Done. The user may do this and not view the row.")
-"""Of 204: see `base.Resource.answer`."""
+"""Response 204 if the user may act on the row and not view it: see `base.Resource.answer`."""
 
 
 class AutoSchema(Framework):
-    """Each operation may be answered with a problem."""
+    """Add a problem response (RFC 9457) to the responses of every operation."""
 
     def get_operation(self, *args: Any, **kwargs: Any) -> Any:
-        """With what every error looks like."""
+        """Return the operation with a default response for errors."""
         operation = super().get_operation(*args, **kwargs)
         if operation is not None:
             said = {
@@ -53,12 +56,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def described(**said: Any) -> Callable[[F], F]:
-    """Say in the OpenAPI document what an action, or a whole resource, does."""
+    """Return a decorator that describes an action, or a whole resource, in the OpenAPI document."""
 
     def decorate(described: F) -> F:
         if not inspect.isclass(described):
             options = described.__dict__.setdefault("kwargs", {})
-            options.setdefault("schema", AutoSchema())  # what it is built on; REST framework's own default is another
+            # `extend_schema` derives from this class; without it, from the default class of REST framework.
+            options.setdefault("schema", AutoSchema())
         return extend_schema(**said)(described)
 
     return decorate

@@ -1,4 +1,7 @@
-"""Filters of the lists. Those of jobs are words of the query language, and mean what they mean there."""
+"""Filters of the list endpoints.
+
+The filters of jobs are words of the query language, with the same meaning.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,16 @@ _FIELDS = {
     "older": "older_s",
     "newer": "newer_s",
 }
-"""Parameters, and what of a Query each may say."""
+"""Query parameters, each with the field of `Query` that it may set."""
 
 
 def _word(help_text: str) -> django_filters.CharFilter:
+    # django-filter needs a method per filter; `JobFilter.filter_queryset` does the work for all of them.
     return django_filters.CharFilter(help_text=help_text, max_length=MAX_TEXT, method="word")
 
 
 class JobFilter(FilterSet):
-    """A query, or its words one by one; all of it must be true."""
+    """Filter jobs by a query, by single words of it, or both; all conditions must match."""
 
     query = _word("A query, such as `dead queue:mail error:Timeout older:2d`.")
     state = _word("In this state, or in any of several: `dead,retries`.")
@@ -50,16 +54,16 @@ class JobFilter(FilterSet):
         fields: ClassVar[list[str]] = []
 
     def word(self, rows: QuerySet[Job], _: str, __: str) -> QuerySet[Job]:
-        """Nothing by itself: `filter_queryset` reads all words together."""
+        """Return the rows unchanged: `filter_queryset` applies all words together."""
         return rows
 
     def filter_queryset(self, queryset: Any) -> Any:
-        """The jobs that all of it means. Raises InvalidQuery, with the parameter's name."""
+        """Return the jobs that match all parameters. Raises InvalidQuery with the parameter's name."""
         return queryset.shown(asked_for(self.form.cleaned_data))
 
 
 def asked_for(told: dict[str, Any]) -> Query:
-    """One query of all parameters. Raises InvalidQuery."""
+    """Combine all parameters into one query. Raises InvalidQuery if one value is given twice."""
     query = _parsed("query", told.get("query") or "")
     for parameter, field in _FIELDS.items():
         if not told.get(parameter):
@@ -76,8 +80,10 @@ def _parsed(parameter: str, text: str) -> Query:
     try:
         found = query_of(prefix + text)
     except InvalidQuery as error:
+        # The position refers to the client's value, without the prefix added above.
         at = None if error.at is None else max(0, error.at - len(prefix))
         raise _wrong(parameter, str(error), at) from error
+    # `state=dead queue:mail` would add a second condition through one parameter; accept only the parameter's own field.
     if prefix and asdict(found) != asdict(Query(**{_FIELDS[parameter]: getattr(found, _FIELDS[parameter])})):
         raise _wrong(parameter, f"{parameter}: expected values with commas between them; other words go into query")
     return found
@@ -90,11 +96,11 @@ def _wrong(parameter: str, message: str, at: int | None = None) -> InvalidQuery:
 
 
 class _Text(django_filters.CharFilter):
-    """A value that no database chokes on."""
+    """Text filter that rejects characters which some databases refuse, such as NUL."""
 
     class field_class(forms.CharField):  # noqa: N801  (django-filter's name for it)
         def clean(self, value: Any) -> Any:
-            """Printable, or refused."""
+            """Return the value. Raises ValidationError if it has unprintable characters."""
             found = super().clean(value)
             if not found.isprintable():
                 raise forms.ValidationError("expected printable characters")
@@ -102,7 +108,7 @@ class _Text(django_filters.CharFilter):
 
 
 class QueueFilter(FilterSet):
-    """Of queues."""
+    """Filter queues by the start of the name and by pause."""
 
     name = _Text(field_name="name", max_length=255, lookup_expr="startswith", help_text="Whose name begins so.")
     is_paused = django_filters.BooleanFilter(
@@ -115,7 +121,7 @@ class QueueFilter(FilterSet):
 
 
 class WorkerFilter(FilterSet):
-    """Of worker processes."""
+    """Filter worker processes by state and host."""
 
     state = django_filters.ChoiceFilter(choices=WorkerProcess.State.choices, help_text="In this state.")
     hostname = _Text(field_name="hostname", max_length=255, help_text="On this machine.")
@@ -134,7 +140,7 @@ _STAGES = {
 
 
 class BatchFilter(FilterSet):
-    """Of batches, by what an index leads to."""
+    """Filter batches by stage and parent, both served by an index."""
 
     stage = django_filters.ChoiceFilter(
         choices=[(name, name) for name in _STAGES],
@@ -148,12 +154,12 @@ class BatchFilter(FilterSet):
         fields: ClassVar[list[str]] = []
 
     def by_stage(self, rows: QuerySet[Batch], _: str, stage: str) -> QuerySet[Batch]:
-        """Of the chosen stage."""
+        """Return the batches in the chosen stage."""
         return rows.filter(_STAGES[stage])
 
 
 class CronFilter(FilterSet):
-    """Of cron entries."""
+    """Filter cron entries by origin and job type."""
 
     origin = django_filters.ChoiceFilter(choices=CronEntry.Origin.choices, help_text="Defined there.")
     jobtype = _Text(field_name="jobtype", max_length=255, help_text="That enqueue this.")
@@ -164,7 +170,7 @@ class CronFilter(FilterSet):
 
 
 class LimitFilter(FilterSet):
-    """Of limits."""
+    """Filter limits by scope and exact name."""
 
     scope = _Text(field_name="scope", max_length=10, help_text="queue, task or key.")
     name = _Text(field_name="name", max_length=255, help_text="With exactly this name.")
@@ -175,7 +181,7 @@ class LimitFilter(FilterSet):
 
 
 class LockFilter(FilterSet):
-    """Of locks."""
+    """Filter locks by exact key and by worker."""
 
     key = _Text(field_name="key", max_length=255, help_text="With exactly this key.")
     worker = _Text(field_name="wid", max_length=255, help_text="Held by jobs of this worker process.")

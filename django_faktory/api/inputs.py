@@ -1,4 +1,4 @@
-"""What the API can be told. Shapes only: whether it makes sense is judged where it is done."""
+"""Serializers of the request bodies. They check types and ranges; the operations check the meaning."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .. import queries
 from ..cron import Missed, Overlap
 from ..gating import Scope
 
+# Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
     Base = serializers.Serializer[Any]
 else:
@@ -20,14 +21,18 @@ else:
 
 LONGEST_REASON = 1000
 MOST_AT_ONCE = 5000
+# Below datetime's own maximum, so that a conversion to another time zone does not overflow.
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
 class Moment(serializers.DateTimeField):
-    """A time in UTC, whatever the project's settings; without an offset it is local time there."""
+    """Time, converted to UTC whatever the project's settings.
+
+    A time without an offset is taken as local time of the project.
+    """
 
     def enforce_timezone(self, value: datetime) -> datetime:
-        """Aware, and in the span that databases know."""
+        """Return the time in UTC. Raises ValidationError outside 1970 to 9999, the range that databases store."""
         try:
             aware = timezone.make_aware(value) if timezone.is_naive(value) else value
             moment = aware.astimezone(UTC)
@@ -41,7 +46,7 @@ class Moment(serializers.DateTimeField):
 @extend_schema_field({"type": "array", "items": {}})
 class _Array(serializers.JSONField):
     def to_internal_value(self, data: Any) -> Any:
-        """Any list: what is in it is judged as arguments are."""
+        """Return the list; its items are validated later, as arguments of the task."""
         if not isinstance(data, list):
             raise serializers.ValidationError(f"expected an array, got {type(data).__name__}")
         return data
@@ -50,14 +55,14 @@ class _Array(serializers.JSONField):
 @extend_schema_field({"type": "object", "additionalProperties": {}})
 class _Object(serializers.JSONField):
     def to_internal_value(self, data: Any) -> Any:
-        """Any object."""
+        """Return the object unchanged. Raises ValidationError for any other type."""
         if not isinstance(data, dict):
             raise serializers.ValidationError(f"expected an object, got {type(data).__name__}")
         return data
 
 
 class Reason(Base):
-    """Every act takes it."""
+    """Base of every action's input: an optional reason for the log."""
 
     reason = serializers.CharField(
         required=False,
@@ -86,14 +91,14 @@ class NewJob(Reason):
     )
 
     def validate_about(self, value: str) -> str:
-        """The name of an object."""
+        """Check that the value names an object as `app.model/pk`."""
         if not queries.is_about(value):
             raise serializers.ValidationError("expected app.model/pk, such as shop.order/42")
         return value
 
 
 class JobChanges(Reason):
-    """What is to become of a job that does not run; what is left out stays."""
+    """Changes of a job that is not running; members left out keep their value."""
 
     args = _Array(required=False, help_text="All its arguments, as the job carries them.")
     kwargs = _Object(required=False, help_text="All its keyword arguments.")
@@ -102,14 +107,14 @@ class JobChanges(Reason):
     run_after = Moment(required=False, help_text="When a scheduled or retrying job becomes due.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Something must change."""
+        """Raise ValidationError unless at least one member changes."""
         if not set(attrs) - {"reason"}:
             raise serializers.ValidationError("expected args, kwargs, queue, priority or run_after")
         return attrs
 
 
 class Bulk(Reason):
-    """Many jobs, by a query; a bounded part of them at a time."""
+    """An action on the jobs of a query, one bounded part at a time."""
 
     query = serializers.CharField(
         max_length=queries.MAX_TEXT, help_text="Which jobs, such as `dead queue:mail error:Timeout`."
@@ -127,7 +132,7 @@ class Bulk(Reason):
 
 
 class CronChanges(Reason):
-    """What is to become of a cron entry of the admin; what is left out stays."""
+    """Changes of a cron entry of the admin; members left out keep their value."""
 
     schedule = serializers.CharField(
         max_length=255, help_text="Five fields, or six with the second first; or @daily, …"
@@ -154,7 +159,7 @@ class CronChanges(Reason):
 
 
 class LimitChanges(Reason):
-    """What a limit is to allow: all of it, what is left out is none."""
+    """New values of a limit; a value left out means no limit of that kind."""
 
     concurrency = serializers.IntegerField(
         min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="How many run at a time."
@@ -168,14 +173,14 @@ class LimitChanges(Reason):
 
 
 class NewLimit(LimitChanges):
-    """A limit to set."""
+    """A limit to create."""
 
     scope = serializers.ChoiceField([str(one) for one in Scope], help_text="queue, task or key.")
     name = serializers.CharField(max_length=255, help_text="Of the queue, the task or the key.")
 
 
 class TaskNames(Reason):
-    """Tasks, by their names."""
+    """Names of tasks to pause or resume."""
 
     tasks = serializers.ListField(
         child=serializers.CharField(max_length=255), min_length=1, max_length=100, help_text="Their names."
@@ -183,12 +188,12 @@ class TaskNames(Reason):
 
 
 class NewCron(CronChanges):
-    """A cron entry to write."""
+    """A cron entry to create."""
 
     name = serializers.CharField(max_length=255, help_text="Its name: no other entry has it.")
 
     def validate_name(self, value: str) -> str:
-        """As names of code's entries are."""
+        """Apply the rule for names of entries defined in code: printable characters only."""
         if not value.isprintable():
             raise serializers.ValidationError("expected printable characters")
         return value

@@ -1,4 +1,4 @@
-"""Jobs: to look at, to enqueue, to edit; and what is done to one of them, or to many."""
+"""Jobs over the REST API: list, show, enqueue, edit, and act on one job or on many."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from .journal import ADDED, DELETED, note
 from .paging import NewestFirst
 from .problems import WrongState
 
+# The count of a dry run ends here: an exact count of a large table takes too long for a request.
 COUNTED = 10_000
+# How the query language spells the fields that reveal hidden parts of jobs, for the error message.
 _WORDS = {"args": "args:", "texts": "text:", "errors": "error:", "about": "about:"}
 DONE = {
     Verb.RETRY: "Retried",
@@ -66,7 +68,7 @@ def _bulk(summary: str) -> Callable[[F], F]:
     ),
 )
 class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
-    """Jobs in any state, found by the query language."""
+    """Jobs in any state, selected with the query language."""
 
     queryset = Job.objects.none()
     serializer_class = answers.JobInList
@@ -93,12 +95,12 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     }
 
     def get_queryset(self) -> JobQuerySet:
-        """Lists load no long texts."""
+        """Return the rows; lists leave out the columns of long texts."""
         rows = Job.objects.using(alias())
         return rows.only(*SHORT) if self.action == "list" else rows.all()
 
     def get_serializer_class(self) -> Any:
-        """A job alone is shown whole."""
+        """Return the serializer; a single job is shown with all its members."""
         return answers.WholeJob if self.action == "retrieve" else super().get_serializer_class()
 
     @described(
@@ -108,12 +110,13 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         responses={201: answers.Enqueued},
     )
     def create(self, request: Request) -> Response:
-        """A job of a task that is registered; no other can be named."""
+        """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
         told = self.said(inputs.NewJob)
         using = alias()
-        tasks.autodiscover()  # a web process need not have met its tasks
+        tasks.autodiscover()  # the web process may not have imported the tasks
         task = tasks.lookup(told["task"])
         args, kwargs = told.get("args", []), told["kwargs"]
+        # Without this check a wrong argument would be noticed only when the job runs.
         check_call(task.jobtype, args, kwargs)
         chosen = task.using(
             queue_name=told.get("queue"),
@@ -125,6 +128,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
             result = chosen.enqueue(*args, **kwargs)
         except (TypeError, ValueError) as error:
             raise ValidationError({"args": str(error)}) from error
+        # The row may be gone: a worker can finish the job before this query.
         job = Job.objects.using(using).filter(jid=result.id).first()
         note(request, job or Job, "Enqueued", name=f"{task.jobtype} {result.id}", flag=ADDED, reason=told["reason"])
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
@@ -136,7 +140,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         responses={200: answers.WholeJob, 204: UNSEEN},
     )
     def partial_update(self, request: Request, **_: Any) -> Response:
-        """What is left out stays."""
+        """Change the given members of a job; members that are left out keep their value."""
         told = self.said(inputs.JobChanges)
         changed = sorted(set(told) - {"reason"})
         job = edit(
@@ -156,37 +160,37 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @_acts("Run a failed job again now", "One that is dead, or waits for its retry.")
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
-        """Dead, or waiting for a retry."""
+        """Retry a job that is dead or waiting for a retry."""
         return self._act(request, Verb.RETRY)
 
     @_acts("Run a job now", "One that is dead, or waits for its time.")
     @action(detail=True, methods=["post"])
     def requeue(self, request: Request, **_: Any) -> Response:
-        """Dead, scheduled, or waiting for a retry."""
+        """Run a job now that is dead, scheduled or waiting for a retry."""
         return self._act(request, Verb.REQUEUE)
 
     @_acts("Give a job up", "One that does not run: it is dead, and kept for a while.")
     @action(detail=True, methods=["post"])
     def kill(self, request: Request, **_: Any) -> Response:
-        """To dead."""
+        """Move the job to dead."""
         return self._act(request, Verb.KILL)
 
     @_acts("Drop a job", "One that does not run.")
     @action(detail=True, methods=["post"])
     def discard(self, request: Request, **_: Any) -> Response:
-        """Gone, or readable as discarded for a while."""
+        """Discard the job; its row is deleted, or kept as discarded for a while."""
         return self._act(request, Verb.DISCARD)
 
     @_acts("Delete a job that ended", "Before its time.")
     @action(detail=True, methods=["post"])
     def prune(self, request: Request, **_: Any) -> Response:
-        """The row goes."""
+        """Delete the row of a finished job."""
         return self._act(request, Verb.PRUNE)
 
     @_acts("Cancel a job", "One that waits is dropped; one that runs is stopped by its worker, if that can.")
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
-        """Also one that runs."""
+        """Cancel the job, even if it is running."""
         told = self.said(inputs.Reason)
         job = self.get_object()
         return self._done(request, job, "Cancelled", broker().cancel([job.jid]), told["reason"])
@@ -194,31 +198,31 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     @_bulk("Run many failed jobs again now")
     @action(detail=False, methods=["post"], url_path="bulk/retry")
     def bulk_retry(self, request: Request) -> Response:
-        """See `retry`."""
+        """Retry many jobs that are dead or waiting for a retry."""
         return self._act_on_many(request, Verb.RETRY)
 
     @_bulk("Run many jobs now")
     @action(detail=False, methods=["post"], url_path="bulk/requeue")
     def bulk_requeue(self, request: Request) -> Response:
-        """See `requeue`."""
+        """Run many jobs now that are dead, scheduled or waiting for a retry."""
         return self._act_on_many(request, Verb.REQUEUE)
 
     @_bulk("Give many jobs up")
     @action(detail=False, methods=["post"], url_path="bulk/kill")
     def bulk_kill(self, request: Request) -> Response:
-        """See `kill`."""
+        """Move many jobs to dead."""
         return self._act_on_many(request, Verb.KILL)
 
     @_bulk("Drop many jobs")
     @action(detail=False, methods=["post"], url_path="bulk/discard")
     def bulk_discard(self, request: Request) -> Response:
-        """See `discard`."""
+        """Discard many jobs that are not running."""
         return self._act_on_many(request, Verb.DISCARD)
 
     @_bulk("Delete many jobs that ended")
     @action(detail=False, methods=["post"], url_path="bulk/prune")
     def bulk_prune(self, request: Request) -> Response:
-        """See `prune`."""
+        """Delete the rows of many finished jobs."""
         return self._act_on_many(request, Verb.PRUNE)
 
     def _act(self, request: Request, verb: Verb) -> Response:
@@ -231,6 +235,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return self._done(request, job, DONE[verb], changed, told["reason"])
 
     def _done(self, request: Request, job: Job, done: str, changed: int, reason: str) -> Response:
+        # Read again: the operation may have moved the job or deleted its row.
         state = Job.objects.using(alias()).filter(pk=job.pk).values_list("state", flat=True).first()
         if not changed:
             raise WrongState(f"{self.action}: not possible for a job that is {job.state}")
@@ -238,7 +243,11 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return self.answer(lambda: {"changed": changed, "state": state})
 
     def _refuse_to_reveal(self, query: Query, *, is_dry: bool) -> None:
-        """Refuse what would show a part of jobs that the user may not see. Raises PermissionDenied."""
+        """Raise PermissionDenied for a query that would reveal hidden parts of jobs.
+
+        Users with permission to act on jobs, but not to view them, could otherwise find out the text of arguments or
+        errors by trying words.
+        """
         asked = [name for name in query.__struct_fields__ if getattr(query, name) not in ((), None)]
         hidden = [_WORDS[name] for name in hidden_words(self.request.user, asked)]
         if hidden:
@@ -250,6 +259,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         told = self.said(inputs.Bulk)
         query = query_of(told["query"])
         self._refuse_to_reveal(query, is_dry=told["dry_run"])
+        # An empty query would mean every job: a client that forgets the query must not delete everything.
         if query.is_empty:
             legal = " or ".join(sorted(acts.STATES[verb]))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
@@ -266,15 +276,20 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
 
 def _part(meant: JobQuerySet, told: dict[str, Any]) -> tuple[JobQuerySet, str | None]:
-    """The next so many of them, the oldest first, and where the part after begins. Those that come later are not meant:
-    the first part says which the last one is."""
+    """Return the next part of the selected jobs, oldest first, and the following cursor.
+
+    Jobs pushed after the first part was read are left out: the cursor carries the highest id of that time. The cursor
+    is None after the last part.
+    """
     if "after" in told:
         begin, last = map(int, told["after"].split("-"))
     else:
+        # Fixed for all parts: otherwise jobs pushed meanwhile could keep the action from ending.
         begin, last = 0, Job.objects.using(meant.db).aggregate(last=Max("pk"))["last"] or 0
     rest = meant.filter(pk__gt=begin, pk__lte=last).order_by("pk")
+    # One more than the limit shows whether another part follows, without a count.
     ids = list(rest.values_list("pk", flat=True)[: told["limit"] + 1])
     part = ids[: told["limit"]]
-    # In a set of their own: another look for the same limit could find others.
+    # Select by id: evaluating the same limit again could return other rows.
     jobs = Job.objects.using(meant.db).filter(pk__in=part)
     return jobs, f"{part[-1]}-{last}" if len(ids) > len(part) else None

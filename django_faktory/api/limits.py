@@ -1,4 +1,7 @@
-"""Limits: set, changed and taken away while jobs run; and the pause of tasks, which is a limit of none."""
+"""Limits over the REST API: list, set, change and delete them while jobs run.
+
+Pausing a task is implemented as a limit of zero, so pause and resume are here as well.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
     retrieve=described(summary="Show a limit", responses=answers.WholeLimit),
 )
 class Limits(Resource):
-    """How many jobs of a queue, a task or a key run at a time, or start in a time."""
+    """Limits on the jobs of a queue, task or key that run at once or start per period."""
 
     queryset = Limit.objects.none()
     serializer_class = answers.Limit
@@ -62,17 +65,18 @@ class Limits(Resource):
     }
 
     def get_queryset(self) -> Any:
-        """Those of code too."""
+        """Return all limits, including those defined in code."""
         return Limit.objects.using(alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """With how they are used, read for a page at a time."""
+        """Return limits with their current use, which is read for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
+        # One query for the use of the whole page, instead of one per limit.
         used = limits.use([limit.pk for limit in page], using=alias())
         return self.get_paginated_response([limit_of(limit, *used.get(limit.pk, ())) for limit in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """And who waits."""
+        """Return one limit with its use and the number of jobs waiting for it."""
         return Response(_whole(self.get_object()))
 
     @described(
@@ -83,9 +87,10 @@ class Limits(Resource):
         parameters=[OpenApiParameter("id", exclude=True)],
     )
     def create(self, request: Request) -> Response:
-        """One that is there is changed, not set anew."""
+        """Create a limit; raise WrongState (409) if the limit already exists."""
         told = self.said(inputs.NewLimit)
         name, allowance = limiting.checked_name(told["scope"], told["name"]), _allowance(told)
+        # `limits.put` overwrites an existing limit, so that POST would change it without a warning.
         if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
             raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
         limit = limits.put(told["scope"], name, allowance, using=alias())
@@ -99,7 +104,7 @@ class Limits(Resource):
         responses={200: answers.WholeLimit, 204: UNSEEN},
     )
     def update(self, request: Request, **_: Any) -> Response:
-        """A pause of it stays."""
+        """Replace what the limit allows; a pause of the task remains in effect."""
         told, limit = self.said(inputs.LimitChanges), self.get_object()
         changed = limits.put(limit.scope, limit.name, _allowance(told), using=alias())
         note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
@@ -112,8 +117,9 @@ class Limits(Resource):
         responses={204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
-        """Its jobs run on."""
+        """Delete the limit; its running jobs continue."""
         why, limit = self.said(inputs.Reason, of=request.query_params), self.get_object()
+        # Written before the delete: the log entry needs the primary key of the row.
         note(request, limit, "Deleted", flag=DELETED, reason=why["reason"])
         limits.remove(limit, using=alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
@@ -121,13 +127,13 @@ class Limits(Resource):
     @_acts("Pause tasks", "None of their jobs starts from now on; those that run go on.")
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
-        """A second time changes nothing."""
+        """Pause the tasks; a task that is already paused is not changed."""
         return self._act(request, limits.pause, "Paused")
 
     @_acts("Resume tasks", "Their jobs start again, as their limits allow.")
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
-        """A second time changes nothing."""
+        """Resume the tasks; a task that is not paused is not changed."""
         return self._act(request, limits.resume, "Resumed")
 
     def _act(self, request: Request, act: Any, done: str) -> Response:
@@ -144,6 +150,7 @@ def _whole(limit: Limit) -> dict[str, Any]:
 
 
 def _allowance(told: Mapping[str, Any]) -> Allowance:
+    # A missing member and null both mean: no limit of this kind.
     found = {key: told[key] for key in ("concurrency", "rate", "burst") if told.get(key) is not None}
     if not found:
         raise ValidationError("expected concurrency, rate or both, got neither")

@@ -1,4 +1,4 @@
-"""Locks: which keys are held, by whom and until when; one is released by hand."""
+"""Locks over the REST API: list them with holder and expiry, and release one by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .paging import NewestFirst
     retrieve=described(summary="Show a lock"),
 )
 class Locks(ListModelMixin, RetrieveModelMixin, Resource):
-    """Keys that running jobs hold against others."""
+    """Lock keys that running jobs hold."""
 
     queryset = JobLock.objects.none()
     serializer_class = answers.Lock
@@ -46,7 +46,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     }
 
     def get_queryset(self) -> Any:
-        """Those that are over too, until somebody takes the key."""
+        """Return all locks, including expired ones that no other job has acquired yet."""
         return JobLock.objects.using(alias())
 
     @described(
@@ -57,9 +57,13 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
     )
     @action(detail=True, methods=["post"])
     def release(self, request: Request, **_: Any) -> Response:
-        """By token: a lock that another holds by now is not touched."""
+        """Release the lock with this token.
+
+        A lock that another job has acquired since has another token and is not touched.
+        """
         told, lock = self.said(inputs.Reason), self.get_object()
         changed = operations.free_locks([lock.pk], using=alias())
+        # The lock expired or was released between the two queries.
         if not changed:
             raise Http404
         note(request, lock, "Released by hand", reason=told["reason"])

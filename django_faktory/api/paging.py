@@ -1,4 +1,7 @@
-"""Pages by a cursor over an indexed order: the thousandth costs what the first one does, and nothing is counted."""
+"""Cursor pagination over an indexed order.
+
+Page 1,000 costs as much as the first page, and no total is counted.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,22 @@ class _ByCursor(CursorPagination):
     positions = re.compile("")
 
     def decode_cursor(self, request: Request) -> Cursor | None:
-        """What a client sends is checked before it reaches the database."""
+        """Return the cursor of the request, checked before it reaches the database. Raises ValidationError."""
         try:
             cursor = super().decode_cursor(request)
+        # Decoding a forged cursor raises errors of several kinds.
         except Exception as error:
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"}) from error
+        # The position becomes a parameter of the query: NUL or a wrong type would raise in the database.
         if cursor is not None and cursor.position is not None and not self.positions.fullmatch(str(cursor.position)):
             raise ValidationError({"cursor": "expected what `next` or `previous` of another page has"})
         return cursor
 
     def get_paginated_response_schema(self, schema: Any) -> Any:
-        """With JSON Schema's null, as OpenAPI 3.1 has it, in place of the framework's `nullable` of 3.0."""
+        """Return the schema with `null` types as in OpenAPI 3.1.
+
+        DRF emits `nullable`, which is OpenAPI 3.0.
+        """
         found = super().get_paginated_response_schema(schema)
         for name in ("next", "previous"):
             described = {key: value for key, value in found["properties"][name].items() if key != "nullable"}
@@ -41,7 +49,7 @@ class _ByCursor(CursorPagination):
 
 
 class NewestFirst(_ByCursor):
-    """By id, which is the order in which they came."""
+    """Order by id, which is the order of insertion, newest first."""
 
     ordering = "-id"
     positions = re.compile(r"\d{1,18}", re.ASCII)
@@ -52,19 +60,22 @@ class _ByText(_ByCursor):
 
 
 class ByName(_ByText):
-    """In the order of names."""
+    """Order by name, ascending."""
 
     ordering = "name"
 
 
 class ByWid(_ByText):
-    """In the order of wids."""
+    """Order by worker id, ascending."""
 
     ordering = "wid"
 
 
 class FewByName(ByName):
-    """Of queues: their sizes are read by one statement with a term for each."""
+    """Pages of queues, limited to 100 rows.
+
+    Their sizes are read with one statement that has one term per queue.
+    """
 
     max_page_size = 100
     page_size_query_description = "Rows of a page: 50 unless said, 100 at most."

@@ -1,4 +1,4 @@
-"""Every error as problem details (RFC 9457): what kind it is, in one sentence what was wrong, and where."""
+"""Convert every error into problem details (RFC 9457): its kind, one sentence of detail, and the fields concerned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OURS: list[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str]]
 ]
 _UNSEEN = "it does not fit the row as it is; the reason is shown to users who may view it"
 _HIDDEN = "the database cannot be used just now; try again"
-"""In place of a driver's words, which name hosts and users."""
+"""Shown in place of a database driver's message, which may name hosts and users."""
 
 _KINDS = {
     400: ("invalid", "The request is not valid"),
@@ -56,17 +56,17 @@ _KINDS = {
 
 
 class WrongState(exceptions.APIException):
-    """It cannot be done to what is there, in the state it is in."""
+    """The action is not possible in the current state of the row (409)."""
 
     status_code = status.HTTP_409_CONFLICT
 
 
 _ABOUT_ROWS = (errors.InvalidCron, errors.InvalidPayload, errors.InvalidTransition, errors.NotUnique, WrongState)
-"""Errors of acts on one row, whose text may quote the row."""
+"""Errors of actions on one row. Their text may quote the row."""
 
 
 class JobsElsewhere(exceptions.APIException):
-    """The jobs are on a Faktory server: its protocol has no command for this."""
+    """The jobs are on a Faktory server; its protocol has no command for this (501)."""
 
     status_code = status.HTTP_501_NOT_IMPLEMENTED
     default_detail = (
@@ -76,18 +76,23 @@ class JobsElsewhere(exceptions.APIException):
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
-    """What REST framework calls for an exception in a view; None for one that nobody expected: it is a bug, and is
-    told to the logs as Django does."""
+    """Exception handler of the API views for REST framework.
+
+    Returns None for an unexpected exception: it is a bug, which Django reports and logs as usual.
+    """
     told = _of_ours(error) or _of_framework(error)
     if told is None:
         return None
     problem, headers = told
     request, view = context["request"], context["view"]
+    # With permission to act on the row, but not to view it, no part of it may be read in the error text.
     if isinstance(error, _ABOUT_ROWS) and getattr(view, "detail", False) and not view.may_see:
         _hide(problem)
     problem["instance"] = request.path
+    # As REST framework's own handler does: with ATOMIC_REQUESTS a failed request must not be committed.
     set_rollback()
     response = Response(problem, status=problem["status"], headers=headers)
+    # A browser keeps the browsable page; every other client receives problem+json, whatever it accepts.
     if not isinstance(getattr(request, "accepted_renderer", None), BrowsableAPIRenderer):
         request.accepted_renderer, request.accepted_media_type = Json(), MEDIA_TYPE
         response.content_type = MEDIA_TYPE
@@ -107,6 +112,7 @@ def _of_ours(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | None:
     _, code, kind, title = match
     problem: dict[str, Any] = {"type": KIND + kind, "title": title, "status": code, "detail": str(error)}
     if code == status.HTTP_503_SERVICE_UNAVAILABLE:
+        # The driver's message is for the log only: it may name hosts and users.
         logger.warning("API: the database could not be used error=%s", error)
         return problem | {"detail": _HIDDEN}, {"Retry-After": "1"}
     if isinstance(error, errors.InvalidQuery):
@@ -140,7 +146,7 @@ def _of_framework(error: Exception) -> tuple[dict[str, Any], dict[str, str]] | N
 
 
 def _places(place: str, detail: Any) -> Any:
-    """Each sentence of a nested error with the field it is about, as `kwargs.when`."""
+    """Yield each message of a nested error with the path of its field, such as `kwargs.when`."""
     if isinstance(detail, dict):
         for key, inner in detail.items():
             here = "" if key == "non_field_errors" else str(key)

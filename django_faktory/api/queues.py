@@ -1,4 +1,4 @@
-"""Queues: how much waits in each and for how long; pause, resume, clear."""
+"""Queues over the REST API: size and latency; pause, resume, clear."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .journal import note
 from .paging import FewByName
 
 COUNTED, COUNTED_ALONE = 20_000, 10_000
-"""Jobs that are counted for a page, and for one queue."""
+"""Jobs counted at most: for a whole page of queues, and for one queue."""
 CLEARS_FOR_S = 5.0
-"""After so long a request to clear ends between two steps, and says that there is more."""
+"""Seconds after which a request to clear stops between two steps and reports that jobs are left."""
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
@@ -38,7 +38,7 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
     retrieve=described(summary="Show a queue"),
 )
 class Queues(Resource):
-    """Queues that somebody used."""
+    """Queues that have been used at least once."""
 
     queryset = Queue.objects.none()
     serializer_class = answers.QueueShape
@@ -55,22 +55,22 @@ class Queues(Resource):
     }
 
     def get_queryset(self) -> Any:
-        """Those that are remembered."""
+        """Return all known queues."""
         return Queue.objects.using(alias())
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """Sizes are counted up to a limit, for a page at a time."""
+        """Return queues by name; sizes are counted up to a limit, for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
         return self.get_paginated_response(_shown(page or []))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """One of them."""
+        """Return one queue with its size and latency."""
         return Response(_shown([self.get_object()])[0])
 
     @_acts("Pause a queue", "No job of it is given out from now on; those that run go on.")
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
-        """A second time changes nothing."""
+        """Pause the queue; nothing changes if it is already paused."""
         told, queue = self.said(inputs.Reason), self.get_object()
         broker().pause([queue.name])
         return self._done(request, queue, "Paused", told["reason"])
@@ -78,7 +78,7 @@ class Queues(Resource):
     @_acts("Resume a queue", "Its jobs are given out again.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
-        """A second time changes nothing."""
+        """Resume the queue; nothing changes if it is not paused."""
         told, queue = self.said(inputs.Reason), self.get_object()
         broker().resume([queue.name])
         return self._done(request, queue, "Resumed", told["reason"])
@@ -91,16 +91,21 @@ class Queues(Resource):
     )
     @action(detail=True, methods=["post"])
     def clear(self, request: Request, **_: Any) -> Response:
-        """Scheduled and retrying jobs stay, and bring the queue back when their time comes."""
+        """Clear the queue, for at most `CLEARS_FOR_S` seconds.
+
+        Scheduled and retrying jobs stay; they create the queue again when they become due.
+        """
         told, queue = self.said(inputs.Reason), self.get_object()
         until, stopped = time.monotonic() + CLEARS_FOR_S, []
 
+        # Asked between two steps; the finished steps are committed.
         def go_on() -> bool:
             if time.monotonic() > until:
                 stopped.append(True)
             return not stopped
 
         try:
+            # Raises FaktoryError if `go_on` returns False: after `CLEARS_FOR_S` that is no error.
             broker().remove([queue.name], go_on=go_on)
         except FaktoryError:
             if not stopped:
@@ -115,6 +120,7 @@ class Queues(Resource):
 
 
 def _shown(page: Any) -> Any:
+    # A large page counts fewer jobs per queue, so that the work per request is bounded.
     most = min(COUNTED_ALONE, COUNTED // max(1, len(page)))
     found = rows.waiting([queue.name for queue in page], using=alias(), most=most)
     return [

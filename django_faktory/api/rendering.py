@@ -1,4 +1,4 @@
-"""JSON in and out: what a client can write never breaks a reader, or us."""
+"""JSON parser and renderer that tolerate any input a client can send."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from .. import conf
 
 
 class TooLarge(exceptions.APIException):
-    """The request's body is longer than a job may be."""
+    """The request body is longer than a job may be (413)."""
 
     status_code = status.HTTP_413_REQUEST_ENTITY_TOO_LARGE
 
 
 class Json(JSONRenderer):
-    """In ASCII: half a surrogate pair, which JSON may hold and UTF-8 may not, stays an escape."""
+    """Render JSON in ASCII.
+
+    JSON may contain half of a surrogate pair, UTF-8 may not: in ASCII it stays an escape.
+    """
 
     ensure_ascii = True
 
 
 class BoundedJson(JSONParser):
-    """No longer than a command of the protocol may be, and no deeper than a reader can go."""
+    """Parse a JSON object of at most MAX_COMMAND_BYTES that is not nested too deeply."""
 
     renderer_class = Json
 
     def parse(
         self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """The value. Raises ParseError, TooLarge."""
+        """Return the parsed object. Raises ParseError, or TooLarge for a long body."""
+        # The length is checked before the body is read, so that a large request costs no memory.
         length, most = _length((parser_context or {}).get("request")), conf.get("MAX_COMMAND_BYTES")
         if length > most:
             raise TooLarge(f"expected at most {most} bytes, got {length}")
@@ -46,5 +50,6 @@ class BoundedJson(JSONParser):
 
 
 def _length(request: Any) -> int:
+    # REST framework treats a request without Content-Length as one without a body.
     told = request.META.get("CONTENT_LENGTH") if request is not None else None
     return int(told) if told and str(told).isdigit() else 0

@@ -1,4 +1,4 @@
-"""The numbers of all jobs, queues and workers."""
+"""Statistics over the REST API: totals, and counts of jobs, queues, workers and batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .base import Door, alias
 from .described import described
 
 COUNTED = 5_000
-"""Jobs of each state that are counted."""
+"""Counts of jobs, queues and batches end here: an exact count of a large table takes too long for a request."""
 
 
 class Numbers(Door, ViewSet):
-    """One look at everything."""
+    """Totals and capped counts of all jobs, queues, workers and batches."""
 
     permission_classes = (May,)
     needs: ClassVar = {"list": "overview.view"}
@@ -34,7 +34,8 @@ class Numbers(Door, ViewSet):
         responses=answers.Statistics,
     )
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """One snapshot."""
+        """Return one shared snapshot of the statistics."""
+        # Shared with the admin and the metrics of this process, so that polling clients do not add statements.
         found = stats.shared_glance(using=alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
         states = (State.BLOCKED, State.DEAD, State.ENQUEUED, State.RETRIES, State.SCHEDULED, State.WORKING)
         return Response(

@@ -1,4 +1,7 @@
-"""`path("api/", include("django_faktory.api.urls"))`. A further resource is one more line of RESOURCES."""
+"""URLs of the API: `path("api/", include("django_faktory.api.urls"))`.
+
+A new resource is one more line of `RESOURCES`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ RESOURCES: dict[str, Any] = {
 
 
 class Root(Door, APIRootView):
-    """Jobs, and all that belongs to them."""
+    """Jobs, queues, workers, batches, cron entries, limits, locks and statistics."""
 
     permission_classes = (LoggedIn,)
     schema: Any = None
@@ -42,28 +45,34 @@ class Root(Door, APIRootView):
 
 class _Router(DefaultRouter):
     APIRootView = Root
+    # A suffix such as `.json` could be part of a queue's name.
     include_format_suffixes = False
 
 
 class OpenApi(Door, SpectacularAPIView):
     """The OpenAPI document of this API alone; `?format=json` for JSON."""
 
+    # YAML or JSON, unlike the resources.
     renderer_classes = SpectacularAPIView.renderer_classes
     permission_classes = (LoggedIn,)
     urlconf: Any = "django_faktory.api.urls"
     schema: Any = None
+    # Own settings: those of the project describe its other APIs.
     custom_settings: Any = {  # noqa: RUF012  (the framework's name for it)
         "TITLE": "django_faktory",
         "DESCRIPTION": "Background jobs: look at them, enqueue them, act on them.",
         "VERSION": "1",
         "SCHEMA_PATH_PREFIX": "/",
-        "POSTPROCESSING_HOOKS": [],  # no names for choices: two of them would want the same
+        "POSTPROCESSING_HOOKS": [],  # no names for choices: two of them would collide
         "COMPONENT_SPLIT_REQUEST": True,
         "OAS_VERSION": "3.1.0",
     }
 
     def _get_schema_response(self, request: Any) -> Any:
-        """With the address that the paths are below: relative to the document's own, so it fits behind any proxy."""
+        """Return the document with the server URL, derived from the request path.
+
+        It is relative to the document's own URL, so it is valid behind any proxy.
+        """
         answer = super()._get_schema_response(request)  # type: ignore[no-untyped-call]
         mount = request.path.removesuffix("schema/").rstrip("/")
         answer.data = {**answer.data, "servers": [{"url": mount or "/"}]}

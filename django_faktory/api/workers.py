@@ -1,4 +1,4 @@
-"""Worker processes in any language: who lives, what they have; quiet, terminate."""
+"""Worker processes over the REST API, in any language: list and show them, quiet or terminate one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
     retrieve=described(summary="Show a worker process"),
 )
 class Workers(Resource):
-    """Worker processes that live: seen lately, or holding jobs."""
+    """Live worker processes: seen recently, or holding jobs."""
 
     queryset = WorkerProcess.objects.none()
     serializer_class = answers.Worker
@@ -47,28 +47,28 @@ class Workers(Resource):
     }
 
     def get_queryset(self) -> Any:
-        """The others are about to be forgotten."""
+        """Return live workers only: the rows of other workers are about to be deleted."""
         return WorkerProcess.objects.using(alias()).filter(rows.living(conf.get("WORKER_TIMEOUT")))
 
     def list(self, request: Request) -> Response:  # noqa: ARG002
-        """With the number of jobs that each has."""
+        """Return live workers, each with its number of jobs."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
         return self.get_paginated_response(_shown(page or []))
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
-        """One of them."""
+        """Return one live worker with its number of jobs."""
         return Response(_shown([self.get_object()])[0])
 
     @_acts("Quiet a worker", "It fetches no more jobs, and finishes what it has. There is no way back.")
     @action(detail=True, methods=["post"])
     def quiet(self, request: Request, **_: Any) -> Response:
-        """It hears of it at its next BEAT."""
+        """Quiet the worker, which learns of it at its next BEAT."""
         return self._advance(request, "quiet")
 
     @_acts("Terminate a worker", "It finishes what it has, and exits.")
     @action(detail=True, methods=["post"])
     def terminate(self, request: Request, **_: Any) -> Response:
-        """It hears of it at its next BEAT."""
+        """Terminate the worker, which learns of it at its next BEAT."""
         return self._advance(request, "terminate")
 
     def _advance(self, request: Request, state: str) -> Response:
@@ -78,6 +78,7 @@ class Workers(Resource):
         return Response({"changed": changed})
 
 
+# One query for the whole page, instead of one per worker.
 def _shown(page: Any) -> Any:
     held = rows.holding([worker.wid for worker in page], using=alias())
     return [worker_of(worker, jobs=held.get(worker.wid, 0)) for worker in page]

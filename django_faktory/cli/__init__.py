@@ -1,1 +1,1 @@
-"""`manage.py faktory …`: each subcommand is an entry in a module of `groups`; adding one is adding a file there."""
+"""`manage.py faktory …`: each module of `groups` adds subcommands; a new subcommand needs only a module there."""

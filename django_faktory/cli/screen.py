@@ -1,6 +1,6 @@
-"""What a command says: a table for people, aligned text for pipes, or one JSON document. Knows no job.
+"""Output of a command: a table for a terminal, aligned text for a pipe, or one JSON document. Knows no job.
 
-Text that clients wrote never reaches a terminal as it is: `clean` spells out what would command it, or turn it round.
+Text from clients never reaches a terminal unchanged: `clean` spells out control and bidirectional characters.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _COLOURS = {
 
 
 class Stream(Protocol):
-    """Django's OutputWrapper."""
+    """The part of Django's OutputWrapper that is used here."""
 
     def write(self, msg: str = "", /) -> Any:
-        """Write a line."""
+        """Write a line of output."""
 
     def isatty(self) -> bool:
-        """Whether a person reads it."""
+        """Return whether the output is a terminal."""
 
 
 def clean(text: object, *, longest: int | None = None) -> str:
-    """One line without control characters, escapes or marks that turn text round: they are spelled out."""
+    """Return text as one line; control characters, escapes and bidirectional marks are spelled out."""
     told = "".join(char if char.isprintable() else _spelled(char) for char in str(text))
     return f"{told[: longest - 1]}…" if longest and len(told) > longest else told
 
@@ -46,7 +46,7 @@ def _spelled(char: str) -> str:
 
 
 def has_rich() -> bool:
-    """Whether the package that draws for terminals is installed: an extra, for servers need none."""
+    """Return whether rich, which draws tables, is installed. It is an extra: servers need no terminal output."""
     try:
         import rich  # noqa: F401  (an extra)
     except ImportError:
@@ -55,26 +55,26 @@ def has_rich() -> bool:
 
 
 class Screen:
-    """Where a subcommand's answer goes."""
+    """Destination of a subcommand's output."""
 
     def __init__(self, out: Stream, err: Stream, *, is_json: bool) -> None:
         self.out, self.err, self.is_json = out, err, is_json
         self.is_drawn = not is_json and out.isatty() and has_rich()
 
     def json(self, document: Mapping[str, Any]) -> None:
-        """One document on one line, in ASCII: what a terminal would obey is escaped."""
+        """Write one document on one line, in ASCII, so that sequences a terminal would obey are escaped."""
         self.out.write(json.dumps(document, ensure_ascii=True))
 
     def line(self, text: str) -> None:
-        """A line for people."""
+        """Write a cleaned line of text."""
         self.out.write(clean(text))
 
     def note(self, text: str) -> None:
-        """A line beside the answer."""
+        """Write a remark to stderr, separate from the result."""
         self.err.write(clean(text))
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-        """Rows under their heads."""
+        """Write rows under column heads: drawn by rich on a terminal, else aligned."""
         told = [[clean("–" if cell in (None, "") else cell, longest=LONGEST_CELL) for cell in row] for row in rows]
         if self.is_drawn:
             self.draw(drawn_table(heads, told, title=title))
@@ -85,7 +85,7 @@ class Screen:
             self.out.write(row)
 
     def pairs(self, found: Mapping[str, object]) -> None:
-        """Names and values, one a line; a value of several lines is indented."""
+        """Write one name and value per line; further lines of a value are indented."""
         width = max(map(len, found), default=0)
         for name, value in found.items():
             first, *more = str("–" if value in (None, "") else value).split("\n")
@@ -94,9 +94,10 @@ class Screen:
                 self.out.write(f"{'':<{width}}  {clean(line)}")
 
     def draw(self, what: Any) -> None:
-        """Something of rich's."""
+        """Write a renderable of rich."""
         from rich.console import Console  # an extra
 
+        # Rendered to a string first: rich would write to its own stream and skip Django's OutputWrapper.
         text = io.StringIO()
         width = shutil.get_terminal_size().columns
         Console(file=text, force_terminal=True, width=width, highlight=False, markup=False).print(what)
@@ -104,21 +105,26 @@ class Screen:
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[int], object]]:
-        """A bar, where a person waits for many; what it gives is told of each step."""
+        """Yield a function to call with the number of items done.
+
+        It draws a progress bar on a terminal, if there are more than 1,000 items.
+        """
         if not self.is_drawn or not self.err.isatty() or total <= 1000:
             yield lambda _: None
             return
         from rich.console import Console  # an extra
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+        # On stderr, so that stdout has the result only.
         with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
             task = bar.add_task(title, total=total)
             yield lambda some: bar.advance(task, some)
 
     def confirm(self, question: str, *, is_sure: bool) -> bool:
-        """Ask a person. Where nobody can answer, it is no."""
+        """Ask for confirmation. Returns True if `is_sure`, and False if stdin is not a terminal."""
         if is_sure:
             return True
+        # A pipe or a scheduled script cannot answer: without --yes nothing is done.
         if not sys.stdin.isatty():
             return False
         self.err.write(f"{clean(question)} [y/N] ")
@@ -126,18 +132,19 @@ class Screen:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, two spaces between them."""
+    """Return rows as lines; columns are as wide as their widest cell and two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def drawn_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Any:
-    """A table for rich, of cells that are clean."""
+    """Return a rich table of cells that are already cleaned."""
     from rich import box  # an extra
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*heads, box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
+        # Text, not str: in a string rich interprets brackets as markup.
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
     return table

@@ -1,4 +1,4 @@
-"""What a subcommand is, and what it is given. Exit codes: docs/cli.md."""
+"""Definition of a subcommand and of the arguments it receives. Exit codes: docs/cli.md."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ..queries import Query
 from ..redaction import query_of
 from .screen import Screen
 
+# 130 is what shells report for a command ended by SIGINT (128 + 2).
 OK, WRONG, NOTHING, UNAVAILABLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class Unsupported(FaktoryError):
-    """What was asked for cannot be done where the jobs are, or not without more being said."""
+    """The request is not possible where the jobs are, or not without further options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a subcommand."""
+    """One invocation of a subcommand."""
 
     name: str
     options: dict[str, Any]
@@ -30,17 +31,17 @@ class Call:
 
     @property
     def broker(self) -> Broker:
-        """Where the jobs are."""
+        """Broker of the jobs."""
         return get_broker()
 
     @property
     def alias(self) -> str | None:
-        """The database the jobs are in; None where they are on a server elsewhere."""
+        """Alias of the database of the jobs, or None if they are on a Faktory server."""
         found: str | None = getattr(self.broker, "alias", None)
         return found
 
     def database(self) -> str:
-        """The database the jobs are in. Raises Unsupported where they are elsewhere."""
+        """Return the alias of the database of the jobs. Raises Unsupported if they are on a Faktory server."""
         if self.alias is None:
             raise Unsupported(
                 f"{self.name}: needs the jobs in this project's database (FAKTORY['BROKER'] = 'orm'): the protocol has "
@@ -49,23 +50,24 @@ class Call:
         return self.alias
 
     def query(self) -> Query:
-        """What was asked for, of the words of the command line."""
+        """Return the query given on the command line. Raises InvalidQuery."""
+        # The shell has split an unquoted query into several arguments.
         return query_of(" ".join(self.options["query"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A word after `manage.py faktory`."""
+    """A word after `manage.py faktory`, with its function and arguments."""
 
     name: str
     help: str
     run: Callable[[Call], int]
-    """Returns the exit code."""
+    """Function that executes the subcommand and returns the exit code."""
     arguments: Callable[[argparse.ArgumentParser], None] = lambda _: None
 
 
 def duration(text: str) -> float:
-    """An option that is a number of seconds above 0."""
+    """Parse an option in seconds, above 0 and at most one day. Raises ValueError."""
     seconds = float(text)
     if not 0 < seconds <= 86_400:
         raise ValueError
@@ -73,7 +75,7 @@ def duration(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """An option that is a whole number above 0."""
+    """Parse an option as a whole number from 1 to 1,000,000. Raises ValueError."""
     number = int(text)
     if not 0 < number <= 1_000_000:
         raise ValueError

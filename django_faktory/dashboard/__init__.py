@@ -1,1 +1,1 @@
-"""The pages of the admin that people on call live on: overview, jobs, errors, queues, workers."""
+"""Admin pages for operations: overview, jobs, errors, queues, workers."""

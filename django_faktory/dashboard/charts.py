@@ -1,4 +1,7 @@
-"""Bars as a template draws them in SVG: numbers in, places out. Pure; no library, no script, no colour."""
+"""Compute stacked bar charts for an SVG template: numbers in, coordinates out. Pure.
+
+Without a library, a script or colours: the template and its stylesheet draw the bars.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ STEP, GAP = 10.0, 2.0
 
 
 class Point(NamedTuple):
-    """What ended well and badly in a stretch of time."""
+    """Jobs that succeeded and failed in one interval."""
 
     label: str
     well: int
@@ -18,7 +21,7 @@ class Point(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A stretch of time: failures below, the rest on top of them."""
+    """Coordinates of one interval's bar: failures at the bottom, successes above."""
 
     x: str
     width: str
@@ -30,7 +33,7 @@ class Bar(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All that the template needs."""
+    """Values needed by the chart template."""
 
     title: str
     summary: str
@@ -41,11 +44,11 @@ class Chart(NamedTuple):
     first: str
     last: str
     points: tuple[Point, ...]
-    """Those in which something ended: for the table that says the same in words."""
+    """Intervals in which a job ended, for the table that repeats the chart as text."""
 
 
 def chart(title: str, points: Sequence[Point]) -> Chart:
-    """Bars as high as the highest allows."""
+    """Return a chart with bars scaled to the highest one."""
     most = max((point.well + point.badly for point in points), default=0)
     scale = HEIGHT / most if most else 0.0
     bars = tuple(_bar(place, point, scale) for place, point in enumerate(points))
@@ -77,5 +80,5 @@ def _bar(place: int, point: Point, scale: float) -> Bar:
 
 
 def _told(number: float) -> str:
-    """Text, so that no template writes it with the comma of some language."""
+    """Return the number as text, so that no template formats it with a local decimal comma."""
     return f"{number:.2f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""Dead jobs by error: the groups, one of them, and how the one that was tried fares."""
+"""Admin views of dead jobs by error: all groups, one group, and a trial retry of one job."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TRIED_EVERY_S = 1
 
 
 class ErrorViews(LookOnly):
-    """Pages of the admin of jobs."""
+    """Mixin for the admin of jobs that adds the error pages."""
 
     def get_urls(self) -> list[URLPattern]:
-        """With theirs."""
+        """Return the URLs, those of the error pages first."""
         wrap = self.admin_site.admin_view
         return [
             path("errors/", wrap(self._errors), name="django_faktory_job_errors"),
@@ -44,10 +44,11 @@ class ErrorViews(LookOnly):
         return self.page(request, "errors", title="Dead jobs by error", seen=seen, shown=seen.groups[:200])
 
     def _error(self, request: HttpRequest) -> HttpResponse:
-        """A group: its latest jobs, one to try, and the rest."""
+        """Show a group: its latest jobs, a button to retry one, and actions on all."""
         self._may_look(request)
         using, kind = conf.get("DATABASE"), _kind(request)
         scope = sweeps.Scope("", kind)
+        # The message is not a column: read the newest ids and compare the messages of those.
         ids = list(groups.matching(groups.of_kind(kind, using=using).order_by("-pk")[: sweeps.COUNTED + 1], kind))
         columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
         latest = Job.objects.using(using).filter(pk__in=ids[:SHOWN]).order_by("-pk").only(*columns)
@@ -68,13 +69,14 @@ class ErrorViews(LookOnly):
         )
 
     def _try(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Retry this one; the page of its group shows how it ends."""
+        """Retry one job; the redirect leads to its group's page, which shows how it ends."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        self._may_look(request)  # the redirect names the job's error
+        self._may_look(request)  # the redirect's URL contains the job's error
         if not verbs.ACTS["retry"].is_allowed(request):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
+        # Read before the retry: the next run may replace the failure.
         kind = groups.kind_of(job, texts.beginnings(job, {"failure": groups.READ})["failure"])
         if acts.try_one(job):
             log(request, [job], "Retried, to see how it fares")
@@ -83,13 +85,14 @@ class ErrorViews(LookOnly):
         return HttpResponseRedirect(f"{reverse('admin:django_faktory_job_error')}?{kind.query}&tried={pk}")
 
     def _tried(self, request: HttpRequest) -> HttpResponse:
-        """The part of the page that is fetched again until it is over."""
+        """Render the part of the page that is reloaded until the tried job has ended."""
         self._may_look(request)
         return self.page(request, "tried", tried=self._fate(request), kind=_kind(request))
 
     def _fate(self, request: HttpRequest) -> dict[str, Any] | None:
-        """What became of the job that was tried."""
+        """Return the state of the job that was tried, or None if none was."""
         pk = request.GET.get("tried", "")
+        # At most 18 digits: larger numbers do not fit the database's integer.
         if not pk.isdecimal() or len(pk) > 18:
             return None
         columns = ("jid", "jobtype", "state", "errtype", "finished_at")

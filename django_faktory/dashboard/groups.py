@@ -1,6 +1,6 @@
-"""Dead jobs by what killed them: the error's class, the head of its message without numbers and ids, and the task.
+"""Group dead jobs by cause: error class, task, and the message's first line without numbers and ids.
 
-Looks at the newest `LOOKED_AT` only, and into no backtrace: a page says how many it has looked at.
+Reads the newest `LOOKED_AT` jobs only, and no backtraces; a page shows how many were read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ..store.jobs import is_storable
 
 LOOKED_AT = 5000
 READ = 1200
-"""Characters of a failure's text: its message comes early."""
+"""Characters read of a failure's text: the message is near its beginning."""
 LONGEST = 120
 
+# Not parsed as JSON: the text is cut off in the middle.
 _message = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
 _changing = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=\w*\d)[0-9a-fA-F]{12,}\b|\d+(?:[.,:]\d+)*"
@@ -30,7 +31,7 @@ _changing = re.compile(
 
 
 class Kind(NamedTuple):
-    """What the jobs of a group share."""
+    """Properties that the jobs of a group share."""
 
     errtype: str
     jobtype: str
@@ -38,7 +39,7 @@ class Kind(NamedTuple):
 
     @property
     def query(self) -> str:
-        """As an address has it."""
+        """Return the kind as a URL query string."""
         return urlencode({"error": self.errtype, "task": self.jobtype, "head": self.head})
 
 
@@ -55,7 +56,7 @@ class Group:
 
 
 class Found(NamedTuple):
-    """Groups, the largest first."""
+    """Groups, the largest first, and how many jobs were read."""
 
     groups: list[Group]
     looked_at: int
@@ -63,7 +64,7 @@ class Found(NamedTuple):
 
 
 def message_of(failure: str) -> str:
-    """The message in the beginning of a failure's text; "" where there is none."""
+    """Return the message at the beginning of a failure's text, or ""."""
     match = _message.search(failure)
     if match is None:
         return ""
@@ -75,12 +76,13 @@ def message_of(failure: str) -> str:
 
 
 def sendable(text: str) -> str:
-    """The text without what no page can carry: NUL, and halves of characters."""
+    """Return the text with NUL and lone surrogates replaced, which no page can contain."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
 def head_of(message: str) -> str:
-    """The first line, with an N for what differs from job to job."""
+    """Return the first line of a message, with N in place of everything that varies between jobs."""
+    # Cut before the substitution too: a very long line would make it slow.
     line = message.strip().partition("\n")[0]
     return _changing.sub("N", line[: LONGEST * 2])[:LONGEST]
 
@@ -91,7 +93,7 @@ def kind_of(job: Job, failure: str) -> Kind:
 
 
 def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> Found:
-    """The groups of these jobs, in one query."""
+    """Return the groups of these jobs, newest `most` jobs only, in one query."""
     fields = ("pk", "errtype", "jobtype", "told", "finished_at", "queue")
     rows: list[Any] = list(_told(jobs).order_by("-pk").values_list(*fields)[: most + 1])
     groups: dict[Kind, Group] = {}
@@ -106,17 +108,19 @@ def found(jobs: JobQuerySet, *, most: int = LOOKED_AT) -> Found:
 
 
 def of_kind(kind: Kind, *, using: str) -> JobQuerySet:
-    """Dead jobs with this error and task; `matching` picks those with its message."""
+    """Return dead jobs with this error and task; `matching` picks those with its message."""
+    # An edited URL may contain NUL, which PostgreSQL rejects.
     if not (is_storable(kind.errtype) and is_storable(kind.jobtype)):
         return Job.objects.using(using).none()
     return Job.objects.using(using).dead().filter(errtype=kind.errtype, jobtype=kind.jobtype)
 
 
 def matching(jobs: JobQuerySet, kind: Kind) -> Iterable[int]:
-    """The ids of those of these jobs whose message is of this kind, in their order."""
+    """Return the ids of the jobs with a message of this kind, in the order of `jobs`."""
     rows = _told(jobs).values_list("pk", "told")
     return [pk for pk, told in rows if head_of(message_of(told)) == kind.head]
 
 
 def _told(jobs: JobQuerySet) -> Any:
+    # Only the beginning of the text leaves the database: backtraces can be large.
     return jobs.annotate(told=Substr("failure", 1, READ))

@@ -1,4 +1,4 @@
-"""The context of a job's page: facts, the attempts as a timeline, and the beginnings of its long texts."""
+"""Template context of a job's page: facts, a timeline of attempts, and the beginnings of its long texts."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from . import groups, verbs
 from .overview import duration
 
 SHOWN = 50
-"""Attempts on the page, the latest ones."""
+"""Attempts shown at most, the latest ones."""
 
 MESSAGE_BYTES = 2048
 TIMELINE_BYTES = 48 * 1024
-"""Bytes of HTML for an attempt's message, and for all messages and backtraces together."""
+"""Bytes of HTML: for the message of one attempt, and for all messages and backtraces together."""
 
 EDITED = WHOLE
-"""Characters of the longest arguments that the page of an edit shows."""
+"""Characters of the longest arguments that the edit page shows."""
 
 TOO_LONG = "Its arguments are too long to be edited on a page: the API takes others."
 
 
 class Moment(NamedTuple):
-    """A point of the timeline."""
+    """One event of the timeline."""
 
     title: str
     at: datetime | None
@@ -63,6 +63,7 @@ class Moment(NamedTuple):
 def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], request: HttpRequest) -> dict[str, Any]:
     """Return the template's context. `stored` are the job's long texts, the payload as far as it may be seen."""
     payload = stored["payload"]
+    # A text that was cut off cannot be parsed.
     members = _members(payload.text) if payload.is_whole else {}
     custom = _members(members.get("custom", ""))
     shown = {column: shown_text(text, urls[column]) for column, text in stored.items() if text.size}
@@ -78,13 +79,17 @@ def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], re
         "timeline": timeline(job, stored["history"]),
         "acts": verbs.fitting(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
+        # The beginning that the page of groups reads too, so that both find the same group.
         "kind": groups.kind_of(job, stored["failure"].text[: groups.READ]) if job.state == State.DEAD else None,
         "may_try": job.state == State.DEAD and verbs.ACTS["retry"].is_allowed(request),
     }
 
 
 def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
-    """Return a job's arguments as they are edited, those by keyword, and why they cannot be edited, "" if they can."""
+    """Return a job's arguments and keyword arguments as text to edit, and why they cannot be edited.
+
+    The reason is "" if they can be edited.
+    """
     if not payload.is_whole:
         return "", "", TOO_LONG
     members = _members(redaction.shown_job(job.jobtype, payload.text))
@@ -94,16 +99,17 @@ def editable_call(job: Job, payload: StoredText) -> tuple[str, str, str]:
         return "", "", TOO_LONG
     if job.state not in EDITABLE:
         return *found, f"It is {job.state}: only a job that may run, and does not, can be edited."
+    # The placeholder shown for a hidden value would be saved as the value.
     if redaction.hides(job.jobtype, payload.text):
         return *found, "FAKTORY['REDACT'] hides some of its arguments: they cannot be edited on a page."
     return *found, ""
 
 
 def timeline(job: Job, history: StoredText) -> list[Moment]:
-    """Return the job's events, oldest first. Room for backtraces goes to the latest attempts first."""
+    """Return the job's events, oldest first. Room for backtraces is given to the latest attempts first."""
     runs = runs_of(history.text) if history.is_whole else []
     left_out, shown = runs[:-SHOWN], runs[-SHOWN:]
-    # A history has an end, and an imported job comes with its latest failure only.
+    # The stored history is limited in length, and an imported job has its latest failure only.
     forgotten = max(0, job.failures + job.losses - sum(not one.is_interruption for one in runs))
     number = forgotten + sum(not one.is_interruption for one in left_out)
     messages, backtraces = _cut_runs(shown)
@@ -132,11 +138,12 @@ def timeline(job: Job, history: StoredText) -> list[Moment]:
 
 
 def _cut_runs(runs: Sequence[Attempt]) -> tuple[list[str], list[str]]:
-    """Return the messages and backtraces of these attempts: the page has room for so much of them all together."""
+    """Return the messages and backtraces of these attempts, cut to `TIMELINE_BYTES` in total."""
     left, messages, backtraces = TIMELINE_BYTES, [], []
     for one in reversed(runs):
         messages.append(cut(one.message, min(left, MESSAGE_BYTES)))
         backtraces.append(cut("\n".join(one.backtrace), min(left, SHOWN_BYTES)))
+        # Escaped size: `<` becomes four bytes of HTML.
         left = max(0, left - len(escape(messages[-1] + backtraces[-1]).encode("utf-8", "replace")))
     return messages[::-1], backtraces[::-1]
 
@@ -195,7 +202,7 @@ def _facts(job: Job) -> list[tuple[str, Any]]:
 
 
 def _gate(job: Job, using: str) -> Any:
-    """The limit that holds it back."""
+    """Return the limit that blocks the job, as a link."""
     gate = Gate.objects.using(using).filter(pk=job.gate).first() if job.gate is not None else None
     return None if gate is None else _linked("limit", gate.limit_id, str(gate))
 
@@ -215,6 +222,7 @@ def _times(job: Job) -> list[tuple[str, datetime | None]]:
 
 def _progress(job: Job, using: str) -> str:
     said = Tracking.objects.using(using).filter(jid=job.jid).first()
+    # A tracking row older than the job belongs to an earlier job with the same jid.
     if said is None or said.updated_at < job.created_at:
         return ""
     words = (f"{said.percent} %" if said.percent is not None else "", cut(said.desc or "", MESSAGE_BYTES))
@@ -224,6 +232,7 @@ def _progress(job: Job, using: str) -> str:
 def _worker(job: Job, using: str) -> SafeString | str | None:
     if not job.wid:
         return None
+    # The row of a worker is deleted some time after its end: no link then.
     known = WorkerProcess.objects.using(using).filter(wid=job.wid).exists()
     return _linked("workerprocess", job.wid, job.wid) if known else job.wid
 
@@ -241,15 +250,17 @@ def _cron(job: Job, using: str) -> SafeString | str | None:
 
 
 def _linked(model: str, pk: int | str, words: str) -> SafeString:
+    # <bdi> isolates bidirectional text of clients, which could otherwise reorder the page around it.
     address = reverse(f"admin:django_faktory_{model}_change", args=[quote(pk)])
     return format_html('<a href="{}"><bdi>{}</bdi></a>', address, words)
 
 
 def _subject(about: str | None) -> SafeString | str | None:
-    """The object it is about, with a link where the admin has a page for it, and one to all jobs about it."""
+    """Return the related object with links to its admin page and to all its jobs."""
     if not about:
         return None
     shown: SafeString | str = format_html("<bdi>{}</bdi>", about)
+    # `about` may name a model that is not installed here or has no admin page.
     with suppress(FaktoryError, LookupError, NoReverseMatch, ValueError):
         label, key = split_about(about)
         meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)

@@ -1,4 +1,4 @@
-"""One job: its page, the acts on it, an edit of its arguments, and the downloads of its long texts."""
+"""Admin views of one job: its page, the actions on it, editing its arguments, and downloads of its long texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import job_page, verbs
 
 
 class JobViews(LookOnly):
-    """The page, and what its buttons do."""
+    """Mixin for the admin of jobs that adds the job's page and its actions."""
 
     change_form_template = "admin/django_faktory/job.html"
     long_texts: ClassVar = {
@@ -33,7 +33,7 @@ class JobViews(LookOnly):
     has_edit_permission = asks("job.change")
 
     def get_urls(self) -> list[URLPattern]:
-        """With those of buttons."""
+        """Return the URLs, those of actions and editing first."""
         wrap = self.admin_site.admin_view
         return [
             path("<int:pk>/act/<str:verb>/", wrap(self._act_on_one), name="django_faktory_job_act"),
@@ -42,7 +42,7 @@ class JobViews(LookOnly):
         ]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Show the page; it has no form of Django's."""
+        """Render the job's page; it does not use a Django form."""
         job = kwargs.get("obj")
         more = {}
         if job is not None:
@@ -56,8 +56,10 @@ class JobViews(LookOnly):
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         act = verbs.ACTS.get(verb)
+        # "clear" acts on a queue and is no action on one job.
         if act is None or verb == "clear" or not act.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
+        # The long texts can be large, and the action needs none of them.
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         if act.warning:
             asked = self.confirmed(
@@ -73,11 +75,12 @@ class JobViews(LookOnly):
             self.message_user(
                 request, f"{act.label}: the job has left the state for it; nothing was done.", messages.WARNING
             )
+        # A deleted job has no page to return to.
         is_there = Job.objects.using(conf.get("DATABASE")).filter(pk=pk).exists()
         return HttpResponseRedirect(_page(pk) if is_there else reverse("admin:django_faktory_job_changelist"))
 
     def _edit(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Show the arguments; a POST replaces them."""
+        """Show the arguments; POST replaces them."""
         if not self.has_edit_permission(request) or not may_see(request.user, "job"):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
@@ -99,7 +102,7 @@ class JobViews(LookOnly):
 
 
 def _changes(args: str, kwargs: str) -> editing.Changes:
-    """What somebody typed. Raises InvalidPayload, which names the field."""
+    """Parse the submitted arguments. Raises InvalidPayload, which names the field."""
     found: dict[str, Any] = {}
     for name, text, kind, told in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
         try:

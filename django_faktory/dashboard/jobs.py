@@ -1,4 +1,4 @@
-"""The list of jobs: saved views by state, the query language in its search box, and what is done to many."""
+"""Admin list of jobs: tabs by state, search by query language, bulk actions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ _MARKS = {State.DEAD: "faktory-bad", State.RETRIES: "faktory-warn", State.SUCCEE
 
 
 class StateFilter(admin.SimpleListFilter):
-    """By state; the choices are the tabs above the list."""
+    """Filter by state; its choices are the tabs above the list."""
 
     title = "state"
     parameter_name = "state"
+    # The tabs replace the entry in the sidebar.
     template = "admin/django_faktory/no_filter.html"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Every state there is: no look into the table."""
+        """Return every state, without a query."""
         return [(str(state), str(state)) for state in State]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
-        """Jobs in the chosen state."""
+        """Return the jobs in the chosen state."""
         chosen = self.value()
         if chosen not in set(State) or not isinstance(queryset, JobQuerySet):
             return queryset
@@ -47,34 +48,36 @@ class StateFilter(admin.SimpleListFilter):
 
 
 class QueueFilter(admin.SimpleListFilter):
-    """By queue; the names come from the short table of queues."""
+    """Filter by queue; its choices come from the small table of queues."""
 
     title = "queue"
     parameter_name = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002
-        """The queues somebody used."""
+        """Return the first 200 queue names."""
         return [(name, name) for name in Queue.objects.order_by("name").values_list("name", flat=True)[:200]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:  # noqa: ARG002
-        """Jobs of the chosen queue."""
+        """Return the jobs of the chosen queue."""
         chosen = self.value()
         return queryset.filter(queue=chosen) if chosen and chosen.isprintable() else queryset
 
 
 class JobAdmin(JobViews, ErrorViews, SweepViews):
-    """Jobs: found by the query language; retried, run, cancelled, killed, discarded, deleted."""
+    """Admin of jobs: search with the query language; retry, run, cancel, kill, discard, delete."""
 
     link_parameters = ("about", "bid")
     change_list_template = "admin/django_faktory/jobs.html"
     list_display = ("jobtype", "marked_state", "queue", "when", "attempts", "error", "jid")
     list_filter = (StateFilter, QueueFilter)
+    # Django shows a search box only with search_fields; `get_search_results` ignores them.
     search_fields = ("jid",)
     search_help_text = (
         "A query, such as: error:Timeout task:shop.* queue:mail older:2d about:shop.order/42 text:word. "
         "Or one word: a jid, the beginning of a task, or an error."
     )
     ordering = ("-id",)
+    # No index serves a sort by the other columns, and the table can be large.
     sortable_by = ()
     paginator = CappedPaginator
     list_per_page = 50
@@ -92,7 +95,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """What the query means. Where no index leads to it, it is looked for among the recent ones."""
+        """Return the jobs that match the query; without an index, only recent jobs are searched."""
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
@@ -101,12 +104,14 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
             asked = sweeps.asked(request.GET, typed)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
+            # Not all jobs: a bulk action could follow on a list that the query did not restrict.
             return queryset.none(), False
         return (found if asked.is_empty or asked.has_index else found.recent()), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """With the tabs, and what can be done to all that match."""
+        """Render the list with its tabs and the actions on all matching jobs."""
         kept = request.GET.copy()
+        # Page number and state belong to the current tab, not to the links to other tabs.
         for name in ("p", "e", "all", "state"):
             kept.pop(name, None)
         chosen = request.GET.get("state", "")
@@ -124,12 +129,12 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
 
     @admin.display(description="state")
     def marked_state(self, job: Job) -> str:
-        """The state; what needs a look is marked."""
+        """Return the state, highlighted if it needs attention."""
         return format_html('<span class="{}">{}</span>', _MARKS.get(State(job.state), ""), job.state)
 
     @admin.display(description="when")
     def when(self, job: Job) -> str:
-        """The time that matters in this state."""
+        """Return the time that matters in the job's state."""
         moment = job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else job.enqueued_at)
         if moment is None:
             return ""
@@ -138,41 +143,44 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
 
     @admin.display(description="error")
     def error(self, job: Job) -> str:
-        """The latest failure's type, without its path: the list is wide enough."""
+        """Return the latest failure's type without its module path, to save width."""
         return str(job.errtype).rpartition(".")[2]
 
     @admin.action(description="Retry now", permissions=["retry"])
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Those that failed run now."""
+        """Retry the selected jobs that failed."""
         return self._act(request, queryset, "retry")
 
     @admin.action(description="Run now", permissions=["requeue"])
     def requeue(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Those that wait for their time, too."""
+        """Run the selected jobs now, scheduled ones included."""
         return self._act(request, queryset, "requeue")
 
     @admin.action(description="Cancel (drop, or stop while it runs)", permissions=["cancel"])
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Jobs that wait are dropped; workers of ours stop those that run, within seconds."""
+        """Discard waiting jobs, and stop running ones within seconds if the worker is ours."""
         return self._act(request, queryset, "cancel")
 
     @admin.action(description="Kill (send to dead)", permissions=["kill"])
     def kill(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Jobs that wait are given up; they stay in dead."""
+        """Move waiting jobs to dead."""
         return self._act(request, queryset, "kill")
 
     @admin.action(description="Discard (drop)", permissions=["discard"])
     def discard(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Jobs that wait or are dead are dropped."""
+        """Discard waiting and dead jobs."""
         return self._act(request, queryset, "discard")
 
     @admin.action(description="Delete (what ended)", permissions=["prune"])
     def prune(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Rows of jobs that ended go before their time."""
+        """Delete the rows of finished jobs before their retention ends."""
         return self._act(request, queryset, "prune")
 
     def _act(self, request: HttpRequest, queryset: QuerySet[Job], verb: str) -> HttpResponse | None:
-        """To the chosen ones at once; to all that match on a page of its own, in steps."""
+        """Act on the selected jobs at once.
+
+        For all matching jobs, redirect to the page that acts on them in steps.
+        """
         act = verbs.ACTS[verb]
         if request.POST.get("select_across") == "1":
             asked = request.GET.copy()

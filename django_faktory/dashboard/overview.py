@@ -1,6 +1,6 @@
-"""Read what the overview shows: at most a dozen statements, none of which counts a large set to its end.
+"""Read the data of the overview page: at most a dozen statements, none of which counts a large set completely.
 
-Sizes come from the counts that all pages, INFO and metrics of this process share.
+Counts come from the snapshot that all pages, INFO and metrics of this process share.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..store import measures, queues, scalars, stats, workers
 from .charts import Chart, Point, chart
 from .groups import Group, found
 
+# Each statement of the page reads a bounded number of rows, however large the tables are.
 COUNTED = 5000
 QUEUES_LOOKED_AT, QUEUES_SHOWN = 100, 20
 ROWS = 10
@@ -37,7 +38,7 @@ _TILES = (State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.B
 
 
 class Tile(NamedTuple):
-    """A state, and how many are in it."""
+    """A state with the number of jobs in it."""
 
     name: str
     number: str
@@ -46,7 +47,7 @@ class Tile(NamedTuple):
 
 
 class QueueLine(NamedTuple):
-    """A queue at one look."""
+    """A queue's row of the overview."""
 
     name: str
     size: int
@@ -57,7 +58,7 @@ class QueueLine(NamedTuple):
 
 
 class QueueLines(NamedTuple):
-    """The fullest queues, and those that are paused."""
+    """The fullest queues and the paused queues."""
 
     shown: list[QueueLine]
     total: int
@@ -66,7 +67,7 @@ class QueueLines(NamedTuple):
 
 
 class WorkerLine(NamedTuple):
-    """A worker process, and how many jobs it has."""
+    """A worker process with its number of jobs."""
 
     worker: WorkerProcess
     jobs: int
@@ -76,7 +77,7 @@ class WorkerLine(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """Something a person should look at."""
+    """A condition that needs attention."""
 
     text: str
     link: str
@@ -84,7 +85,7 @@ class Alarm(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """All of it."""
+    """Data of the overview page."""
 
     at: datetime
     tiles: list[Tile]
@@ -99,7 +100,7 @@ class Overview:
 
 
 def capped(count: int, most: int | None = None) -> str:
-    """A count that ends at `most`, or at `COUNTED`, as a person reads it."""
+    """Format a count that ends at `most` (default `COUNTED`): "5,000+" for any larger number."""
     most = COUNTED if most is None else most
     if isinstance(count, AtLeast):
         return str(count)
@@ -107,7 +108,7 @@ def capped(count: int, most: int | None = None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long, in the two largest units."""
+    """Format a duration in its two largest units."""
     left = round(seconds)
     counts: list[tuple[int, str]] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -118,14 +119,15 @@ def duration(seconds: float) -> str:
 
 
 def jobs_link(**wanted: str) -> str:
-    """The list of jobs, filtered."""
+    """Return the URL of the job list with these filters."""
     return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
 def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
-    """Read the numbers of the page, and those of its parts `running`, `workers` and `errors` that `sees` admits."""
+    """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `sees` admits them."""
     now = timezone.now()
     counts = stats.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    # Only a complete snapshot shows which queues are the fullest.
     queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
     return Overview(
         at=now,
@@ -146,7 +148,7 @@ def _tile(counts: stats.AllCounts, state: State) -> Tile:
 
 
 def _number(counts: stats.AllCounts, state: State) -> str:
-    """How many jobs are in this state, with a plus sign if only the first ones were counted."""
+    """Format the number of jobs in this state, with a plus sign if the count is partial."""
     return f"{counts.of(state):,}{'+' if counts.is_partial(state) else ''}"
 
 
@@ -161,7 +163,7 @@ def _all_queues(counts: stats.AllCounts) -> QueueLines:
 
 
 def _first_queues(using: str) -> QueueLines:
-    """The first queues by name: there are too many jobs, queues or batches to count all of them for a page."""
+    """Return the first queues by name, for databases too large to count every queue for a page."""
     rows = list(Queue.objects.using(using).order_by("name")[: QUEUES_LOOKED_AT + 1])
     lines = queue_lines(rows[:QUEUES_LOOKED_AT], using=using)
     fullest = nsmallest(QUEUES_SHOWN, lines, key=lambda line: (-line.size, line.name))
@@ -181,7 +183,7 @@ def _line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool
 
 
 def queue_lines(rows: Sequence[Queue], *, using: str) -> list[QueueLine]:
-    """These queues with what waits in them."""
+    """Return these queues with size and latency."""
     seen = waiting([queue.name for queue in rows], using=using)
     return [
         _line(queue.name, size, _of_queue(size), latency_s, is_paused=queue.paused_at is not None)
@@ -194,7 +196,7 @@ def _of_queue(size: int) -> str:
 
 
 def waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
-    """What waits in each, asked for as many at a time as the store takes."""
+    """Return size and latency of each queue, read in groups of `QUEUES_LOOKED_AT`."""
     found: dict[str, queues.Waiting] = {}
     for start in range(0, len(names), QUEUES_LOOKED_AT):
         some = names[start : start + QUEUES_LOOKED_AT]
@@ -203,7 +205,8 @@ def waiting(names: Sequence[str], *, using: str) -> dict[str, queues.Waiting]:
 
 
 def running(*, using: str) -> JobQuerySet:
-    """What runs now, the longest first."""
+    """Return the running jobs, the longest running first, at most `ROWS`."""
+    # Without the long texts, which no list shows.
     columns = ("jid", "jobtype", "queue", "wid", "started_at", "about")
     return Job.objects.using(using).working().order_by("started_at").only(*columns)[:ROWS]
 
@@ -219,6 +222,7 @@ def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
     silent = workers.silent_ones(conf.get("WORKER_TIMEOUT"), using=using)
     refused = OutboxEntry.objects.using(using).exclude(error="")
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
+    # One statement for three counts.
     stale, outbox, cron = scalars.counts([silent, refused, never], most=COUNTED + 1, using=using)
     if stale:
         limit = duration(conf.get("WORKER_TIMEOUT"))
@@ -245,32 +249,41 @@ def _workers(using: str) -> list[WorkerLine]:
 
 
 def memory(worker: WorkerProcess) -> str:
-    """What it says it takes."""
+    """Format the memory that the worker reports."""
     return f"{worker.rss_kb // 1024:,} MB" if worker.rss_kb else "–"
 
 
 def ago(moment: datetime) -> str:
-    """How long since then."""
+    """Format the time since `moment`."""
+    # The clock of the database may be ahead of this one.
     return duration(max(0.0, (_aware(timezone.now()) - _aware(moment)).total_seconds()))
 
 
 def is_stale(worker: WorkerProcess) -> bool:
-    """Whether it has sent signs of life, and then none for too long."""
+    """Return whether the worker has sent a heartbeat, but none within WORKER_TIMEOUT.
+
+    A worker that never sent a heartbeat is not stale.
+    """
     limit = timezone.now() - timedelta(seconds=conf.get("WORKER_TIMEOUT"))
     return worker.beat_at is not None and _aware(worker.beat_at) < _aware(limit)
 
 
 def _aware(moment: datetime) -> datetime:
+    # Moments are naive if the project sets USE_TZ to False.
     return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
 
 
 def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
-    """The last three hours, in stretches of some minutes; of one queue, or of all."""
+    """Return the chart of the last three hours, in intervals of `STRETCH` minutes.
+
+    It covers one queue, or all queues without `queue`.
+    """
     end = _aware(now).replace(second=0, microsecond=0)
     begin = end - timedelta(minutes=MINUTES - 1)
     sums = [[0, 0] for _ in range(MINUTES // STRETCH)]
     for minute, (well, badly) in measures.pace(using=using, since=begin - timedelta(seconds=1), queue=queue).items():
         place = int((_aware(minute) - begin).total_seconds()) // (60 * STRETCH)
+        # A minute outside of the chart, for example from a clock ahead of this one, is left out.
         if 0 <= place < len(sums):
             sums[place][0] += well
             sums[place][1] += badly
@@ -280,7 +293,7 @@ def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
 
 
 def _days(now: datetime, using: str) -> Chart:
-    today = _aware(now).astimezone(UTC).date()  # the database counts by days of UTC
+    today = _aware(now).astimezone(UTC).date()  # the database counts by days in UTC
     days = [today - timedelta(days=DAYS - 1 - place) for place in range(DAYS)]
     rows = Counter.objects.using(using).filter(day__gte=days[0]).order_by().values("day")
     sums = {

@@ -1,4 +1,4 @@
-"""The overview's page: one look at everything, which refreshes itself while somebody sees it."""
+"""The overview page, which reloads its data while it is visible."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ REFRESHED_EVERY_S = 5
 
 
 class OverviewAdmin(LookOnly):
-    """One page, and the part of it that is fetched again and again."""
+    """Admin with a single page, and the part of it that is reloaded."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Shown to those who may see it."""
+        """Return whether the user may see the overview, and with it the entry in the admin index."""
         return self.has_view_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
-        """And that of the part."""
+        """Return the URLs, that of the reloaded part first."""
         view = self.admin_site.admin_view(self._part)
         return [path("part/", view, name="django_faktory_overview_part"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """The whole page; it says all there is without a script too."""
+        """Render the whole page; it is complete without JavaScript."""
         return self._shown(request, "overview", **(extra_context or {}))
 
     def _part(self, request: HttpRequest) -> HttpResponse:

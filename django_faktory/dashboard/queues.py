@@ -1,4 +1,4 @@
-"""Queues in the admin: how many wait and how long, their limits; paused, resumed, cleared."""
+"""Admin of queues: size, latency and limit; pause, resume, clear."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
 
 
 class QueueList(SafeChangeList):
-    """With the numbers of the page's queues, asked for once."""
+    """Change list with size, latency and limit per row, read once for the page."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """See above."""
+        """Fetch the page's rows and attach `line` and `limit` to each."""
         super().get_results(request)
         rows = list(self.result_list)
         limits = _limits(rows)
         for row, line in zip(rows, _lines(rows), strict=True):
             row.line, row.limit = line, limits.get(row.name)
+        # A list: iterating the queryset again would load rows without these attributes.
         self.result_list = rows
 
 
 class QueueAdmin(LookOnly):
-    """Queues: the names that somebody used."""
+    """Admin of queues that have been used at least once."""
 
     change_form_template = "admin/django_faktory/queue.html"
     list_class = QueueList
@@ -51,28 +52,28 @@ class QueueAdmin(LookOnly):
 
     @admin.display(description="waiting")
     def depth(self, queue: Any) -> str:
-        """How many, those that wait for a lock too."""
+        """Return the number of waiting jobs, blocked ones included, as a link."""
         return format_html('<a href="{}">{}</a>', jobs_link(queue=queue.name, state="enqueued"), queue.line.depth)
 
     @admin.display(description="oldest waits for")
     def latency(self, queue: Any) -> str:
-        """How long the oldest has waited."""
+        """Return the time that the oldest job has waited."""
         return str(queue.line.latency)
 
     @admin.display(description="limit")
     def limit(self, queue: Any) -> str:
-        """How many of its jobs run at a time, or start in a time."""
+        """Return the queue's limit of running jobs or starts per period."""
         return queue.limit.told if queue.limit else "–"
 
     @admin.display(description="state")
     def state(self, queue: Queue) -> str:
-        """Whether jobs are given out."""
+        """Return whether the queue is open or paused, and since when."""
         if queue.paused_at is None:
             return "open"
         return format_html('<span class="faktory-warn">paused</span> for {}', ago(queue.paused_at))
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The queue's page: numbers, a chart, and what can be done."""
+        """Render the queue's page: numbers, a chart and the actions."""
         queue = kwargs.get("obj")
         if queue is not None:
             [line] = _lines([queue])
@@ -99,17 +100,18 @@ class QueueAdmin(LookOnly):
 
     @admin.action(description="Pause: give out no jobs", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """What runs goes on; what is pushed waits."""
+        """Pause the queues; running jobs continue, pushed jobs wait."""
         self._move(request, queryset, "Paused")
 
     @admin.action(description="Resume: give out jobs again", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Workers hear of it at once."""
+        """Resume the queues; workers are notified at once."""
         self._move(request, queryset, "Resumed")
 
     @admin.action(description="Clear: drop all that waits", permissions=["clear"])
     def clear(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """One queue at a time, on the page that asks once more and goes on in steps."""
+        """Redirect to the page that asks for confirmation and clears one queue in steps."""
+        # Two names suffice to notice that several queues are selected.
         names = list(queryset.values_list("name", flat=True)[:2])
         if len(names) != 1:
             self.message_user(request, "Clear one queue at a time.", messages.WARNING)
@@ -133,7 +135,7 @@ def _lines(rows: list[Any]) -> list[QueueLine]:
 
 
 def _limits(rows: list[Any]) -> dict[str, Limit]:
-    """Of these queues, by name."""
+    """Return the limits of these queues by name."""
     if not rows:
         return {}
     found = Limit.objects.using(_alias(rows[0])).filter(scope=Scope.QUEUE, name__in=[row.name for row in rows])

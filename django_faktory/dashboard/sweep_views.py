@@ -1,4 +1,4 @@
-"""All that match a filter: the page that asks, and the page that tells how far it is."""
+"""Admin views for an action on all jobs that match a filter: confirmation and progress."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .sweeps import Sweep
 
 
 class SweepViews(LookOnly):
-    """Two pages of the admin of jobs."""
+    """Mixin for the admin of jobs that adds the pages of a sweep."""
 
     def get_urls(self) -> list[URLPattern]:
-        """With theirs."""
+        """Return the URLs, those of the sweep pages first."""
         wrap = self.admin_site.admin_view
         return [
             path("all/", wrap(self._ask), name="django_faktory_job_all"),
@@ -35,7 +35,7 @@ class SweepViews(LookOnly):
         ]
 
     def _ask(self, request: HttpRequest) -> HttpResponse:
-        """GET tells how many it would be; POST begins."""
+        """Show the number of matching jobs on GET; begin the sweep on POST."""
         verb = request.GET.get("verb", "")
         act = verbs.ACTS.get(verb)
         if act is None or not act.is_allowed(request) or not self.has_view_permission(request):
@@ -49,6 +49,7 @@ class SweepViews(LookOnly):
             return HttpResponseRedirect(self._list())
         count = capped(total, sweeps.COUNTED)
         if request.method == "POST":
+            # Only retries can be spread over time.
             pace = _every_s(request) if verb == "retry" else 0.0
             begun = sweeps.begin(
                 verb, scope, total=total, user=request.user.pk, why=why(request), every_s=pace, using=using
@@ -69,7 +70,7 @@ class SweepViews(LookOnly):
         )
 
     def _step(self, request: HttpRequest) -> HttpResponse:
-        """A POST that goes on."""
+        """Continue the sweep of the form for about a second and show its progress. POST only."""
         if request.method != "POST":
             return HttpResponseRedirect(self._list())
         try:
@@ -80,6 +81,7 @@ class SweepViews(LookOnly):
             )
             return HttpResponseRedirect(self._list())
         act = verbs.ACTS[sweep.verb]
+        # The permission may have been withdrawn since the sweep began.
         if not act.is_allowed(request):
             raise PermissionDenied
         sweep = sweeps.go_on(sweep, using=conf.get("DATABASE"))
@@ -110,16 +112,18 @@ class SweepViews(LookOnly):
 
 
 def _every_s(request: HttpRequest) -> float:
-    """The pace somebody chose, as seconds between two; 0 for all now."""
+    """Return the chosen pace as seconds between two retries; 0 for all at once."""
     try:
         per_minute = float(request.POST.get("per_minute") or 0)
     except ValueError:
         return 0.0
+    # Slower than one retry in 60 minutes, NaN and infinity are treated as no pace.
     return 60 / per_minute if per_minute > 0 and math.isfinite(per_minute) and per_minute >= 1 / 60 else 0.0
 
 
 def _record(request: HttpRequest, sweep: Sweep, done: str) -> None:
-    """One entry for all of them."""
+    """Write one admin log entry for all jobs of the sweep."""
+    # The form of a later step has no field for the reason: use the one given at the beginning.
     said: Any = f"{done}: {sweep.why}" if sweep.why else told(request, done)
     user_id: Any = request.user.pk
     LogEntry.objects.create(

@@ -1,7 +1,7 @@
-"""Acts on as many jobs as a filter finds, from page to page: each carries out some steps, and says what is left.
+"""Run an action on all jobs that a filter matches, in steps: each request does a part and reports what is left.
 
-What is meant, done and left travels in the page, signed. Nothing is kept here: a sweep that somebody leaves stops, and
-what it did stays done.
+The state of a sweep is stored in the page's form, signed, and nowhere on the server: the sweep stops when
+the page is closed, and the finished steps remain in effect.
 """
 
 from __future__ import annotations
@@ -29,44 +29,46 @@ from .groups import Kind
 
 CHUNK = 500
 LASTS_S = 1.0
-"""A page's work: then it answers, and the next one goes on."""
+"""Seconds of work per request; after that the page is rendered, and its next request continues."""
 COUNTED = 10_000
 SALT = "django_faktory.sweep"
 MAX_AGE_S = 86_400
 
 
 class Scope(NamedTuple):
-    """Which jobs are meant: those of a query, or dead ones of one kind."""
+    """Jobs to act on: those of a query, or dead jobs of one kind."""
 
     query: str
     kind: Kind | None = None
 
     def __str__(self) -> str:
-        """For a person, and for the record."""
+        """Return the scope as shown to users and written to the log."""
         if self.kind is None:
             return self.query or "all jobs"
         return f"dead, {self.kind.errtype or 'no error'}: {self.kind.head} ({self.kind.jobtype})"
 
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
-        """These jobs, as far as the verb is for them."""
+        """Return the jobs in scope to which the action applies."""
         if self.kind is not None:
             return groups.of_kind(self.kind, using=using)
         return Job.objects.using(using).matching(self.query).in_state(*verbs.ACTS[verb].states)
 
     def picked(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
-        """The ids of those of these rows that are meant, and the last one looked at."""
+        """Return the ids of the rows in scope and the id of the last row read."""
+        # The last id is returned even if no row is in scope: the next step continues after it.
         ids = list(rows.values_list("pk", flat=True))
         last = ids[-1] if ids else None
         if self.kind is None or not ids:
             return ids, last
+        # In Python: the database cannot reduce a message to its kind.
         return list(
             groups.matching(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
         ), last
 
     def counted(self, verb: str, *, using: str) -> int:
-        """How many, and no further than one more than `COUNTED`.
+        """Return the number of jobs in scope, at most `COUNTED` + 1.
 
-        What no index leads to is counted among the recent ones only: `AtLeast` so many, where there are older jobs.
+        A query without an index counts recent jobs only and returns `AtLeast` if there are older jobs.
         """
         rows = self.rows(verb, using=using)
         if self.kind is None and parse_query(self.query).has_index:
@@ -80,14 +82,14 @@ class Scope(NamedTuple):
 
 
 def scope_of(params: Mapping[str, Any]) -> Scope:
-    """What an address asks for. Raises InvalidQuery."""
+    """Return the scope that URL parameters ask for. Raises InvalidQuery."""
     if "error" in params and "task" in params:
         return Scope("", Kind(params["error"], params["task"], params.get("head", "")))
     return Scope(str(asked(params)))
 
 
 def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
-    """The query of a list's address: what was `typed`, with the filters beside it. Raises InvalidQuery."""
+    """Return the query of a list's URL: `typed` combined with the filters. Raises InvalidQuery."""
     for name in ("q", "queue", "about", "bid"):
         if not is_storable(params.get(name, "")):
             raise InvalidQuery(f"{name}: expected text without NUL, which no job has; leave it out")
@@ -104,13 +106,13 @@ def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
 
 
 def replace_query(query: Query, **changes: Any) -> Query:
-    """The query with other values in these places."""
+    """Return a copy of the query with other values in these fields."""
     fields = {name: getattr(query, name) for name in query.__struct_fields__}
     return Query(**{**fields, **changes})
 
 
 def understood(text: str) -> Query:
-    """What somebody typed: a query, or one word that is a jid, the beginning of a task, or an error."""
+    """Parse search text: a query, or one word that is a jid, the beginning of a task, or an error."""
     word = text.strip()
     if not word or ":" in word or " " in word or '"' in word or word in set(State):
         return query_of(text)
@@ -124,7 +126,7 @@ def understood(text: str) -> Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """A verb under way."""
+    """State of an action on many jobs."""
 
     verb: str
     query: str
@@ -132,13 +134,13 @@ class Sweep:
     user: str
     why: str
     total: int | None
-    """How many there were at the beginning; None where nobody counted to the end."""
+    """Number of jobs in scope at the beginning; None if they were not counted completely."""
     after: int
-    """The id of the last job that was looked at."""
+    """Id of the last job that was examined."""
     upto: int
-    """The last one there was at the beginning: what comes later is not meant."""
+    """Highest id at the beginning; jobs pushed later are out of scope."""
     every_s: float = 0.0
-    """Seconds from one retry to the next; 0: all now."""
+    """Seconds between two retries; 0 retries all at once."""
     first_at: float = 0.0
     placed: int = 0
     changed: int = 0
@@ -146,25 +148,26 @@ class Sweep:
 
     @property
     def scope(self) -> Scope:
-        """Which jobs are meant."""
+        """Return the jobs to act on."""
         return Scope(self.query, Kind(*self.kind) if self.kind else None)
 
     @property
     def percent(self) -> int | None:
-        """How far it is; None where nobody has counted to the end."""
+        """Return the progress in percent; None if the jobs were not counted completely."""
         if self.is_over:
             return 100
         return None if self.total is None else min(100, 100 * self.placed // max(self.total, 1))
 
 
 def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_s: float = 0.0, using: str) -> Sweep:
-    """Nothing is done yet. `total` is what `Scope.counted` told."""
+    """Return a new sweep, without any step done. `total` is the result of `Scope.counted`."""
     jobs = Job.objects.using(using)
     rows = scope.rows(verb, using=using)
     upto = jobs.order_by("-pk").values_list("pk", flat=True).first() or 0
     after = 0
     if scope.kind is None and parse_query(scope.query).searches:
-        # A search looks into the newest of some: as those leave their state it would reach for ever older ones.
+        # A search covers the newest jobs in a state only. As jobs leave the state, the search would include ever older
+        # jobs, so the lowest id is fixed at the beginning.
         after = (rows.aggregate(first=Min("pk"))["first"] or 1) - 1
     is_counted = total <= COUNTED and not isinstance(total, AtLeast)
     kind = tuple(scope.kind) if scope.kind else None
@@ -175,7 +178,7 @@ def begin(verb: str, scope: Scope, *, total: int, user: object, why: str, every_
 
 
 def go_on(sweep: Sweep, *, using: str, lasts_s: float = LASTS_S) -> Sweep:
-    """Carry out steps for about so long, one at least."""
+    """Perform at least one step, and further ones for about `lasts_s` seconds."""
     began = time.monotonic()
     while not sweep.is_over:
         sweep = _step(sweep, using)
@@ -190,6 +193,7 @@ def _step(sweep: Sweep, using: str) -> Sweep:
     if last is None:
         return replace(sweep, is_over=True)
     if sweep.every_s:
+        # From the number placed so far, so that the pace continues across steps and requests.
         first_at = datetime.fromtimestamp(sweep.first_at + sweep.every_s * sweep.placed, UTC)
         changed = acts.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
     else:
@@ -198,13 +202,14 @@ def _step(sweep: Sweep, using: str) -> Sweep:
 
 
 def sealed(sweep: Sweep) -> str:
-    """As a form carries it."""
+    """Return the sweep as signed text for a form."""
     return signing.dumps(asdict(sweep), salt=SALT, compress=True)
 
 
 def opened(text: str, *, user: object) -> Sweep:
-    """The sweep of a form. Raises BadSignature where it is not one that this user was given lately."""
+    """Return the sweep of a form. Raises BadSignature if it is invalid, expired, or of another user."""
     sweep = Sweep(**signing.loads(text, salt=SALT, max_age=MAX_AGE_S))
+    # The signature proves that this site wrote the form, but not for which user.
     if sweep.user != str(user):
         raise signing.BadSignature("expected the user who began this")
     return sweep

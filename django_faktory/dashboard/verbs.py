@@ -1,4 +1,7 @@
-"""Acts on jobs in the admin: label, permission, legal states, and a warning if the act destroys. `acts` does them."""
+"""Actions on jobs in the admin: label, permission, legal states, and a warning if the action destroys data.
+
+`acts` performs them.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from ..store import cancelling
 
 
 class Act(NamedTuple):
-    """One of them."""
+    """One action on jobs."""
 
     label: str
     done: str
     needs: str
-    """The act as `permissions` has it."""
+    """Permission, as named in `permissions`."""
     states: frozenset[State]
     warning: str = ""
-    """What is lost; empty where nothing is, and nobody is asked once more."""
+    """What is lost; if empty, no confirmation is asked for."""
 
     def is_allowed(self, request: HttpRequest) -> bool:
-        """Return whether the user may do this act."""
+        """Return whether the user may perform this action."""
         return permissions.may(request.user, self.needs)
 
 
@@ -57,11 +60,14 @@ ACTS = {
         "All that waits in the queue is dropped. There is no way back.",
     ),
 }  # fmt: skip
-"""By the name that addresses and buttons have. `clear` is a queue's, the others are any job's."""
+"""Actions by the name used in URLs and buttons. `clear` is an action on a queue, all other ones on any job."""
 
 
 def carry_out(name: str, ids: Sequence[int], *, using: str) -> int:
-    """Do it to these jobs; returns to how many it was done, the others are in another state."""
+    """Perform the action on these jobs; return the number of jobs changed.
+
+    Jobs in a state that the action does not accept are skipped.
+    """
     jobs = Job.objects.using(using).filter(pk__in=ids)
     if name == "cancel":
         return cancelling.cancel(list(jobs.values_list("jid", flat=True)), using=using)
@@ -69,7 +75,10 @@ def carry_out(name: str, ids: Sequence[int], *, using: str) -> int:
 
 
 def fitting(job: Job, request: HttpRequest) -> list[tuple[str, Act]]:
-    """What this user may do to this job now; of two that come to the same, the first."""
+    """Return the actions that the user may perform on this job now.
+
+    For a failed job retry and requeue have the same effect; only retry is returned.
+    """
     found = [
         (name, act)
         for name, act in ACTS.items()

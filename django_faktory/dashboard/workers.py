@@ -1,4 +1,4 @@
-"""Worker processes in the admin, in any language: what they run, and what they are told at their next BEAT."""
+"""Admin of worker processes in any language: their jobs, and the state they learn of at their next BEAT."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _SHOWN = ("jid", "jobtype", "queue", "started_at")
 
 
 class WorkerList(SafeChangeList):
-    """With the number of jobs that each of the page has, asked for once."""
+    """Change list with the number of jobs per row, read once for the page."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """See above."""
+        """Fetch the page's rows and attach `jobs` to each."""
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
         held = workers.holding([row.wid for row in rows], using=rows[0]._state.db) if rows else {}  # noqa: SLF001  (documented)
         for row in rows:
             row.jobs = held.get(row.wid, 0)
+        # A list: iterating the queryset again would load rows without the attribute.
         self.result_list = rows
 
 
 class WorkerProcessAdmin(LookOnly):
-    """Worker processes."""
+    """Admin of worker processes: show them, quiet or terminate them."""
 
     change_form_template = "admin/django_faktory/worker.html"
     list_class = WorkerList
@@ -48,27 +49,27 @@ class WorkerProcessAdmin(LookOnly):
 
     @admin.display(description="state", ordering="state")
     def marked_state(self, worker: WorkerProcess) -> str:
-        """What it was told; and whether it still says anything."""
+        """Return the requested state, with a mark if heartbeats are missing."""
         silent = format_html(' <span class="faktory-warn">{}</span>', "silent") if is_stale(worker) else ""
         return format_html("{}{}", worker.state, silent)
 
     @admin.display(description="jobs")
     def jobs(self, worker: Any) -> int:
-        """How many it has."""
+        """Return the number of jobs of the worker."""
         return int(worker.jobs)
 
     @admin.display(description="memory", ordering="rss_kb")
     def memory(self, worker: WorkerProcess) -> str:
-        """What it says it takes."""
+        """Return the memory that the worker reports."""
         return memory(worker)
 
     @admin.display(description="latest sign of life", ordering="seen_at")
     def seen(self, worker: WorkerProcess) -> str:
-        """How long ago."""
+        """Return the time since the worker was last seen."""
         return f"{ago(worker.seen_at)} ago"
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """The worker's page: what it runs, and what it can be told."""
+        """Render the worker's page: its jobs and the actions."""
         worker = kwargs.get("obj")
         if worker is not None:
             using = worker._state.db or WorkerProcess.objects.db  # noqa: SLF001  (documented)
@@ -86,6 +87,7 @@ class WorkerProcessAdmin(LookOnly):
 
     def _fitting(self, request: HttpRequest, worker: WorkerProcess) -> list[tuple[str, str, bool]]:
         found = []
+        # The state only advances: a worker that terminates cannot be quieted.
         if worker.state == WorkerProcess.State.RUNNING and self.has_quiet_permission(request):
             found.append(("quiet", "Quiet", False))
         if worker.state != WorkerProcess.State.TERMINATE and self.has_terminate_permission(request):
@@ -94,12 +96,12 @@ class WorkerProcessAdmin(LookOnly):
 
     @admin.action(description="Quiet: fetch no more jobs", permissions=["quiet"])
     def quiet(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> None:
-        """They finish what they have; there is no way back."""
+        """Quiet the workers: they finish their jobs and fetch none; this cannot be undone."""
         self._move(request, queryset, "quiet")
 
     @admin.action(description="Terminate: finish and exit", permissions=["terminate"])
     def terminate(self, request: HttpRequest, queryset: QuerySet[WorkerProcess]) -> HttpResponse | None:
-        """They exit within 30 seconds."""
+        """Terminate the workers after confirmation: they exit within 30 seconds."""
         note = "They finish what they have, within their time to stop, and exit. Who started them may do so again."
         asked = self.confirmed(request, "Terminate workers?", what=queryset, note=note, button="Yes, terminate")
         if asked is not None:

@@ -1,6 +1,7 @@
-"""GearMonkey: jobs in Redis lists, for and by peers in any language that keep to its text (`docs/gearmonkey.md`).
+"""GearMonkey: jobs in Redis lists, shared with peers in any language (`docs/gearmonkey.md`, ADR 13).
 
-Needs redis-py: `pip install django-faktory[redis]`.
+Needs redis-py: `pip install django-faktory[redis]`. In this package "the specification" is the text of the GearMonkey
+protocol, and a naive peer is one that follows it to the letter and knows no `gm:` keys.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # These need redis-py, or Django's settings; the names above do not.
+    # Imported on first use: these need redis-py or Django's settings, the names above do not.
     if name in _HOMES:
         from importlib import import_module
 

@@ -1,6 +1,6 @@
-"""Opens Redis by its URL, and says at start what is wrong with it. Knows no job.
+"""Open a Redis by its URL and check at start that it can be used. Knows no job.
 
-`redis://`, `rediss://`, `unix://`; `redis+cluster://host:port`; `redis+sentinel://host:port,host:port/name/db`.
+URLs: `redis://`, `rediss://`, `unix://`; `redis+cluster://host:port`; `redis+sentinel://host:port,host:port/name/db`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = get_logger(__name__)
 
 PLAIN, CLUSTER, SENTINEL = ("redis", "rediss", "unix"), "redis+cluster", "redis+sentinel"
 OLDEST = (6, 2)
-"""The first Redis with BLMOVE."""
+"""The first Redis version with BLMOVE."""
 
 TIMEOUT_S = 5.0
-"""For one answer; longer than any command waits here, so that a dead connection is found."""
+"""Seconds to wait for one reply. Longer than any blocking command used here, so that a dead connection is detected."""
 
 _OPTIONS: dict[str, Any] = {
     "socket_timeout": TIMEOUT_S,
@@ -38,9 +38,12 @@ _OPTIONS: dict[str, Any] = {
 
 
 def connect(url: str) -> Redis:
-    """A client of the server at `url`; nothing is sent yet, but to a cluster or a Sentinel. Raises UnusableServer."""
+    """Return a client of the server at `url`. Raises UnusableServer.
+
+    Nothing is sent yet, except to a cluster or a Sentinel.
+    """
     scheme = check_url(url)
-    # No silent second try: who sends twice may make two jobs of one.
+    # redis-py must not retry by itself: a command that is sent twice may create two jobs.
     options = {**_OPTIONS, "retry": Retry(NoBackoff(), 0)}
     try:
         if scheme == CLUSTER:
@@ -57,9 +60,9 @@ def connect(url: str) -> Redis:
 
 
 def connect_async(url: str) -> async_redis.Redis:
-    """The same for an event loop."""
+    """Return a client for asyncio; otherwise like `connect`."""
     scheme = check_url(url)
-    from redis.asyncio.retry import Retry as AsyncRetry  # beside its namesake
+    from redis.asyncio.retry import Retry as AsyncRetry  # has the same name as the synchronous class
     from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 
     options = {**_OPTIONS, "retry": AsyncRetry(NoBackoff(), 0)}
@@ -76,19 +79,19 @@ def connect_async(url: str) -> async_redis.Redis:
 
 
 def sentinels_of(client: Any) -> list[Any]:
-    """The clients that ask Sentinels for its master: who closes it has to close them."""
+    """Return the Sentinel clients of this client, which have to be closed together with it."""
     manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
     return list(manager.sentinels) if manager is not None else []
 
 
 def close(client: Redis) -> None:
-    """Let go of all its connections; it stays usable."""
+    """Close all connections of the client; it remains usable."""
     for one in (client, *sentinels_of(client)):
         one.close()
 
 
 def check_url(url: object) -> str:
-    """The scheme of a URL we can use. Raises UnusableServer, without the password."""
+    """Return the scheme of a supported URL. Raises UnusableServer, without the password in the message."""
     scheme = urlsplit(url).scheme if isinstance(url, str) else ""
     if scheme not in (*PLAIN, CLUSTER, SENTINEL):
         raise UnusableServer(
@@ -101,8 +104,10 @@ def check_url(url: object) -> str:
 
 
 def examine(client: Redis, fns: Iterable[str]) -> None:
-    """Whether these functions can be served there. Raises UnusableServer or BrokerUnavailable; warns of what only
-    may go wrong."""
+    """Check that these functions can be served by this server. Raises UnusableServer or BrokerUnavailable.
+
+    Logs a warning for a risk that does not prevent use: an eviction policy other than noeviction.
+    """
     try:
         if isinstance(client, RedisCluster):
             _examine_names(fns)
@@ -125,7 +130,10 @@ def examine(client: Redis, fns: Iterable[str]) -> None:
 
 
 def has_hash_tag(fn: str) -> bool:
-    """Whether all keys of this function share a slot of a cluster: its name has `{…}` with something in it."""
+    """Return whether all keys of this function share one cluster slot.
+
+    They do if the function's name contains `{…}` with at least one character between the braces.
+    """
     begin = fn.find("{")
     return begin >= 0 and fn.find("}", begin + 1) > begin + 1
 
@@ -140,7 +148,8 @@ def _examine_names(fns: Iterable[str]) -> None:
 
 
 def _sentinel(url: str) -> tuple[list[tuple[str, int]], str, dict[str, Any]]:
-    """Its sentinels, the master's name, and how to talk to the master."""
+    """Return the Sentinel addresses, the master's name, and the connection options of the master."""
+    # The host list is split here: urlsplit knows a single host and port.
     parts = urlsplit(url)
     secret, _, hosts = parts.netloc.rpartition("@")
     name, _, db = parts.path.strip("/").partition("/")

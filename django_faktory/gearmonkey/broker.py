@@ -1,6 +1,7 @@
-"""GearMonkey as a broker: our worker above it runs jobs straight from Redis ("direct").
+"""GearMonkey as a broker, the "direct" mode: our worker runs jobs straight from Redis.
 
-Knows no thread and no task's code. A worker's verbs are a station's; what the text has no word for is refused.
+`GearMonkeyBroker` maps the broker methods of a worker to a `Station`. Methods without a counterpart in the
+specification raise FaktoryError. Knows no thread and no task code (ADR 13).
 """
 
 from __future__ import annotations
@@ -31,46 +32,52 @@ from .station import Station, Taken
 from .wire import Status
 
 QUEUE = "gearmonkey"
-"""What the worker above calls all functions together: their order is the text's."""
+"""Queue name reported to the worker for all functions: the specification defines their order, not queues."""
 
 GIVEN_UP = "WorkerShutdown"
-"""How a worker that has to stop names jobs that did not end in time."""
+"""Error type with which a stopping worker fails jobs that did not end in time."""
 
 
 class GearMonkeyBroker(Broker):
-    """`jobtypes` says which task serves which function of the station."""
+    """Broker over a station; `jobtypes` maps its functions to job types."""
 
     def __init__(self, station: Station, jobtypes: dict[str, str]) -> None:
         self._station = station
         self._jobtypes = jobtypes
+        # By jid and attempt: a job taken again after a lost lease is another entry.
         self._held: dict[tuple[str, int | None], Taken] = {}
 
     # --- a worker's verbs ---
 
     def hello(self, worker: WorkerIdentity) -> None:  # noqa: ARG002
-        """See Broker. Raises UnusableServer."""
+        """Check the server and register the worker. Raises UnusableServer."""
         self._station.open()
         self._station.register()
 
     def beat(self, beats: Sequence[Beat]) -> list[FaktoryError | str]:
-        """See Broker. A station has no way to give orders, and who was silent too long is counted again."""
+        """Renew the registration and the leases of all held jobs.
+
+        Always returns no orders, since GearMonkey has no way to send them. A worker that was silent for too long is
+        counted again.
+        """
         self._station.register()
-        self._station.extend(list(self._held.values()))  # where one is no longer ours, its end will say so
+        self._station.extend(list(self._held.values()))  # a job lost meanwhile is noticed when it ends
         return [""] * len(beats)
 
     def bye(self, wids: Sequence[str]) -> None:
-        """See Broker."""
+        """Unregister the workers and release their jobs."""
         self._station.dismiss(wids)
         self._held.clear()
 
+    # The specification has no place to store the reason.
     def lost(self, wids: Sequence[str], *, reason: str = "") -> int:  # noqa: ARG002  (there is no place to keep it)
-        """See Broker."""
+        """Dismiss workers that died and sweep their jobs; return the number of jobs swept."""
         self._station.dismiss(wids, have_died=True)
         swept = self._station.sweep()
         return len(swept.back) + len(swept.given_up)
 
     def fetch(self, requests: Sequence[FetchRequest]) -> list[list[Reservation]]:
-        """See Broker. Whatever queues are asked for: all functions."""
+        """Take jobs of all functions, whatever queues are requested."""
         answers = []
         for request in requests:
             taken = self._station.take(request.count)
@@ -79,11 +86,14 @@ class GearMonkeyBroker(Broker):
         return answers
 
     def ack(self, acks: Sequence[Ack]) -> list[bool]:
-        """See Broker."""
+        """End jobs with success; False for a job that is no longer this worker's."""
         return self._end([(ack, Status.SUCCESS, output_of(ack.result)) for ack in acks])
 
     def fail(self, failures: Sequence[Failure]) -> list[FaktoryError | bool]:
-        """See Broker. A failure is an end, but for that of a worker which had to stop: such a job is given back."""
+        """End jobs with an error; a job of a stopping worker is released instead.
+
+        A failure is final, because the specification knows no second attempt.
+        """
         answers: list[FaktoryError | bool] = []
         for failure in failures:
             job = self._held.get((failure.jid, failure.attempt))
@@ -92,12 +102,13 @@ class GearMonkeyBroker(Broker):
                 self._held.pop(_place(job), None)
                 continue
             kind = failure.errtype.rpartition(".")[2]
+            # The message is sent as "Type: text"; avoid the prefix twice.
             told = failure.message if failure.message.startswith(f"{kind}: ") else f"{kind}: {failure.message}"
             answers += self._end([(failure, Status.ERROR, told.encode("utf-8", "replace"))])
         return answers
 
     def release(self, reservations: Sequence[Reservation]) -> int:
-        """See Broker."""
+        """Release jobs to the head of their queues; return how many were still this worker's."""
         count = 0
         for reservation in reservations:
             job = self._held.get((reservation.jid, reservation.attempt))
@@ -107,7 +118,7 @@ class GearMonkeyBroker(Broker):
         return count
 
     def track_set(self, updates: Sequence[TrackUpdate]) -> None:
-        """See Broker. The note has no place in the text."""
+        """Store the progress of jobs. The description is dropped: the specification has no field for it."""
         held = {jid: job for (jid, _), job in list(self._held.items())}
         for update in updates:
             job = held.get(update.jid)
@@ -115,10 +126,13 @@ class GearMonkeyBroker(Broker):
                 self._station.update(job, *(update.part or (update.percent, 100)))
 
     def close(self) -> None:
-        """See Broker. Connections are a pool's, for all threads."""
+        """Do nothing: the connections belong to a pool shared by all threads."""
 
     def _reservation(self, job: Taken) -> Reservation | None:
-        """The job as a worker of ours reads it; None where its input cannot be: then it has ended as an error."""
+        """Return the job as our worker reads it.
+
+        A job with invalid input is ended as an error; the result is None.
+        """
         try:
             args, kwargs = call_of(job.input, max_bytes=conf.get("GEARMONKEY_MAX_INPUT_BYTES"))
             jid = _place(job)[0]
@@ -137,62 +151,62 @@ class GearMonkeyBroker(Broker):
             self._held.pop(_place(job), None)
         return [next(answers) if job is not None else False for job in jobs]
 
-    # --- what the text has no word for ---
+    # --- methods without a counterpart in the specification ---
 
     def push(self, jobs: Sequence[JobPayload]) -> list[FaktoryError | None]:  # noqa: ARG002
-        """Refused, as all that follows."""
+        """Raise FaktoryError, as do all methods below."""
         _refuse("push")
 
     def mutate(self, mutation: Mutation, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("mutate")
 
     def pause(self, queues: Sequence[str] | None) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("pause")
 
     def resume(self, queues: Sequence[str] | None) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("resume")
 
     def remove(self, queues: Sequence[str] | None, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("remove")
 
     def latency(self, queues: Sequence[str]) -> dict[str, float]:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("latency")
 
     def flush(self, *, go_on: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("flush")
 
     def track_get(self, jids: Sequence[str]) -> list[Tracked]:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("track_get")
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("new_batch")
 
     def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("check_batch")
 
     def open_batch(self, bid: str, *, by: str = "") -> str:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("open_batch")
 
     def commit_batch(self, bid: str) -> None:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("commit_batch")
 
     def batch_status(self, bid: str) -> BatchStatus:  # noqa: ARG002
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("batch_status")
 
     def info(self) -> dict[str, Any]:
-        """Refused."""
+        """Raise FaktoryError: not supported."""
         _refuse("info")
 
 

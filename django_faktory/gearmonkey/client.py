@@ -1,4 +1,7 @@
-"""The text's client, for threads and for event loops: both only carry out what `core` asks for."""
+"""The client of the specification, synchronous and for asyncio.
+
+Both only execute the commands that the generators of `core` yield.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ R = TypeVar("R")
 
 
 class Client:
-    """Runs jobs by GearMonkey workers. Safe to share by threads."""
+    """Run jobs on GearMonkey workers. Thread-safe."""
 
     def __init__(self, url: str | None = None) -> None:
         self._redis = connect(url_of(url))
@@ -38,20 +41,20 @@ class Client:
         timeout: float | None = None,
         scheduled: float | datetime | None = None,
     ) -> int:
-        """Make a job; returns its id, with OPT_BLOCKING once it has ended, well or badly.
+        """Create a job and return its id; with OPT_BLOCKING, wait until it has ended.
 
-        `limit` is `scheduled` where `prio` is "scheduled", else `timeout` in seconds. Raises ValueError before
-        anything is sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
+        `limit` is `scheduled` if `prio` is "scheduled", else `timeout` in seconds. Raises ValueError before anything is
+        sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
         """
         asked = core.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
         return carry_out(self._redis, core.run(asked))
 
     def get(self, fn: str, id: int) -> Job:
-        """What the server knows of a job. Raises JobNotFound."""
+        """Return what the server stores about a job. Raises JobNotFound."""
         return carry_out(self._redis, core.get(fn, id))
 
     def close(self) -> None:
-        """Let go of the connections; the client stays usable."""
+        """Close the connections; the client remains usable."""
         close(self._redis)
 
     def __enter__(self) -> Self:
@@ -62,7 +65,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same on an event loop; one client belongs to one loop. `async with` closes it."""
+    """`Client` for asyncio; one instance belongs to one event loop. `async with` closes it."""
 
     def __init__(self, url: str | None = None) -> None:
         self._redis = connect_async(url_of(url))
@@ -78,16 +81,16 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109  (Redis waits)
         scheduled: float | datetime | None = None,
     ) -> int:
-        """See Client.run."""
+        """Create a job and return its id; like `Client.run`."""
         asked = core.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
         return await _acarry_out(self._redis, core.run(asked))
 
     async def get(self, fn: str, id: int) -> Job:
-        """See Client.get."""
+        """Return what the server stores about a job; like `Client.get`."""
         return await _acarry_out(self._redis, core.get(fn, id))
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections, those to Sentinels included."""
         for one in (self._redis, *sentinels_of(self._redis)):
             await one.aclose()
 
@@ -101,7 +104,7 @@ class AsyncClient:
 
 
 def carry_out(redis: Redis, steps: Steps[R]) -> R:
-    """Do what the steps ask for, in this thread."""
+    """Execute the commands that the steps yield, in this thread, and return the result of the steps."""
     ask = next(steps)
     while True:
         try:
@@ -112,6 +115,7 @@ def carry_out(redis: Redis, steps: Steps[R]) -> R:
                 else:
                     reply = redis.execute_command(*ask)
             except REDIS_ERRORS as error:
+                # The generator decides whether the error is final or the command is repeated.
                 ask = steps.throw(error)
             else:
                 ask = steps.send(reply)

@@ -1,6 +1,6 @@
-"""What a client says and how it goes on, without I/O: generators yield commands and `Pause`s, and are sent the replies.
+"""Protocol of a client, without I/O: generators yield commands and `Pause`s and receive the replies.
 
-`client` carries them out, in a thread or on an event loop; errors of the connection are thrown in here.
+`client` executes them in a thread or on an event loop; connection errors are thrown into the generators.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers
 from .scripts import Script
 
 SLICE_S = 1.0
-"""A waiting client looks at the job's status so often at least, whatever became of the message that it has ended."""
+"""Seconds between two reads of a job's status while waiting, in case the end message is lost."""
 
 RETRY_S = 0.1
 
 REDIS_ERRORS = (RedisError, RedisClusterException)
-"""All that redis-py raises: the second is not one of the first."""
+"""All base classes of redis-py's errors: RedisClusterException is not a RedisError."""
 
 AWAY = (
     RedisConnectionError,
@@ -48,13 +48,13 @@ AWAY = (
     ReadOnlyError,
     ClusterDownError,
     TryAgainError,
-    RedisClusterException,  # none of its nodes can be reached
+    RedisClusterException,  # no node can be reached
 )
-"""The server is not there just now, or is changing its role."""
+"""Errors of a server that is temporarily unreachable or changing its role."""
 
 
 class Pause(NamedTuple):
-    """Wait so long, then go on."""
+    """Wait for this many seconds, then continue."""
 
     seconds: float
 
@@ -66,7 +66,7 @@ Steps = Generator[Ask, Any, R]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job to be run, checked."""
+    """Validated request to run a job."""
 
     fn: str
     input: bytes
@@ -74,7 +74,7 @@ class Request:
     options: frozenset[wire.Option]
     scheduled: int
     timeout_s: float | None
-    """None: as long as it takes."""
+    """None: wait without limit."""
 
 
 def request(
@@ -87,9 +87,9 @@ def request(
     timeout: float | None = None,
     scheduled: float | datetime | None = None,
 ) -> Request:
-    """Check everything before anything is sent. `limit` is the text's TIMEOUT/SCHEDULED: it means what `prio` says.
+    """Validate all arguments before anything is sent. Raises ValueError, or TypeError for an unserializable input.
 
-    Raises ValueError, or TypeError for an input that cannot travel.
+    `limit` is TIMEOUT/SCHEDULED of the specification: `prio` decides which of the two it means.
     """
     prio = wire.priority(prio)
     if limit is not None:
@@ -115,7 +115,7 @@ def request(
 
 
 def run(asked: Request) -> Steps[int]:
-    """The text's `Client.run`; returns the job's id."""
+    """Create a job as `Client.run` does and return its id."""
     if wire.OPT_ROLLCALL in asked.options:
         yield from roll_call(asked.fn)
     id_ = yield from create(asked)
@@ -125,13 +125,14 @@ def run(asked: Request) -> Steps[int]:
 
 
 def get(fn: str, id_: int) -> Steps[wire.Job]:
-    """The text's `Client.get`. Raises JobNotFound."""
+    """Read a job as `Client.get` does. Raises JobNotFound."""
     try:
         found = yield ("HGETALL", scripts.job_key(wire.function_name(fn), id_))
     except AWAY as error:
         raise unavailable(error) from error
     except REDIS_ERRORS as error:
         raise GearMonkeyError(f"job {fn}:{id_} cannot be read: {error}") from error
+    # redis-py returns a mapping or, without its response callback, the flat list of the protocol.
     fields = found if isinstance(found, Mapping) else dict(zip(found[::2], found[1::2], strict=True))
     if not fields:
         raise JobNotFound(f"{fn}:{id_}")
@@ -139,7 +140,7 @@ def get(fn: str, id_: int) -> Steps[wire.Job]:
 
 
 def roll_call(fn: str) -> Steps[int]:
-    """How many workers there are. Raises NoWorkers where none is, or the answer is no number."""
+    """Return the number of workers. Raises NoWorkers if there is none or the reply is not a number."""
     try:
         count = yield from scripted(scripts.ROLL_CALL, [scripts.registry_key(fn), scripts.count_key(fn)])
     except AWAY as error:
@@ -156,16 +157,18 @@ def roll_call(fn: str) -> Steps[int]:
 
 
 def create(asked: Request) -> Steps[int]:
-    """Make the job, all of it or nothing; returns its id. Raises JobCreationFailed."""
+    """Create the job atomically and return its id. Raises JobCreationFailed."""
     fn, is_scheduled = asked.fn, asked.prio == wire.SCHEDULED
     keys = [scripts.uid_key(fn), scripts.queue_key(fn, asked.prio)]
     reply = None
     try:
+        # No id means that the next 10,000 ids are in use, after the counter was lost: ask for more.
         while reply is None:
             reply = yield from scripted(
                 scripts.CREATE, keys, fn, asked.input, asked.scheduled, "zset" if is_scheduled else "list"
             )
     except AWAY as error:
+        # Not retried: the job may have been created, a second request would create another one.
         raise JobCreationFailed(f"job of {fn!r}: the server is away, or its answer was lost: {error}") from error
     except REDIS_ERRORS as error:
         raise JobCreationFailed(f"job of {fn!r} was refused: {error}") from error
@@ -176,8 +179,10 @@ def create(asked: Request) -> Steps[int]:
 
 
 def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
-    """Until the job has ended. The message in the lock list is a hint that is left there for others; the status is
-    the truth. Raises JobTimeout, and JobNotFound for a job whose data are gone."""
+    """Wait until the job has ended. Raises JobTimeout, or JobNotFound if the job's data are gone.
+
+    The message in the lock list is only a hint, left there for other waiting clients; the status decides.
+    """
     ends_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     lock = scripts.lock_key(fn, id_)
     was_told = False
@@ -186,20 +191,22 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
         try:
             if (yield from _has_ended(fn, id_)):
                 return
+            # After the status: a job that ended in time is no timeout.
             if left_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0)
-            if was_told:  # by somebody's earlier end: the message stays, and would wake us at once again
+            if was_told:  # the message of an earlier end stays and would wake this client at once
                 yield Pause(min(RETRY_S, left_s))
+            # Never 0: for Redis that is a wait without limit.
             slice_s = max(0.01, min(SLICE_S, left_s))
             was_told = bool((yield ("BLMOVE", lock, lock, "RIGHT", "LEFT", f"{slice_s:.3f}")))
-        except REDIS_ERRORS:  # away, UNBLOCKED, or no list: the status will tell
+        except REDIS_ERRORS:  # unreachable, UNBLOCKED, or not a list: the status decides
             yield Pause(max(0.0, min(RETRY_S, left_s)))
             if left_s <= 0:
                 raise JobTimeout(fn, id_, timeout_s or 0) from None
 
 
 def scripted(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
-    """Run a script by its digest; a server that does not know it (started anew, say) is sent the text."""
+    """Run a script by its digest, or by its text if the server has lost it."""
     keys = list(keys)
     call = (len(keys), *keys, *args)
     try:
@@ -209,7 +216,7 @@ def scripted(script: Script, keys: Iterable[str], *args: Any) -> Steps[Any]:
 
 
 def unavailable(error: Exception) -> BrokerUnavailable:
-    """The error in our words."""
+    """Return the error as our BrokerUnavailable."""
     return BrokerUnavailable(f"Redis unavailable: {error}")
 
 
@@ -226,7 +233,7 @@ def _has_ended(fn: str, id_: int) -> Steps[bool]:
 
 
 def _patience(timeout: object) -> float | None:
-    """Seconds to wait; 0 and None are both without end, as Redis has it."""
+    """Return the seconds to wait, or None for no limit. 0 means no limit too, as in Redis."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < float("inf"):

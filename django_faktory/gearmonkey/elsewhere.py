@@ -1,7 +1,7 @@
-"""`@gearmonkey_task("name")`: a task of ours that a GearMonkey worker somewhere carries out.
+"""`@gearmonkey_task("name")`: a task that is executed by a GearMonkey worker elsewhere.
 
-A job that waits for a job: with our retries, results and admin. A worker of ours that dies while it waits has the
-other job made a second time by its next attempt.
+Our job waits for the GearMonkey job, and so has our retries, results and admin pages. If our worker dies while waiting,
+the next attempt creates a second GearMonkey job.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def gearmonkey_task(
     output: Callable[[str], Any] = structure_of,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], FaktoryTask[..., Any]]:
-    """Decorate a function that says with its parameters what the job takes; its body is never run.
+    """Decorate a function. Its signature describes the job's arguments; its body is never run.
 
-    The result is what `output` makes of the output's text: unless told otherwise, what is a JSON array or object, else
-    the text. `wait_s` bounds the wait (JobTimeout), `rollcall` fails at once where no worker is (NoWorkers); an error
-    there is RemoteFailure. `options` are those of `@task`.
+    The result is `output` applied to the output's text; by default a JSON array or object is decoded and any other text
+    is returned as it is. `wait_s` bounds the wait (JobTimeout). `rollcall` fails at once if there is no worker
+    (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
     """
     wire.function_name(fn)
     if wire.priority(prio) == wire.SCHEDULED:
@@ -46,6 +46,7 @@ def gearmonkey_task(
 
         @wraps(function)
         def carry_out(*args: Any, **kwargs: Any) -> Any:
+            # Wrong arguments should fail here, before a job is created.
             parameters.bind(*args, **kwargs)
             client = _client(url_of(url))
             id_ = client.run(fn, input_of(args, kwargs), prio, asked, timeout=wait_s)
@@ -61,5 +62,5 @@ def gearmonkey_task(
 
 @lru_cache(maxsize=16)
 def _client(url: str) -> Client:
-    """One pool a server and process."""
+    """Return the client of this URL: one connection pool per server and process."""
     return Client(url)

@@ -1,4 +1,4 @@
-"""What may go wrong between us and a GearMonkey server, beside the package's own errors."""
+"""Errors of GearMonkey, in addition to the package's own errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class GearMonkeyError(FaktoryError):
 
 
 class NoWorkers(GearMonkeyError):
-    """The roll call found no worker for this function; no job was made."""
+    """The roll call found no worker for this function; no job was created."""
 
     def __init__(self, fn: str, answer: str) -> None:
         super().__init__(f"roll call for {fn!r}: expected one worker or more, got {answer}; no job was made")
@@ -18,11 +18,11 @@ class NoWorkers(GearMonkeyError):
 
 
 class JobCreationFailed(GearMonkeyError):
-    """The server did not answer with a job's id. Where its answer was lost, the job may be there all the same."""
+    """The server did not reply with a job id. If only the reply was lost, the job may exist nevertheless."""
 
 
 class JobTimeout(GearMonkeyError):
-    """A blocking run did not end in time. The job goes on: `Client.get(fn, id)` tells how."""
+    """A blocking run did not end in time. The job continues: `Client.get(fn, id)` returns its state."""
 
     def __init__(self, fn: str, id: int, timeout_s: float) -> None:
         super().__init__(f"job {fn}:{id} did not end within {timeout_s:g} s; it goes on")
@@ -31,8 +31,8 @@ class JobTimeout(GearMonkeyError):
 
 
 class UnusableServer(GearMonkeyError):
-    """This Redis, or the way to it, cannot be used for GearMonkey; the message says what to change."""
+    """This Redis, or its URL, cannot be used for GearMonkey; the message says what to change."""
 
 
 class RemoteFailure(GearMonkeyError):
-    """A job that a worker elsewhere carried out ended with an error; the message is its output."""
+    """A job executed by a remote worker ended with an error; the message is its output."""

@@ -1,6 +1,6 @@
-"""Functions and the tasks that serve them; inputs as a task's arguments, results as output.
+"""Map functions to tasks, inputs to a task's arguments, and results to outputs.
 
-Nothing is imported because a peer named it: a function is in this table, or is not served.
+Security invariant: nothing is imported because a peer named it. A function is in this table or is not served.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ DIRECT, GATEWAY = "direct", "gateway"
 
 
 def served() -> dict[str, FaktoryTask[..., Any]]:
-    """Which task serves which function, by `@task(gearmonkey=…)` and GEARMONKEY_FUNCTIONS.
+    """Return the task of each function, from `@task(gearmonkey=…)` and GEARMONKEY_FUNCTIONS.
 
-    Raises ImproperlyConfigured where two serve one, or one cannot.
+    Raises ImproperlyConfigured if two tasks serve one function, or if a task cannot serve one.
     """
     found: dict[str, FaktoryTask[..., Any]] = {}
     wanted = [(task.gearmonkey, task) for task in tasks.registered() if task.gearmonkey]
@@ -33,6 +33,7 @@ def served() -> dict[str, FaktoryTask[..., Any]]:
             raise ImproperlyConfigured(
                 f"GearMonkey function {fn!r}: expected one task, got {other.jobtype} and {task.jobtype}"
             )
+        # In direct mode no row exists that could be finished in the task's transaction.
         if is_direct and task.atomic:
             raise ImproperlyConfigured(
                 f'GearMonkey function {fn!r}: task {task.jobtype} is atomic: set GEARMONKEY_MODE to "gateway", '
@@ -49,8 +50,11 @@ def _task(fn: str, name: str) -> FaktoryTask[..., Any]:
 
 
 def call_of(raw: bytes, *, max_bytes: int) -> tuple[list[Any], dict[str, Any]]:
-    """An input as arguments: a JSON array has them, a JSON object has them by name, nothing is none, and anything else
-    is one: the text itself. Raises InvalidPayload."""
+    """Return the arguments of an input. Raises InvalidPayload.
+
+    A JSON array is the positional arguments, a JSON object the keyword arguments, an empty input none. Any other text
+    is one argument.
+    """
     if len(raw) > max_bytes:
         raise InvalidPayload(f"input: expected at most {max_bytes} bytes, got {len(raw)}")
     try:
@@ -66,7 +70,10 @@ def call_of(raw: bytes, *, max_bytes: int) -> tuple[list[Any], dict[str, Any]]:
 
 
 def structure_of(text: str) -> Any:
-    """The array or object that a text is, as JSON; else the text. Raises InvalidPayload for what is nested too deep."""
+    """Return a JSON array or object decoded, any other text unchanged.
+
+    Raises InvalidPayload if it is nested too deep.
+    """
     if text.lstrip()[:1] not in ("[", "{"):
         return text
     try:
@@ -80,23 +87,27 @@ def structure_of(text: str) -> Any:
 
 
 def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """Arguments as an input, such as `call_of` reads. Raises TypeError where both kinds are there: it has no place for
-    them."""
+    """Return arguments as an input that `call_of` reads back.
+
+    Raises TypeError for positional and keyword arguments together: an input has room for one kind.
+    """
     if args and kwargs:
         raise TypeError("expected positional or keyword arguments, got both: a GearMonkey input holds one kind")
     if not args and not kwargs:
         return b""
     only = args[0] if len(args) == 1 else None
+    # Plain text is sent as it is, for peers that read no JSON, unless it would be read back as JSON.
     if isinstance(only, str) and only and structure_of(only) is only:
         return only.encode()
     return json.dumps(kwargs or list(args), ensure_ascii=False, allow_nan=False).encode()
 
 
 def output_of(result: str | None) -> bytes:
-    """A task's result, JSON, as output: a string is its text, null is nothing."""
+    """Return a task's JSON result as output: a string becomes its text, null becomes empty."""
     if result is None or result == "null":
         return b""
     if result.startswith('"'):
         found: str = json.loads(result)
+        # A JSON string may contain a lone surrogate, which UTF-8 cannot encode.
         return found.encode("utf-8", "replace")
     return result.encode("utf-8", "replace")

@@ -1,7 +1,8 @@
-"""The gateway: GearMonkey jobs become rows of ours, and what became of the rows is written back.
+"""Gateway mode: GearMonkey jobs become rows, and the outcome of the rows is written back.
 
-Takes, stores, hands over, in this order: a bridge that dies in between has its jobs taken again, and finds its rows by
-the token that the first taking left at the server. A job that has a row is put into no queue any more. One thread.
+A `Bridge` takes a job, stores its row, then hands its lease over, in this order. If a bridge dies in between, its jobs
+are taken again, and the new bridge finds the rows by the token that the first take left at the server. A job with a row
+is never put back into a queue. Single-threaded (ADR 13).
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from .wire import JOB_TTL_S, Status
 logger = get_logger(__name__)
 
 MOST = 500
-"""Jobs followed at once by one bridge; what comes beyond stays in Redis."""
+"""Jobs that one bridge follows at once; further jobs stay in Redis."""
 
 FOLLOW_S = 0.05
-"""Between two looks at rows that have not ended."""
+"""Seconds between two queries for the outcome of open rows."""
 
 POLL_S = 1.0
 AWAY_S = 1.0
 
 
 class Bridge:
-    """`run` until stopped. `functions` says which task serves which function."""
+    """Bridge between a station and a broker; call `run`. `functions` maps functions to tasks."""
 
     def __init__(
         self, station: Station, broker: Broker, alias: str, functions: Mapping[str, FaktoryTask[..., Any]]
@@ -50,7 +51,7 @@ class Bridge:
         self._station = station
         self._broker = broker
         self._alias = alias
-        # A row must be there as long as the job's hash: a bridge that comes late finds that it has run.
+        # The row must live as long as the job's hash: a bridge that takes the job again has to see that it ran.
         self._tasks = {fn: replace(task, result_ttl=max(_ttl(task), JOB_TTL_S)) for fn, task in functions.items()}
         self._open: dict[str, Taken] = {}
         self._percent: dict[str, int | None] = {}
@@ -59,8 +60,10 @@ class Bridge:
         self._hints = Hints(station.redis, station.fns)
 
     def run(self) -> None:
-        """Take, store, follow, until stopped. Raises UnusableServer at the start; a Redis that is away, or out of
-        memory, is waited for."""
+        """Take, store and follow jobs until stopped. Raises UnusableServer at start.
+
+        Waits while Redis is unreachable or out of memory.
+        """
         if not self._broker.keeps_results:
             raise UnusableServer('GEARMONKEY_MODE "gateway" needs jobs in this project\'s database: FAKTORY["BROKER"]')
         is_open = False
@@ -75,8 +78,9 @@ class Bridge:
                 self._stopping.wait(AWAY_S)
             except UnusableServer:
                 raise
-            except Exception:  # a loop
+            except Exception:  # log and continue
                 logger.exception("a round of the GearMonkey bridge failed")
+                # The connection may be broken or inside a failed transaction; the next round opens another.
                 connections[self._alias].close()
                 self._stopping.wait(AWAY_S)
             else:
@@ -85,12 +89,12 @@ class Bridge:
         self._leave()
 
     def stop(self) -> None:
-        """End after the round at hand; from any thread."""
+        """Stop after the current round. May be called from any thread."""
         self._stopping.set()
         self._hints.close()
 
     def round(self) -> float:
-        """One round; returns how long there is nothing to do."""
+        """Run one round and return the seconds to pause before the next one."""
         if time.monotonic() >= self._beat_at:
             self._beat()
         room = MOST - len(self._open)
@@ -103,8 +107,9 @@ class Bridge:
         return FOLLOW_S if self._open else POLL_S
 
     def _beat(self) -> None:
-        """Stay counted, lengthen what is held, adopt what another bridge left."""
+        """Renew the registration and the leases, and adopt jobs that another bridge left."""
         self._station.register()
+        # Another bridge adopted the job and reports its outcome, or Redis has lost it.
         for job in self._station.extend(self._open.values(), are_handed_over=True):
             logger.warning("job is no longer this bridge's job=%s:%s", job.fn, job.id)
             self._open.pop(_jid(job), None)
@@ -113,7 +118,10 @@ class Bridge:
         self._beat_at = time.monotonic() + self._station.lease_s / BEATS_A_LEASE
 
     def _keep(self, taken: Iterable[Taken]) -> None:
-        """Make rows, then hand over. What has a row already has been here before."""
+        """Store rows for the jobs, then hand their leases over.
+
+        A job that has a row already was stored by an earlier attempt.
+        """
         made: dict[str, tuple[Taken, JobPayload]] = {}
         for job in taken:
             try:
@@ -139,13 +147,15 @@ class Bridge:
         assert isinstance(backend, FaktoryBackend)  # noqa: S101  (its tasks have no other)
         made = backend.callback_job(task, args, kwargs)
         jid = _jid(job)
+        # The jid is derived from the token, so that a second take of the job finds this row.
         return msgspec.structs.replace(made, jid=jid, text=made.text.replace(made.jid, jid, 1))
 
     def _follow(self) -> int:
-        """Write back what has ended; returns how many."""
+        """Write the outcome of finished rows back; return how many have ended."""
         found = {outcome.jid: outcome for outcome in outcomes(self._open, using=self._alias)}
         ends = []
         for jid, job in self._open.items():
+            # Without an outcome for a removed row the client would wait until its timeout.
             outcome = found.get(jid, Outcome(jid, True, None, "JobRemoved: somebody removed its row", None))
             if outcome.is_over:
                 status = Status.ERROR if outcome.error else Status.SUCCESS
@@ -162,8 +172,9 @@ class Bridge:
         return len(ends)
 
     def _leave(self) -> None:
-        """Another bridge may take over at once."""
+        """Release leases and registration, so that another bridge can take over at once."""
         try:
+            # Expired leases are adopted at the next beat of another bridge.
             self._station.extend(self._open.values(), are_handed_over=True, for_s=0.0)
             self._station.unregister()
         except FaktoryError as error:

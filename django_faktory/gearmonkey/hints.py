@@ -1,4 +1,7 @@
-"""Hears that jobs were made, on the text's own channels. A hint is a favour: events get lost, and others' may lie."""
+"""Listen for new jobs on the channels of the specification.
+
+A hint only shortens the wait: events get lost, and other peers may send wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from . import scripts
 from .core import REDIS_ERRORS
 
 LOOKS_S = (0.005, 0.020, 0.050)
-"""In the text `create` is told before the job is in its queue: look again so long after it."""
+"""Seconds after a hint at which to look again: the specification publishes `create` before it pushes the job."""
 
+# Another thread cannot interrupt get_message: it returns this often to notice `close`.
 CLOSED_CHECK_S = 0.5
 
 
 class Hints(Listener):
-    """One thread waits; any thread may close."""
+    """Listener on the functions' channels. One thread waits; any thread may close it."""
 
     def __init__(self, redis: Redis, fns: Iterable[str]) -> None:
         super().__init__()
@@ -30,7 +34,7 @@ class Hints(Listener):
         self._is_closed = False
 
     def wait(self, timeout_s: float) -> bool:
-        """See Listener; with several looks after a hint."""
+        """Return True on a hint, and again after each delay of `LOOKS_S`; False after `timeout_s`."""
         due = self._looks[0] if self._looks else None
         now = time.monotonic()
         if due is not None:
@@ -45,7 +49,7 @@ class Hints(Listener):
         return True
 
     def close(self) -> None:
-        """See Listener."""
+        """Make the current and all later waits return."""
         self._is_closed = True
 
     def _hear(self, timeout_s: float) -> bool:
@@ -56,7 +60,7 @@ class Hints(Listener):
                 if self._pubsub is None:
                     self._subscribe()
                 if self._next(max(0.0, min(left_s, CLOSED_CHECK_S))):
-                    while self._next(0.0):  # one hint says it all
+                    while self._next(0.0):  # one hint is enough: drain the pending ones
                         pass
                     return True
             except (*REDIS_ERRORS, OSError):
@@ -72,7 +76,7 @@ class Hints(Listener):
         self._pubsub.subscribe(*self._channels)
 
     def _next(self, timeout_s: float) -> bool:
-        """Whether an event came that a job was made; looks through others until the time is over."""
+        """Return whether a `create` event arrives within the time; skip other events."""
         ends_at = time.monotonic() + timeout_s
         while True:
             message = self._pubsub.get_message(timeout=max(0.0, ends_at - time.monotonic()))

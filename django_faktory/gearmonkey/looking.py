@@ -1,6 +1,6 @@
-"""How the functions of a server are doing: workers, queues, what is held, what looks lost. Changes nothing.
+"""Read the state of a server's functions: workers, queues, held jobs and jobs that look lost. Read-only.
 
-Knows no page; the admin shows it, and `health` says what somebody should look at.
+`look` feeds the admin page, `health` the health check.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from . import scripts, wire
 from .core import REDIS_ERRORS, unavailable
 
 MOST = 200
-"""Functions, workers of one, lost jobs of one that are shown."""
+"""Functions shown at most; also workers and lost jobs shown per function."""
 
 SCANS, KEYS_A_SCAN = 50, 1000
-"""What one look at a node costs at most; the strings among its keys are looked at by name."""
+"""Limits of one scan per node: SCAN calls and keys per call. Only string keys are inspected, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionLook:
-    """One function. `workers` are ours with the seconds until they count as dead; `count` has naive ones too."""
+    """State of one function.
+
+    `workers` are ours, each with the seconds until it counts as dead; `count` includes naive workers.
+    """
 
     fn: str
     count: str
@@ -33,27 +36,26 @@ class FunctionLook:
     overdue: int
     lost: list[str]
     trouble: str = ""
-    """Why nothing of it could be read: its keys are of other kinds."""
+    """Why nothing could be read: the function's keys have other types."""
 
     @property
     def waiting(self) -> int:
-        """Jobs in queues."""
+        """Number of jobs in the queues."""
         return sum(self.queues.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What was seen, and what is wrong with it: a sentence each."""
+    """State of all functions, and one sentence per problem."""
 
     functions: list[FunctionLook]
     problems: list[str]
     is_whole: bool = True
-    """False where there were too many keys, or functions, to look at all: naive peers' may be missing."""
+    """False if there were too many keys or functions to look at: functions of naive peers may be missing."""
 
 
 def health(redis: Redis) -> Health:
-    """Look at every function that a worker of ours has served, and at those that peers count. Raises
-    BrokerUnavailable."""
+    """Check every function served by our workers or counted by peers. Raises BrokerUnavailable."""
     try:
         names, is_whole = _names(redis)
         functions = _look_at(redis, names)
@@ -76,7 +78,7 @@ def health(redis: Redis) -> Health:
 
 
 def look(redis: Redis) -> list[FunctionLook]:
-    """The functions that a worker of ours has served, by name."""
+    """Return the functions that our workers have served, by name."""
     return _look_at(redis, sorted(_served(redis))[:MOST])
 
 
@@ -88,12 +90,12 @@ def _look_at(redis: Redis, fns: list[str]) -> list[FunctionLook]:
 def _look_safely(redis: Redis, fn: str, now: int) -> FunctionLook:
     try:
         return _look(redis, fn, now)
-    except ResponseError as error:  # whoever writes to this Redis may write anything; the others are shown all the same
+    except ResponseError as error:  # another client wrote this key; show the other functions anyway
         return FunctionLook(fn, "–", [], {}, 0, 0, 0, [], trouble=str(error))
 
 
 def _nodes(redis: Redis) -> list[dict[str, Any]]:
-    """How to ask each node that has keys."""
+    """Return the redis-py arguments that address each node with keys."""
     return [{"target_nodes": node} for node in redis.get_primaries()] if isinstance(redis, RedisCluster) else [{}]
 
 
@@ -102,14 +104,16 @@ def _served(redis: Redis) -> set[str]:
 
 
 def _names(redis: Redis) -> tuple[list[str], bool]:
-    """Functions to show, and whether they are all. Ours come first; a peer tells of its own by the text's counters,
-    of ids and of workers, which are the only strings that it writes."""
+    """Return the functions to show, and whether the list is complete. Ours come first.
+
+    Functions of peers are found by the specification's counters of ids and of workers, the only strings it writes.
+    """
     ours, theirs, is_whole = _served(redis), set(), True
     for node in _nodes(redis):
         cursor: Any = 0
         for _ in range(SCANS):
             cursor, keys = redis.scan(cursor, count=KEYS_A_SCAN, _type="string", **node)
-            if isinstance(cursor, dict):  # a cluster's answer, by node
+            if isinstance(cursor, dict):  # the reply of a cluster, by node
                 [cursor] = cursor.values()
             named = (_text(key).partition(":") for key in keys)
             theirs |= {fn for kind, _, fn in named if fn and kind in ("uid", "count")}
@@ -122,6 +126,7 @@ def _names(redis: Redis) -> tuple[list[str], bool]:
 
 def _look(redis: Redis, fn: str, now: int) -> FunctionLook:
     queues = {prio: _length(redis, scripts.queue_key(fn, prio)) for prio in (*wire.LISTS, wire.SCHEDULED)}
+    # Members with lower scores are dead workers that are not removed yet.
     workers: list[Any] = redis.zrangebyscore(scripts.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
     return FunctionLook(
         fn=fn,
@@ -130,13 +135,14 @@ def _look(redis: Redis, fn: str, now: int) -> FunctionLook:
         queues=queues,
         held=redis.zcard(scripts.lease_key(fn)),
         bridged=redis.zcard(scripts.held_key(fn)),
+        # Only leases expired for 10 s: a younger one is left to the next sweep and is no problem yet.
         overdue=redis.zcount(scripts.lease_key(fn), "-inf", now - 10),
         lost=[_text(id_) for id_ in redis.zrange(scripts.audit_key(fn), 0, MOST)],
     )
 
 
 def _length(redis: Redis, key: str) -> int:
-    """-1 for what is no queue."""
+    """Return the length, or -1 if the key is not a queue."""
     kind = redis.type(key)
     if kind == b"list":
         return int(redis.llen(key))

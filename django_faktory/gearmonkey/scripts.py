@@ -1,7 +1,7 @@
-"""Every Lua script that is sent, and its names of keys. Data never becomes part of a script.
+"""The Lua scripts and key names of GearMonkey. Data never becomes part of a script's text.
 
-Knows no connection. A script's first write is either one that Redis refuses where its memory is out, or one it never
-refuses: after that, Redis lets the script finish, so nothing stops half done.
+Knows no connection. The first write of each script is either one that Redis refuses when out of memory, or one it never
+refuses: after the first write Redis lets the script finish, so that no script stops half done.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ DUE = (
     "local item = redis.call('ZRANGEBYSCORE', KEYS[1], 0, ARGV[1], 'LIMIT', 0, 1); if (#item > 0) then "
     "redis.call('ZREM', KEYS[1], item[1]); return { KEYS[1],  item[1] }; end"
 )
-"""The text's own script, byte for byte: two spaces before the last item, or its digest is another one."""
+"""The specification's script, byte for byte. The two spaces before the last item matter for its digest."""
 
 DUE_SHA1 = "5231827cd49b540660ef44969b38cc858f157824"
-"""What the text says `SCRIPT LOAD` answers."""
+"""Digest that `SCRIPT LOAD` returns according to the specification."""
 
 
 class Script:
-    """A text, and the digest the server gave it. `core` and `station` send it."""
+    """Text of a script and its digest. `core` and `station` send it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        # Updated by `Station.open` with the digest that the server reports.
         self.digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324  (Redis names scripts so)
 
 
+# pcall where a peer's key may have another type: an error there must not stop the script half done. 90000 and 10 are
+# JOB_TTL_S and LOCK_TTL_S of `wire`.
 _ENDING = """
 local function settle(fn, id, status, output)
   local job, lock = 'job:' .. fn .. ':' .. id, 'lock:' .. fn .. ':' .. id
@@ -81,14 +84,19 @@ redis.call('PUBLISH', 'channel:' .. ARGV[1], 'create:' .. id)
 if ARGV[4] == 'zset' then redis.call('ZADD', KEYS[2], ARGV[3], id) else redis.call('LPUSH', KEYS[2], id) end
 return id
 """)
-"""KEYS uid, queue; ARGV fn, input, score, "list" or "zset". The id as text (Lua's numbers end at 2^53), or nil: ten
-thousand ids of a counter that was lost are still in use, ask again."""
+"""KEYS uid, queue; ARGV fn, input, score, "list" or "zset".
+
+Returns the id as text, because Lua numbers are exact only up to 2^53. Returns nil if 10,000 ids of a lost counter are
+still in use; the caller repeats the request.
+"""
 
 ROLL_CALL = Script(f"""{_CLOCK}{_REAPING}
 return redis.call('GET', KEYS[2])
 """)
-"""KEYS registry, count. Takes away those of ours that died, then answers the count."""
+"""KEYS registry, count. Removes our dead workers, then returns the count."""
 
+# ZREM of '' removes nothing. It is a first write that Redis never refuses, so that this script, and each one below that
+# begins in the same way, also finishes while Redis is out of memory.
 REGISTER = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
 {_REAPING}
@@ -97,7 +105,10 @@ local ours = redis.call('ZCARD', KEYS[1])
 if (tonumber(redis.call('GET', KEYS[2]) or '') or 0) < ours then redis.call('SET', KEYS[2], ours) end
 return ours
 """)
-"""KEYS registry, count; ARGV wid, seconds."""
+"""KEYS registry, count; ARGV wid, seconds. Returns the number of our workers.
+
+Raises a count below the registry's, so that the count is correct again after FLUSHALL.
+"""
 
 UNREGISTER = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
@@ -105,8 +116,10 @@ redis.call('ZREM', KEYS[1], '')
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 1 then leave() end
 return redis.call('GET', KEYS[2])
 """)
-"""KEYS registry, count; ARGV wid."""
+"""KEYS registry, count; ARGV wid. Returns the count, never lowered below 0."""
 
+# The ZCARDs write nothing: a lease key of another type fails the script before its first write. `due` is the
+# specification's script unchanged, inside of ours (ADR 13).
 RESERVE = Script(f"""{_ENDING}{_CLOCK}
 local function due(KEYS, ARGV) {DUE} end
 local wid, lease, most, found, wrong = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {{}}, {{}}
@@ -152,9 +165,11 @@ return {{ found, wrong }}
 """)
 """KEYS for each function scheduled, high, normal, low, lease; ARGV wid, lease seconds, most, and the functions.
 
-Answers the jobs, [fn, id, attempt, input, token], attempt 0 for those whose data were missing; and the keys that are no
-queues."""
+Returns the jobs as [fn, id, attempt, input, token], with attempt 0 for jobs without data, and the keys that
+are not queues.
+"""
 
+# wid and attempt fence the job: a worker that was silent and lost it must not end it.
 FINISH = Script(f"""{_ENDING}
 local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
 if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] then return 0 end
@@ -165,7 +180,10 @@ if is_final(status_of(ARGV[1], ARGV[2])) then return 0 end
 settle(ARGV[1], ARGV[2], ARGV[5], ARGV[6])
 return 1
 """)
-"""KEYS lease, meta, held; ARGV fn, id, wid, attempt, status, output."""
+"""KEYS lease, meta, held; ARGV fn, id, wid, attempt, status, output.
+
+Returns 1, or 0 for a stale worker or a job that has ended.
+"""
 
 UPDATE = Script("""
 local held = redis.call('HMGET', KEYS[2], 'wid', 'attempt')
@@ -173,7 +191,7 @@ if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or not redis.call('ZSCORE', KEYS[1],
 redis.call('HSET', KEYS[3], 'status:dividend', ARGV[4], 'status:divisor', ARGV[5])
 return 1
 """)
-"""KEYS lease, meta, job; ARGV id, wid, attempt, dividend, divisor."""
+"""KEYS lease, meta, job; ARGV id, wid, attempt, dividend, divisor. Returns 1, or 0 for a stale worker."""
 
 _BACK = """
 local function put_back(fn, id, origin)
@@ -192,7 +210,11 @@ redis.call('HDEL', KEYS[2], 'wid')
 redis.call('HSET', KEYS[3], 'status', 'idle')
 return 1
 """)
-"""KEYS lease, meta, job; ARGV fn, id, wid, attempt. To the head of its queue, as if it had not been taken."""
+"""KEYS lease, meta, job; ARGV fn, id, wid, attempt.
+
+Puts the job at the head of its queue, as if it had not been taken. Returns 1, or 0 for a stale worker or a queue key of
+another type.
+"""
 
 EXTEND = Script(f"""{_CLOCK}
 redis.call('ZREM', KEYS[1], '')
@@ -208,7 +230,7 @@ for place = 4, #ARGV, 2 do
 end
 return kept
 """)
-"""KEYS lease, or held; ARGV fn, wid, seconds, then id and attempt of each. Answers the ids still held."""
+"""KEYS lease, or held; ARGV fn, wid, seconds, then id and attempt of each job. Returns the ids still held."""
 
 SWEEP = Script(f"""{_ENDING}{_BACK}{_CLOCK}
 local back, given_up = {{}}, {{}}
@@ -237,7 +259,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
 end
 return {{ back, given_up }}
 """)
-"""KEYS lease; ARGV fn, most deaths. Answers the ids put back, and those given up."""
+"""KEYS lease; ARGV fn, most deaths. Returns the ids put back and the ids given up."""
 
 DISMISS = Script(f"""{_BACK}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
@@ -254,7 +276,10 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   end
 end
 """)
-"""KEYS lease; ARGV fn, wid, "1" where it died: then its leases are over for the next sweep, else its jobs go back."""
+"""KEYS lease; ARGV fn, wid, "1" if the worker died.
+
+The leases of a dead worker expire for the next sweep; the jobs of a live one are put back.
+"""
 
 HAND_OVER = Script(f"""{_CLOCK}
 local held = redis.call('HMGET', KEYS[3], 'wid', 'attempt')
@@ -262,7 +287,10 @@ if held[1] ~= ARGV[2] or held[2] ~= ARGV[3] or redis.call('ZREM', KEYS[1], ARGV[
 redis.call('ZADD', KEYS[2], string.format('%.6f', now + tonumber(ARGV[4])), ARGV[1])
 return 1
 """)
-"""KEYS lease, held, meta; ARGV id, wid, attempt, seconds. From now on a row stands for it: no sweep puts it back."""
+"""KEYS lease, held, meta; ARGV id, wid, attempt, seconds. Returns 1, or 0 for a stale worker.
+
+Afterwards a row represents the job, and no sweep puts it back into a queue.
+"""
 
 ADOPT = Script(f"""{_CLOCK}
 local found = {{}}
@@ -280,7 +308,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0
 end
 return {{ found, {{}} }}
 """)
-"""KEYS held; ARGV fn, wid, seconds, most. Jobs with a row whose bridge is gone."""
+"""KEYS held; ARGV fn, wid, seconds, most. Returns jobs that have a row and no live bridge."""
 
 AUDIT = Script(f"""{_CLOCK}
 local fn, id, lost = ARGV[1], ARGV[2], false
@@ -302,63 +330,66 @@ if type(redis.pcall('LPUSH', KEYS[5], id)) == 'table' then return 1 end
 redis.call('ZREM', KEYS[1], id)
 return 2
 """)
-"""KEYS audit, lease, scheduled, high, normal, low; ARGV fn, id, seconds. 0 not lost, 1 noted, 2 queued again."""
+"""KEYS audit, lease, scheduled, high, normal, low; ARGV fn, id, seconds.
+
+Returns 0 if the job is not lost, 1 if it is noted as lost, 2 if it was queued again.
+"""
 
 
 def uid_key(fn: str) -> str:
-    """The counter of a function's ids."""
+    """Counter of the function's job ids."""
     return f"uid:{fn}"
 
 
 def count_key(fn: str) -> str:
-    """How many workers are there, as far as anybody counted."""
+    """Counter of the function's workers, as accurate as the peers keep it."""
     return f"count:{fn}"
 
 
 def job_key(fn: str, id: int | str) -> str:
-    """A job's hash."""
+    """Hash of one job."""
     return f"job:{fn}:{id}"
 
 
 def lock_key(fn: str, id: int | str) -> str:
-    """The list that blocking clients wait at."""
+    """List on which blocking clients wait."""
     return f"lock:{fn}:{id}"
 
 
 def queue_key(fn: str, prio: str) -> str:
-    """A list of ids, or for "scheduled" a sorted set."""
+    """List of ids; for "scheduled" a sorted set."""
     return f"queue:{fn}:{prio}"
 
 
 def channel(fn: str) -> str:
-    """Where a function's events are told."""
+    """Channel of the function's events."""
     return f"channel:{fn}"
 
 
 def lease_key(fn: str) -> str:
-    """Our own: which jobs our workers have, and until when."""
+    """Ours: the jobs held by our workers, scored by the end of the lease."""
     return f"gm:lease:{fn}"
 
 
 def held_key(fn: str) -> str:
-    """Our own: which jobs have a row, and until when a bridge follows it."""
+    """Ours: the jobs with a row, scored by the end of the bridge's lease."""
     return f"gm:held:{fn}"
 
 
 def meta_key(fn: str, id: int | str) -> str:
-    """Our own: who has a job, for the how-manieth time."""
+    """Ours: worker, attempt, origin, deaths and token of a job."""
     return f"gm:meta:{fn}:{id}"
 
 
 def registry_key(fn: str) -> str:
-    """Our own: which of our workers are there, and until when without a sign of life."""
+    """Ours: the live workers of ours, scored by the time at which they count as dead."""
     return f"gm:workers:{fn}"
 
 
 def audit_key(fn: str) -> str:
-    """Our own: since when a job looks lost."""
+    """Ours: the jobs that look lost, scored by the time at which that was first seen."""
     return f"gm:audit:{fn}"
 
 
 FUNCTIONS_KEY = "gm:functions"
-"""Our own: every function that a worker of ours has served."""
+"""Ours: every function that our workers have served."""

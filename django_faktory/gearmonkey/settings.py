@@ -1,4 +1,4 @@
-"""What the project's settings say of GearMonkey. Reads, never writes."""
+"""Settings of GearMonkey, read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .errors import UnusableServer
 
 
 def url_of(url: str | None = None) -> str:
-    """The server to talk to: the one given, else `GEARMONKEY_URL` of the environment, else the setting."""
+    """Return the server's URL: the argument, else `GEARMONKEY_URL` of the environment, else the setting.
+
+    Raises UnusableServer if there is none.
+    """
     found = url or os.environ.get("GEARMONKEY_URL") or conf.get("GEARMONKEY_URL")
     if not found:
         raise UnusableServer(
@@ -20,6 +23,6 @@ def url_of(url: str | None = None) -> str:
 
 
 def without_password(url: str) -> str:
-    """The address without its password."""
+    """Return the URL without user and password, for log lines."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

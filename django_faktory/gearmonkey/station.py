@@ -1,7 +1,7 @@
-"""What a worker does at the server, one script each: register, take, lengthen, end, give back, sweep, audit.
+"""Operations of a worker at the server, one script each: register, take, extend, finish, release, sweep, audit.
 
-Knows no task and no thread; a station is shared by those of one process. Redis' clock is the only clock.
-Raises BrokerUnavailable where the server is away, or its memory is out: then nothing was changed, or may be done again.
+A `Station` is shared by the threads of one process and knows no task. Redis' clock is the only clock. Raises
+BrokerUnavailable if the server is unreachable or out of memory: the operation then changed nothing or may be repeated.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .wire import Status
 logger = get_logger(__name__)
 
 LEASE_S = 20.0
-"""How long a worker may be silent: then its jobs go to others, and it is no longer counted."""
+"""Seconds without a heartbeat after which a worker loses its jobs and is no longer counted."""
 BEATS_A_LEASE = 4
 MAX_DEATHS = 5
-"""A job that cost so many workers their lives is not tried again."""
+"""A job is given up after this many of its workers have died."""
 
 AUDIT_AFTER_S = 60
 TELL_WRONG_EVERY_S = 60.0
 
 
 class Taken(NamedTuple):
-    """A job this worker has. `id` is as the peer wrote it; wid and attempt fence it."""
+    """A job held by this worker. `id` is as the peer wrote it; wid and attempt fence it."""
 
     fn: str
     id: str
@@ -47,14 +47,14 @@ class Taken(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """Which jobs a sweep put back, and which it gave up."""
+    """Ids of the jobs that a sweep put back and of those it gave up."""
 
     back: list[str]
     given_up: list[str]
 
 
 class Station:
-    """The verbs, for `fns`, as worker `wid`."""
+    """Operations of worker `wid` on the functions `fns`."""
 
     def __init__(self, redis: Redis, fns: Collection[str], *, wid: str, lease_s: float = LEASE_S) -> None:
         self.fns = [wire.function_name(fn) for fn in fns]
@@ -67,44 +67,45 @@ class Station:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Look whether this server will do, and load the scripts: the text's too, for peers that lost theirs.
-
-        Raises UnusableServer.
-        """
+        """Check the server and load the scripts, the specification's one included. Raises UnusableServer."""
         examine(self.redis, self.fns)
         with _translated():
+            # Naive peers call this script by its digest only and fail if a restart of Redis removed it.
             digest = _text(self.redis.script_load(scripts.DUE))
             if digest != scripts.DUE_SHA1:
                 logger.warning("this server names the text's script %s, expected %s", digest, scripts.DUE_SHA1)
             for script in _OFTEN:
                 script.digest = _text(self.redis.script_load(script.text))
             if self.fns:
+                # The admin page and the health check find our functions there.
                 self.redis.sadd(scripts.FUNCTIONS_KEY, *self.fns)
 
     def register(self) -> None:
-        """Be counted, or stay so, for a lease's length. What was flushed is there again."""
+        """Register this worker for the length of a lease, or renew it. Restores the counters after FLUSHALL."""
         for fn in self.fns:
             self._call(scripts.REGISTER, _registry(fn), self.wid, self.lease_s)
 
     def unregister(self) -> None:
-        """Be counted no longer."""
+        """Remove this worker from the registry and the counters."""
         for fn in self.fns:
             self._call(scripts.UNREGISTER, _registry(fn), self.wid)
 
     def dismiss(self, wids: Iterable[str], *, have_died: bool = False) -> None:
-        """These workers are gone: they are not counted, and what they hold goes back, or to the next sweep."""
+        """Unregister these workers and put their jobs back, or expire their leases if they died."""
         for wid in wids:
             for fn in self.fns:
                 self._call(scripts.UNREGISTER, _registry(fn), wid)
                 self._call(scripts.DISMISS, [scripts.lease_key(fn)], fn, wid, int(have_died))
 
     def take(self, most: int) -> list[Taken]:
-        """Up to so many jobs: scheduled ones that are due, then high, normal, low; functions take turns."""
+        """Take up to `most` jobs: due scheduled ones first, then high, normal, low. Functions take turns."""
         with self._lock:
+            # Rotate the functions, so that a full one does not starve the next ones.
             self._turn += 1
             turn = self._turn % len(self.fns)
         fns = self.fns[turn:] + self.fns[:turn]
         found: list[Taken] = []
+        # The keys of different functions are on different nodes of a cluster: one script per function there.
         for group in [[fn] for fn in fns] if self._is_cluster else [fns]:
             if len(found) < most:
                 keys = [key for fn in group for key in _taking(fn)]
@@ -116,7 +117,7 @@ class Station:
     def extend(
         self, jobs: Iterable[Taken], *, are_handed_over: bool = False, for_s: float | None = None
     ) -> list[Taken]:
-        """Lengthen the leases, or give them so long; returns those that are no longer this worker's."""
+        """Extend the leases, by `for_s` seconds if given; return the jobs that are no longer this worker's."""
         lost: list[Taken] = []
         by_fn: dict[str, list[Taken]] = {}
         for job in jobs:
@@ -130,11 +131,11 @@ class Station:
         return lost
 
     def finish(self, job: Taken, status: Status, output: bytes) -> bool:
-        """End a job; False where it is no longer this worker's: then nothing was changed."""
+        """End a job. Returns False, without changes, if it is no longer this worker's."""
         return self.finish_many([(job, status, output)])[0]
 
     def finish_many(self, ends: Sequence[tuple[Taken, Status, bytes]]) -> list[bool]:
-        """End jobs, in one round trip."""
+        """End several jobs in one round trip; the result is like that of `finish` for each."""
         calls = [
             (
                 [scripts.lease_key(job.fn), scripts.meta_key(job.fn, job.id), scripts.held_key(job.fn)],
@@ -145,21 +146,22 @@ class Station:
         return [bool(answer) for answer in self._call_many(scripts.FINISH, calls)]
 
     def update(self, job: Taken, dividend: int, divisor: int, *, is_handed_over: bool = False) -> bool:
-        """Tell how far a job is; False where it is no longer this worker's."""
+        """Store a job's progress. Returns False if the job is no longer this worker's."""
         lease = scripts.held_key(job.fn) if is_handed_over else scripts.lease_key(job.fn)
         keys = [lease, scripts.meta_key(job.fn, job.id), scripts.job_key(job.fn, job.id)]
         return bool(self._call(scripts.UPDATE, keys, job.id, self.wid, job.attempt, dividend, divisor))
 
     def release(self, job: Taken) -> bool:
-        """Give a job back to the head of its queue; False where it is no longer this worker's."""
+        """Put a job back at the head of its queue. Returns False if it is no longer this worker's."""
         keys = [scripts.lease_key(job.fn), scripts.meta_key(job.fn, job.id), scripts.job_key(job.fn, job.id)]
         return bool(self._call(scripts.RELEASE, keys, job.fn, job.id, self.wid, job.attempt))
 
     def sweep(self) -> Swept:
-        """Put back what workers of ours did not end in time, and count those no longer that are silent."""
+        """Put back jobs with an expired lease, and unregister silent workers."""
         swept = Swept([], [])
         for fn in self.fns:
             self._call(scripts.ROLL_CALL, _registry(fn))
+            # A script handles at most 100 jobs per call, so that it does not block Redis.
             while True:
                 back, given_up = self._call(scripts.SWEEP, [scripts.lease_key(fn)], fn, MAX_DEATHS)
                 swept.back.extend(f"{fn}:{_text(id_)}" for id_ in back)
@@ -169,12 +171,12 @@ class Station:
         return swept
 
     def hand_over(self, job: Taken) -> bool:
-        """From now on a row stands for the job; False where it is no longer this worker's."""
+        """Mark the job as represented by a row. Returns False if it is no longer this worker's."""
         keys = [scripts.lease_key(job.fn), scripts.held_key(job.fn), scripts.meta_key(job.fn, job.id)]
         return bool(self._call(scripts.HAND_OVER, keys, job.id, self.wid, job.attempt, self.lease_s))
 
     def adopt(self, most: int) -> list[Taken]:
-        """Jobs that have a row, and whose bridge is gone."""
+        """Take over up to `most` jobs that have a row and no live bridge."""
         found: list[Taken] = []
         for fn in self.fns:
             found += self._taken(
@@ -183,7 +185,10 @@ class Station:
         return found
 
     def audit(self, *, after_s: float = AUDIT_AFTER_S) -> list[str]:
-        """Look at every job of these functions; queue again what two looks so far apart found idle and in no queue."""
+        """Queue again each job found idle and in no queue twice, at least `after_s` seconds apart.
+
+        Looks at every job of these functions.
+        """
         again = []
         with _translated():
             for fn in self.fns:
@@ -202,6 +207,7 @@ class Station:
             self._tell_wrong(_text(key))
         taken = []
         for fn, id_, attempt, *rest in found:
+            # Attempt 0 marks a job without data; the script has ended it as an error.
             if attempt:
                 taken.append(Taken(_text(fn), _text(id_), attempt, rest[0], _text(rest[1])))
             else:
@@ -209,6 +215,7 @@ class Station:
         return taken
 
     def _tell_wrong(self, key: str) -> None:
+        # At most one message a minute per key: the key is read in every round.
         if time.monotonic() >= self._told_at.get(key, 0.0):
             self._told_at[key] = time.monotonic() + TELL_WRONG_EVERY_S
             logger.error("%s is no queue: its type is another one; jobs of other queues go on", key)
@@ -221,11 +228,13 @@ class Station:
         if len(calls) == 1 or self._is_cluster:
             return [self._call(script, keys, *args) for keys, args in calls]
         with _translated():
+            # No transaction: each script is atomic, and the failure of one must not affect the next.
             pipeline = self.redis.pipeline(transaction=False)
             for keys, args in calls:
                 pipeline.execute_command("EVALSHA", script.digest, len(keys), *keys, *args)
             answers = pipeline.execute(raise_on_error=False)
         for place, answer in enumerate(answers):
+            # Redis was restarted or its scripts flushed: send the text once.
             if isinstance(answer, NoScriptError):
                 keys, args = calls[place]
                 answers[place] = self._call(script, keys, *args)
@@ -235,6 +244,7 @@ class Station:
         return answers
 
 
+# Loaded at start; the other scripts are sent when they are first used.
 _OFTEN = (scripts.REGISTER, scripts.RESERVE, scripts.EXTEND, scripts.FINISH, scripts.UPDATE, scripts.SWEEP)
 
 
@@ -258,10 +268,10 @@ def _taking(fn: str) -> list[str]:
 
 
 def _text(raw: bytes | str) -> str:
-    # An id may be anything a peer pushed; what is no UTF-8 must come back as the same bytes.
+    # A peer may push any bytes as id; invalid UTF-8 must be sent back as the same bytes.
     return raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
 
 
 def _escaped(prefix: str) -> str:
-    """For SCAN's patterns."""
+    """Return the prefix with the wildcards of SCAN patterns escaped."""
     return "".join(f"\\{char}" if char in "*?[]\\^" else char for char in prefix)

@@ -1,4 +1,7 @@
-"""What time does to GearMonkey jobs, in a thread of every process of ours: no leader, each step may run twice."""
+"""Background loop that sweeps, and optionally audits, in every process of ours.
+
+There is no leader: each step may run twice without harm.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from .station import Station
 logger = get_logger(__name__)
 
 SWEEP_EVERY_S = 2.0
+# More than AUDIT_AFTER_S: the second look at a lost job is late enough to queue it again.
 AUDIT_EVERY_S = 61.0
 
 
 class Upkeep:
-    """The loop; `run` is a thread's."""
+    """Loop of sweeps; `run` is the target of a thread."""
 
     def __init__(self, station: Station, *, audits: bool = False, every_s: float = SWEEP_EVERY_S) -> None:
         self._station = station
@@ -26,12 +30,12 @@ class Upkeep:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Sweep, and audit where that is asked for, until stopped."""
+        """Sweep, and audit if enabled, until stopped."""
         while not self._stopping.wait(self._every_s):
             self.run_once()
 
     def run_once(self) -> None:
-        """One round. Raises nothing: a server that is away is looked at again in the next."""
+        """Run one round. Raises nothing: an unreachable server is tried again in the next round."""
         try:
             swept = self._station.sweep()
             if swept.back:
@@ -45,9 +49,9 @@ class Upkeep:
                     logger.warning("jobs that somebody lost are queued again jobs=%s", ",".join(again))
         except FaktoryError as error:
             logger.warning("the sweep waits for the server error=%s", error)
-        except Exception:  # a loop
+        except Exception:  # log and continue
             logger.exception("the sweep failed")
 
     def stop(self) -> None:
-        """End the loop; from any thread."""
+        """Stop the loop. May be called from any thread."""
         self._stopping.set()

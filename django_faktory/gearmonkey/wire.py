@@ -1,6 +1,6 @@
-"""The text's words: names of keys, priorities, statuses, what travels as input and output. Pure.
+"""Values of the specification: priorities, statuses, encoding of inputs and outputs. Pure.
 
-Source: the GearMonkey specification; where it is silent, `docs/gearmonkey.md` says what holds.
+Source: the GearMonkey specification; `docs/gearmonkey.md` decides what it leaves open.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..payloads import FUNCTION
 HIGH, NORMAL, LOW, SCHEDULED = "high", "normal", "low", "scheduled"
 PRIORITIES = (HIGH, NORMAL, LOW, SCHEDULED)
 LISTS = (HIGH, NORMAL, LOW)
-"""In the order workers look."""
+"""Priorities with a list, in the order in which workers read them."""
 
 JOB_TTL_S = 90_000
-"""A job's hash outlives its end by 25 hours."""
+"""Seconds for which a job's hash is kept after the job's end: 25 hours."""
 LOCK_TTL_S = 10
 MAX_OUTPUT_ERROR_BYTES = 64 * 1024
 
 
 class Option(StrEnum):
-    """What changes how a client runs a job."""
+    """Options that change how a client runs a job."""
 
     BLOCKING = "blocking"
     ROLLCALL = "rollcall"
@@ -37,7 +37,7 @@ OPT_BLOCKING, OPT_ROLLCALL = Option.BLOCKING, Option.ROLLCALL
 
 
 class Status(StrEnum):
-    """What a job says of itself; UNKNOWN is what no text knows."""
+    """Status stored in a job's hash; UNKNOWN for any value that the specification does not define."""
 
     IDLE = "idle"
     BUSY = "busy"
@@ -47,13 +47,13 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing changes any more."""
+        """Return whether the job has ended."""
         return self in (Status.SUCCESS, Status.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the server holds of one job. `output` is None until it has ended; bytes are the peer's own."""
+    """A job as the server stores it. `output` is None until it has ended; bytes are as the peer wrote them."""
 
     fn: str
     id: int
@@ -66,16 +66,16 @@ class Job:
 
     @property
     def text(self) -> str:
-        """The output as text; what is no UTF-8 is replaced."""
+        """Return the output as text, with invalid UTF-8 replaced."""
         return (self.output or b"").decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """The output as the JSON it holds. Raises ValueError."""
+        """Return the output decoded as JSON. Raises ValueError."""
         return json.loads(self.output or b"null")
 
 
 def job_of(fn: str, id: int, fields: Mapping[bytes, bytes]) -> Job:
-    """Read a job's hash, whatever a peer wrote there."""
+    """Parse a job's hash, whatever a peer wrote there."""
     status = status_of(fields.get(b"status"))
     return Job(
         fn=fn,
@@ -90,10 +90,10 @@ def job_of(fn: str, id: int, fields: Mapping[bytes, bytes]) -> Job:
 
 
 def status_of(raw: bytes | None) -> Status:
-    """The status a hash says, or UNKNOWN."""
+    """Return the status stored in a hash, or UNKNOWN."""
     try:
         return Status((raw or b"").decode())
-    except ValueError:  # UnicodeDecodeError is one
+    except ValueError:  # includes UnicodeDecodeError
         return Status.UNKNOWN
 
 
@@ -114,8 +114,10 @@ def priority(name: object) -> str:
 
 
 def encoded(value: Any) -> bytes:
-    """Input or output as it travels: bytes as they are, text as UTF-8, anything else as JSON. Raises TypeError or
-    ValueError for what JSON cannot hold."""
+    """Encode an input or output: bytes unchanged, text as UTF-8, any other value as JSON.
+
+    Raises TypeError or ValueError for values that JSON cannot express.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -123,24 +125,29 @@ def encoded(value: Any) -> bytes:
 
 
 def seconds(name: str, value: object) -> int:
-    """A moment as whole seconds since 1970: a number, or an aware datetime. Raises ValueError for those before."""
+    """Return a moment, a number or an aware datetime, as whole seconds since 1970.
+
+    Raises ValueError for a moment before 1970 and for a naive datetime.
+    """
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValueError(f"{name}: expected an aware datetime, got {value!r}")
         value = value.timestamp()
+    # Redis stores the moment as a score, a double: integers above 2^53 would be rounded.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         raise ValueError(f"{name}: expected seconds since 1970, or an aware datetime, got {value!r:.80}")
     return int(value)
 
 
 def error_text(error: BaseException) -> bytes:
-    """How a failure is told: its type and message, no traceback."""
+    """Return the output of a failed job: type and message of the error, no traceback."""
     text = f"{type(error).__name__}: {error}"
+    # A cut in the middle of a character would leave invalid UTF-8: drop the incomplete one.
     return text.encode("utf-8", "replace")[:MAX_OUTPUT_ERROR_BYTES].decode("utf-8", "ignore").encode()
 
 
 def progress(dividend: object, divisor: object) -> tuple[int, int]:
-    """Check how far a job is. Raises ValueError."""
+    """Check the progress of a job. Raises ValueError."""
     whole = all(isinstance(part, int) and not isinstance(part, bool) for part in (dividend, divisor))
     if not whole or not 0 <= dividend <= divisor or divisor == 0:  # type: ignore[operator]  # ints, as checked
         raise ValueError(

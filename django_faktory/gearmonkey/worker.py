@@ -1,7 +1,7 @@
-"""The text's worker: `accept` functions, `work` on an input, `update` how far it is. One job at a time.
+"""The worker of the specification: `accept` functions, `work` on an input, `update` the progress. One job at a time.
 
-For a project's tasks `runfaktory --gearmonkey` has more: threads, time limits, a way to stop. This is for programs
-of their own.
+For programs of their own. For a project's tasks use `runfaktory --gearmonkey`, which adds threads, time limits and a
+graceful stop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAUSE_S = 0.25
 
 
 class Worker:
-    """Subclass it and write `work`, or give `accept` a function. Ends what it has begun when it is stopped."""
+    """Subclass it and define `work`, or pass a function to `accept`. Finishes the current job when stopped."""
 
     def __init__(
         self, url: str | None = None, *, lease_s: float = LEASE_S, sweep_every_s: float = SWEEP_EVERY_S
@@ -45,21 +45,24 @@ class Worker:
 
     @property
     def job(self) -> tuple[str, str] | None:
-        """Function and id of the job at hand."""
+        """Function and id of the current job, or None."""
         return self._current and (self._current.fn, self._current.id)
 
     def accept(self, fn: str, work: Any = None) -> None:
-        """Take jobs of this function, by `work` or else by the method of that name. Before `run`."""
+        """Accept jobs of this function; `work`, or else the method `work`, executes them. Call before `run`."""
         self._works[wire.function_name(fn)] = work
 
     def work(self, input: bytes) -> Any:
-        """Do the job: what it returns is the output, what it raises the error."""
+        """Execute a job: the return value is the output, an exception the error."""
         raise NotImplementedError(
             f"{type(self).__name__}.work: expected a subclass to define it; it got {len(input)} bytes"
         )
 
     def update(self, dividend: int, divisor: int) -> None:
-        """Tell how far the job at hand is. Raises ValueError; a server that is away hears the next one."""
+        """Store the progress of the current job. Raises ValueError.
+
+        An unreachable server is logged and ignored: the next update replaces this one.
+        """
         dividend, divisor = wire.progress(dividend, divisor)
         if self._station is not None and self._current is not None:
             try:
@@ -68,12 +71,13 @@ class Worker:
                 logger.warning("progress could not be told error=%s", error)
 
     def run(self) -> None:
-        """Work until stopped. Raises UnusableServer, BrokerUnavailable at the start only."""
+        """Work until stopped. Raises UnusableServer and BrokerUnavailable, at start only."""
         station = self._station = Station(self._redis, list(self._works), wid=self.wid, lease_s=self._lease_s)
         station.open()
         station.register()
         self._hints = Hints(self._redis, station.fns)
         upkeep = Upkeep(station, every_s=self._sweep_every_s)
+        # Heartbeats need a thread: `work` may take longer than a lease.
         threads = [
             threading.Thread(target=self._beat, args=(station,), name="gearmonkey-beat", daemon=True),
             threading.Thread(target=upkeep.run, name="gearmonkey-upkeep", daemon=True),
@@ -87,11 +91,12 @@ class Worker:
             self.stop()
             upkeep.stop()
             for thread in threads:
+                # Bounded: they are daemon threads and may be waiting for Redis.
                 thread.join(POLL_S)
             self._leave(station)
 
     def stop(self) -> None:
-        """End after the job at hand; from any thread, or a signal handler."""
+        """Stop after the current job. May be called from any thread or a signal handler."""
         self._stopping.set()
         if self._hints is not None:
             self._hints.close()
@@ -119,7 +124,7 @@ class Worker:
             return Status.ERROR, wire.error_text(error)
 
     def _tell(self, station: Station, job: Taken, status: Status, output: bytes) -> None:
-        """As often as it takes: what is done must not be done again."""
+        """Report the end of a job until the server has accepted it: finished work must not be repeated."""
         while True:
             try:
                 if not station.finish(job, status, output):
@@ -138,10 +143,10 @@ class Worker:
                 station.register()
                 current = self._current
                 if current is not None:
-                    station.extend([current])  # where it is no longer ours, its end will say so
+                    station.extend([current])  # a job lost meanwhile is noticed when it ends
             except FaktoryError as error:
                 logger.warning("a beat was not heard error=%s", error)
-            except Exception:  # a loop
+            except Exception:  # log and continue
                 logger.exception("a beat failed")
 
     def _leave(self, station: Station) -> None:

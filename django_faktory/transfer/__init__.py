@@ -1,4 +1,4 @@
-"""Jobs taken over from the Redis of the original Faktory, and handed back to it.
+"""Move jobs from the Redis of the original Faktory to this database and back.
 
-Knows the original's keys, never its wire. Needs redis-py: `pip install django-faktory[redis]`.
+Knows the keys of the original, not its wire protocol. Needs redis-py: `pip install django-faktory[redis]`.
 """

@@ -1,7 +1,7 @@
-"""One job of the original's Redis, read and written. Knows neither Redis nor rows.
+"""Convert one job of the original's Redis to a row and back. Uses neither Redis nor rows.
 
-A job is kept as the original wrote it; what it says of earlier failures becomes columns, and text again on the way
-back.
+The job's text is stored as the original wrote it. Its record of earlier failures becomes columns, and text again on
+export.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ QUEUE, WORKING = "queue", "working"
 
 
 class Arrival(NamedTuple):
-    """A job that comes with a past."""
+    """A job with the state and failures it had in the original."""
 
     job: JobPayload
-    """Its `at` is when it is to run next; None: now, or never."""
+    """`job.at` is the next time to run; None: now, or never."""
     state: State
     ends_at: datetime | None = None
-    """Until when a dead one is kept."""
+    """Time until which a dead job is kept."""
     failures: int = 0
     failure: str = ""
     errtype: str = ""
 
 
 def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
-    """What lies in a queue or a set, ready to be stored. Raises InvalidPayload, with the jid where it is known."""
+    """Parse an entry of a queue or set. Raises InvalidPayload, with the jid if it is known."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         raise InvalidPayload("expected UTF-8") from None
     if kind == WORKING:
+        # The entries of the working set wrap the job in a reservation.
         text = jsontext.members(text).get("job", ABSENT)
     found = jsontext.members(text)
     job = parse_job(text)
@@ -53,13 +54,14 @@ def arrival(kind: str, name: str, raw: bytes, score: float) -> Arrival:
 def _arrival(kind: str, name: str, job: JobPayload, found: dict[str, str], score: float) -> Arrival:
     failures, failure, errtype = _past(found)
     if kind == QUEUE:
+        # The row takes its queue from the job's text: do not move a job to another queue unnoticed.
         if job.queue != name:
             raise InvalidPayload(f"waits in the queue {name}, and says {job.queue}")
         return Arrival(_at(job, None), State.ENQUEUED, None, failures, failure, errtype)
     moment = _moment(score)
     if kind == State.DEAD:
         return Arrival(_at(job, None), State.DEAD, moment, failures, failure, errtype)
-    # A job somebody works on comes back when its reservation is over: until then it may still be done.
+    # A job in progress is scheduled for the end of its reservation: until then its worker may still finish it.
     state = State.RETRIES if kind == State.RETRIES or (kind == WORKING and failures) else State.SCHEDULED
     return Arrival(_at(job, moment), state, None, failures, failure, errtype)
 
@@ -73,11 +75,12 @@ def departure(
     failure: str,
     enqueued_at: datetime | None,
 ) -> bytes:
-    """A job as the original would have written it: the stored text, with what is known beside it."""
+    """Return a job as the original would have written it: its text plus the columns' values."""
     added: list[tuple[str, str]] = []
     found = jsontext.members(text)
     if "created_at" not in found:
         added.append(("created_at", f'"{rfc3339(created_at)}"'))
+    # The column decides when the job runs; the `at` of the stored text may differ from it.
     if state == State.SCHEDULED and run_at is not None:
         found.pop("at", None)
         text = jsontext.join(found.items())
@@ -93,7 +96,7 @@ def departure(
 
 
 def score_of(moment: datetime) -> float:
-    """As the original computes it: whole seconds, and the fraction added."""
+    """Return the score as the original computes it: whole seconds plus the fraction."""
     return int(moment.timestamp()) + moment.microsecond * 1000 / 1_000_000_000
 
 
@@ -110,11 +113,13 @@ def _past(found: dict[str, str]) -> tuple[int, str, str]:
     told = jsontext.last_members(raw)
     count = integer(told, "retry_count", default=0, low=0, high=2**31 - 2, within="failure.")
     errtype = cut(string(told.get("errtype", ABSENT)) or "unknown", MAX_ERRTYPE_BYTES)
+    # The original numbers retries from 0: after the first failure retry_count is 0. PostgreSQL stores no NUL.
     return count + 1, raw, errtype.replace("\x00", "\ufffd")
 
 
 def _moment(score: float) -> datetime:
     try:
+        # A score may be any float, infinity and NaN included.
         return datetime.fromtimestamp(score, UTC)
     except (ValueError, OverflowError, OSError):
         raise InvalidPayload(f"expected a time as its score, got {score}") from None

@@ -1,7 +1,8 @@
-"""Hands jobs of this database to the Redis of a Faktory: written there first, and deleted here in one transaction.
+"""Export the jobs of this database to the Redis of a Faktory.
 
-Safe to break off and to run again: the jids of a step lie in Redis until its rows are gone, written with the jobs, all
-or nothing. A job whose row is still here after that is deleted only.
+Jobs are written there first and then deleted here in one transaction. An export may be interrupted and repeated: the
+jids of a step are stored in Redis atomically with its jobs until the rows are deleted. If a jid is found there
+while its row still exists, the row is only deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ AGAIN = "was written there by a run that broke off, and was taken by a worker he
 
 
 class Export:
-    """One run."""
+    """One export; call `run`."""
 
     def __init__(self, redis: FaktoryRedis, alias: str, *, layout: str = "", is_dry: bool = False) -> None:
-        """Without a `layout`, that of the lists that are there; where there is none, the newer one."""
+        """Read what is there. Without `layout`, that of the existing lists is used, or the newer one if there are
+        none."""
         self._redis, self._alias, self._is_dry = redis, alias, is_dry
         self._layout = layout or (OLD if redis.contents().layout == OLD else NEW)
         self._there = redis.exported()
+        # Written by an earlier run: counted separately in the report.
         self._before = frozenset(self._there)
         self._step: set[str] = set()
         self.report = Report(self._layout, is_dry)
@@ -38,7 +41,8 @@ class Export:
                 self.report.counts.append(Counts("state", str(state), count))
 
     def run(self, advance: Callable[[int], object]) -> Report:
-        """All of it; `advance` is told how many jobs went."""
+        """Export all jobs; `advance` is called with the number of jobs of each step."""
+        # Pauses first: no job of a paused queue may start there.
         self._pause_there()
         for counts in self.report.counts:
             self._hand_over(State(counts.name), counts, advance)
@@ -72,7 +76,7 @@ class Export:
             advance(gone)
 
     def _write(self, rows: Sequence[Job]) -> None:
-        """Into Redis, but those that are there since this step or an earlier run broke off."""
+        """Write the jobs of a step to Redis, except those written by an interrupted step or run."""
         self._step = {row.jid for row in rows}
         fresh = [row for row in rows if row.jid not in self._there]
         lists: dict[str, list[bytes]] = {}

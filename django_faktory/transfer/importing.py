@@ -1,7 +1,7 @@
-"""Takes the jobs of a Faktory over from its Redis: window by window, stored first and then taken out there.
+"""Import the jobs of a Faktory from its Redis, window by window: stored here first, then removed there.
 
-Safe to break off at any point and to run again: a job is in Redis until its row is committed, and the receipt in the
-same transaction says which are to be taken out only (`store.transfer`).
+An import may be interrupted at any point and repeated. A job remains in Redis until its row is committed, and a receipt
+in the same transaction records which jobs only have to be removed there (`store.transfer`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ELSEWHERE = "was taken out by another client meanwhile, and may run there too"
 
 
 class _RolledBack(Exception):
-    """Ends a transaction of which only the answers are wanted."""
+    """Roll back a transaction of which only the results are needed."""
 
 
 class Import:
-    """One run."""
+    """One import; call `run`."""
 
     def __init__(self, redis: FaktoryRedis, broker: Broker, alias: str, *, is_dry: bool = False) -> None:
         self._redis, self._broker, self._alias, self._is_dry = redis, broker, alias, is_dry
@@ -44,7 +44,7 @@ class Import:
             self.report.counts.append(Counts(place.kind, place.name, redis.size(place)))
 
     def run(self, advance: Callable[[int], object]) -> Report:
-        """All of it; `advance` is told how many jobs were looked at."""
+        """Import all jobs; `advance` is called with the number of jobs examined."""
         self._take_queues()
         self._add_notes()
         for place, counts in zip(self._contents.places, self.report.counts, strict=True):
@@ -54,7 +54,7 @@ class Import:
         return self.report
 
     def _take_queues(self) -> None:
-        """Their names, and the pauses before the jobs: none must start for a moment."""
+        """Import queue names and pauses. Pauses come before the jobs, so that no job of a paused queue starts."""
         names = {name for name in self._contents.queues if _is_name(name)}
         paused = sorted(name for name in self._contents.paused if _is_name(name))
         if not self._is_dry:
@@ -75,16 +75,18 @@ class Import:
     def _take(self, place: Place, counts: Counts, advance: Callable[[int], object]) -> None:
         skip = 0
         while entries := self._redis.window(place, skip, store.CHUNK):
+            # Entries that stay in Redis are skipped; removed ones move the next window forward.
             skip += len(entries) - self._take_window(place, counts, entries)
             advance(len(entries))
         left = self._redis.size(place)
         expected = counts.found if self._is_dry else counts.left
+        # Only this import should change the key: a difference means that another client used it.
         if left != expected:
             reason = f"{place.key} was changed by another client meanwhile: expected {expected} left, found {left}"
             self.report.problem(reason, count=abs(left - expected))
 
     def _take_window(self, place: Place, counts: Counts, entries: Sequence[Entry]) -> int:
-        """Returns how many are there no more."""
+        """Import a window of entries; return the number of entries removed from Redis."""
         came: dict[str, tuple[Entry, Arrival]] = {}
         done: list[Entry] = []
         for entry in entries:
@@ -110,6 +112,7 @@ class Import:
             return 0
         if lost := len(taken) + len(done) - self._redis.drop(place, [*done, *taken]):
             self.report.problem(ELSEWHERE, count=lost)
+        # Last: without the receipt a repeated import would report these jobs as stored already.
         if receipt is not None:
             store.drop_receipts([receipt], using=self._alias)
         return len(taken) + len(done)
@@ -125,13 +128,14 @@ class Import:
 def keep(
     arrivals: Sequence[Arrival], broker: Broker, alias: str, *, is_dry: bool = False
 ) -> tuple[dict[str, str], int | None]:
-    """Store those that can be, in one transaction; returns why others cannot, by jid, and the receipt."""
+    """Store jobs in one transaction; return the refusals by jid and the receipt."""
     if not arrivals:
         return {}, None
     refused: dict[str, str] = {}
     receipt: list[int] = []
 
     def verb(_: object) -> None:
+        # The verb may run again after a conflict: discard the results of the attempt that was rolled back.
         refused.clear()
         receipt.clear()
         refused.update(_push(arrivals, broker, alias))
@@ -145,7 +149,8 @@ def keep(
             receipt.append(store.leave_receipt(sorted(stored), using=alias))
 
     try:
-        with transaction.atomic(using=alias) if is_dry else nullcontext():  # to roll back no more than what is ours
+        # A block of its own: a dry run must roll back its own changes only, not those of an outer transaction.
+        with transaction.atomic(using=alias) if is_dry else nullcontext():
             run(alias, verb)
     except _RolledBack:
         return refused, None

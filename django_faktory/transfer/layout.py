@@ -1,8 +1,8 @@
-"""The Redis of the original server: which keys hold jobs, read in windows, and single jobs taken out or put in.
+"""The Redis of the original server: find the keys with jobs, read them in windows, remove and add single jobs.
 
-Up to 1.9 a queue's list has the queue's name, from 1.10 on `q:` before it. The source of 1.10 has a change of names,
-and a key `v` to count it, but does not call it when it starts: old lists are there still, and are given out no more.
-Knows no row and no job.
+Up to 1.9 a queue's list has the queue's name; from 1.10 the prefix `q:` is added. The source of 1.10 has a rename and a
+key `v` to record it, but does not call it at start: old lists are still there and their jobs are not fetched. Knows no
+row and no job.
 """
 
 from __future__ import annotations
@@ -25,65 +25,66 @@ SETS = (SCHEDULED, RETRIES, DEAD, WORKING)
 OLD, NEW = "1.9", "1.10"
 PREFIX = "q:"
 EXPORTED = "django_faktory:exported"
-"""Jids of the jobs that were put here and may still be rows: see `exporting`."""
+"""Jids of exported jobs that may still have a row: see `exporting`."""
 
 _OTHER_KEYS = frozenset({"v", EXPORTED})
 _counter = re.compile(r"(processed|failures)(:\d{4}-\d\d-\d\d)?")
 _queue_name = re.compile(r"[A-Za-z0-9._-]+")
+# In layout 1.9 the list of a queue with such a name would be a key with another meaning.
 _RESERVED = frozenset({*SETS, "queues", "paused", "v", "processed", "failures"})
 
 
 class UnusableRedis(FaktoryError):
-    """What is in this Redis, or who else uses it, allows no transfer."""
+    """The contents of this Redis, or its other clients, do not allow a transfer."""
 
 
 class Place(NamedTuple):
-    """A key with jobs."""
+    """A key that contains jobs."""
 
     kind: str
     """`queue`, or the name of a set."""
     name: str
-    """The queue's; of a set the same as `kind`."""
+    """Name of the queue; equal to `kind` for a set."""
     key: str
 
 
 class Entry(NamedTuple):
-    """One job as it lies there."""
+    """One job as stored in Redis."""
 
     raw: bytes
     score: float
 
 
 class Contents(NamedTuple):
-    """What there is."""
+    """Keys of a Redis, by meaning."""
 
     layout: str
-    """Whose names the queues' lists have: `1.9`, `1.10`, both with "and" between them; empty where there is none."""
+    """Layout of the queues' lists: `1.9`, `1.10`, both joined by "and", or empty if there are no lists."""
     places: list[Place]
     queues: set[str]
-    """Names that are remembered, whether jobs wait in them or not."""
+    """Known queue names, with or without waiting jobs."""
     paused: set[str]
     counters: int
-    """Keys of totals and of each day's numbers."""
+    """Number of keys with totals and daily counts."""
     unknown: list[str]
-    """Keys that are no Faktory's, with their types."""
+    """Keys that do not belong to Faktory, with their types."""
 
 
 class FaktoryRedis:
-    """A Redis that a Faktory used."""
+    """A Redis used by a Faktory server."""
 
     def __init__(self, url: str) -> None:
-        """Raises a FaktoryError where the URL cannot be used; nothing is sent yet."""
+        """Create the client without sending a command. Raises FaktoryError for a URL that cannot be used."""
         if check_url(url) not in PLAIN:
             raise UnusableRedis("expected redis://, rediss:// or unix://: a Faktory's Redis is one server")
         self._redis: Redis = connect(url)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close all connections of the client."""
         close(self._redis)
 
     def refuse_company(self) -> None:
-        """Raises UnusableRedis where other clients use this database: one of them may be Faktory itself."""
+        """Raise UnusableRedis if other clients use this database: one of them may be Faktory itself."""
         with _translated():
             try:
                 me, clients = self._redis.client_id(), self._redis.client_list()
@@ -100,7 +101,7 @@ class FaktoryRedis:
             )
 
     def contents(self) -> Contents:
-        """Look at every key once."""
+        """Read all keys and return them by meaning."""
         lists: list[Place] = []
         sets: dict[str, Place] = {}
         counters, unknown, named = 0, [], set()
@@ -116,7 +117,7 @@ class FaktoryRedis:
                 named.add(key)
             elif key not in _OTHER_KEYS:
                 unknown.append(f"{key} ({kind})")
-        # Of one queue the old list first: a 1.10 that finds both gives out the new one only.
+        # For one queue the old list first: a 1.10 server that has both fetches from the new one only.
         lists.sort(key=lambda place: (place.name, place.key.startswith(PREFIX)))
         return Contents(
             layout=" and ".join(sorted({_layout_of(place) for place in lists}, reverse=True)),
@@ -128,13 +129,14 @@ class FaktoryRedis:
         )
 
     def size(self, place: Place) -> int:
-        """How many jobs are there."""
+        """Return the number of jobs at this key."""
         with _translated():
             return int(self._redis.llen(place.key) if place.kind == "queue" else self._redis.zcard(place.key))
 
     def window(self, place: Place, skip: int, count: int) -> list[Entry]:
-        """Jobs in the order in which they would be given out, without the first `skip`."""
+        """Return up to `count` jobs in fetch order, after the first `skip`."""
         with _translated():
+            # Faktory fetches from the tail of a list: negative indexes count from the first job to be fetched.
             if place.kind == "queue":
                 last = -1 - skip
                 found: Any = self._redis.lrange(place.key, last - count + 1, last)
@@ -143,7 +145,7 @@ class FaktoryRedis:
             return [Entry(raw, float(score)) for raw, score in rows]
 
     def drop(self, place: Place, entries: Sequence[Entry]) -> int:
-        """Take these out; returns how many were still there."""
+        """Remove these entries; return how many were still there."""
         with _translated(), self._redis.pipeline(transaction=True) as pipe:
             for entry in entries:
                 if place.kind == "queue":
@@ -153,17 +155,18 @@ class FaktoryRedis:
             return sum(map(int, pipe.execute()))
 
     def exported(self) -> set[str]:
-        """The jids of the last step of an export that did not come to its end; usually none."""
+        """Return the jids of the last step of an interrupted export; usually none."""
         return self._names(EXPORTED)
 
     def add(self, queues: Mapping[str, Sequence[bytes]], sets: Mapping[str, Sequence[Entry]], jids: Iterable[str],
             *, layout: str) -> None:  # fmt: skip
-        """Put jobs in, the one to be given out first at first, and note their jids: all of it, or nothing."""
+        """Add jobs and record their jids, atomically. The job to be fetched first comes first."""
         prefix = PREFIX if layout == NEW else ""
         noted = list(jids)
         with _translated(), self._redis.pipeline(transaction=True) as pipe:
             for name, raws in queues.items():
                 pipe.sadd("queues", name)
+                # LPUSH inserts one after another: the first job ends at the tail, which is fetched first.
                 pipe.lpush(prefix + name, *raws)
             for key, entries in sets.items():
                 pipe.zadd(key, {entry.raw: entry.score for entry in entries})
@@ -172,13 +175,13 @@ class FaktoryRedis:
             pipe.execute()
 
     def forget_exported(self, jids: Iterable[str]) -> None:
-        """The rows of these are gone."""
+        """Delete the jids of jobs after their rows were deleted."""
         if gone := list(jids):
             with _translated():
                 self._redis.srem(EXPORTED, *gone)
 
     def add_queues(self, names: Iterable[str], *, paused: bool = False) -> None:
-        """Remember queues, or pause them."""
+        """Add names to the known or to the paused queues."""
         if told := list(names):
             with _translated():
                 self._redis.sadd("paused" if paused else "queues", *told)
@@ -187,6 +190,7 @@ class FaktoryRedis:
         with _translated():
             keys = [key.decode("utf-8", "backslashreplace") for key in self._redis.scan_iter(count=1000)]
             for start in range(0, len(keys), 1000):
+                # SCAN may return a key more than once.
                 some = sorted(set(keys[start : start + 1000]))
                 with self._redis.pipeline(transaction=False) as pipe:
                     for key in some:
@@ -208,7 +212,7 @@ def _layout_of(place: Place) -> str:
 
 
 def is_free(queue: str, layout: str) -> bool:
-    """Whether a queue of this name has a key of its own there."""
+    """Return whether a queue of this name has its own key in this layout."""
     return layout == NEW or queue not in _RESERVED
 
 

@@ -1,4 +1,4 @@
-"""What a transfer found, moved and left, counted."""
+"""Count the jobs that a transfer found, moved and left."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_REASONS = 20
-"""Different reasons that are told one by one; the rest is counted together."""
+"""Reasons listed one by one; further ones are counted together."""
 
 MOST_JIDS = 5
 
 
 @dataclass
 class Counts:
-    """Of one queue or set."""
+    """Counts of one queue or set."""
 
     kind: str
     name: str
     found: int = 0
     moved: int = 0
     before: int = 0
-    """Had been moved by a run that broke off."""
+    """Jobs moved by an earlier, interrupted run."""
 
     @property
     def left(self) -> int:
-        """Are where they were."""
+        """Number of jobs that were not moved."""
         return self.found - self.moved - self.before
 
     def as_json(self) -> dict[str, Any]:
-        """Its row."""
+        """Return the counts as a dict for JSON."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -42,18 +42,19 @@ class Counts:
 
 @dataclass
 class Report:
-    """Of a whole transfer."""
+    """Counts and problems of a whole transfer."""
 
     layout: str
     is_dry: bool
     counts: list[Counts] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What is there beside jobs, and is left."""
+    """Remarks on data other than jobs, which is not moved."""
     _problems: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
     def problem(self, reason: str, jids: Sequence[str] = (), *, count: int | None = None) -> None:
-        """These jobs cannot be moved, or not surely; `count` where their jids are not known."""
+        """Record jobs that cannot be moved, or not safely; use `count` if their jids are unknown."""
+        # One reason per job would make the report as long as the queue.
         if reason not in self._problems and len(self._problems) >= MOST_REASONS:
             reason = "other reasons"
         known, some = self._problems.get(reason, (0, []))
@@ -62,22 +63,22 @@ class Report:
 
     @property
     def found(self) -> int:
-        """Jobs that were there."""
+        """Number of jobs found."""
         return sum(one.found for one in self.counts)
 
     @property
     def moved(self) -> int:
-        """Jobs that are there no more, by this run or one before it."""
+        """Number of jobs moved, by this run or an earlier one."""
         return sum(one.moved + one.before for one in self.counts)
 
     @property
     def problems(self) -> list[dict[str, Any]]:
-        """Why jobs were left, the most frequent first."""
+        """Reasons why jobs were left, the most frequent first."""
         ordered = sorted(self._problems.items(), key=lambda one: -one[1][0])
         return [{"reason": reason, "count": count, "jids": jids} for reason, (count, jids) in ordered]
 
     def as_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
+        """Return the report as printed by `--json`."""
         return {
             "layout": self.layout,
             "dry_run": self.is_dry,

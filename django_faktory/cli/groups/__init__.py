@@ -1,4 +1,4 @@
-"""The subcommands: every module here has some, in `SUBCOMMANDS`."""
+"""The subcommands: each module of this package lists its own in `SUBCOMMANDS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..subcommand import Subcommand
 
 
 def subcommands() -> dict[str, Subcommand]:
-    """All there are, by name, in the order of their modules' names."""
+    """Return all subcommands by name, in the order of their modules' names."""
     found: dict[str, Subcommand] = {}
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda one: one.name):
         for one in import_module(f"{__name__}.{module.name}").SUBCOMMANDS:

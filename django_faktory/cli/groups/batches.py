@@ -1,4 +1,4 @@
-"""Batches: how far they are."""
+"""`batches`: show the latest batches, or one with its children."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _batches(call: Call) -> int:
     bid, limit = call.options["bid"], call.options["limit"]
+    # No batch has such an id, and PostgreSQL raises for NUL.
     if bid and not bid.isprintable():
         return _unknown(call, bid)
+    # The protocol can only show one batch by its id, without its children.
     if bid and call.alias is None:
         try:
             return _show(call, [batch_of(call.broker.batch_status(bid))], is_more=False)
@@ -30,6 +32,7 @@ def _batches(call: Call) -> int:
         one = list(rows.filter(bid=bid))
         if not one:
             return _unknown(call, bid)
+        # One row more than shown: its presence means that there are more, without a count.
         children = list(rows.filter(parent_bid=bid).order_by("-pk")[: limit + 1])
         return _show(call, [batch_of(batch) for batch in [*one, *children[:limit]]], is_more=len(children) > limit)
     found = list(rows.order_by("-pk")[: limit + 1])

@@ -1,6 +1,7 @@
-"""What is done to sets of jobs: retry, requeue, kill, discard, prune.
+"""Operations on sets of jobs: retry, requeue, kill, discard, prune.
 
-In this database by any query; on a server elsewhere by what MUTATE can say: a set, and jids or one task.
+Jobs in this database are selected by any query; jobs on a Faktory server by what MUTATE supports: a set, and jids or
+one task.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ def _pruning(parser: argparse.ArgumentParser) -> None:
 
 
 def _carry_out(call: Call) -> int:
-    """The verb of the subcommand's own name."""
+    """Perform the operation that the subcommand is named after."""
     verb, query = Verb(call.name), call.query()
     if verb is Verb.PRUNE and query.is_empty:
         return _prune_what_is_due(call)
+    # An empty query would mean every job: a forgotten argument must not discard everything.
     if query.is_empty:
         raise Unsupported(
             f"{verb}: expected a query; such as {' or '.join(sorted(acts.STATES[verb]))} for all of these"
@@ -48,6 +50,7 @@ def _carry_out(call: Call) -> int:
         return _carry_out_elsewhere(call, verb, query)
     jobs = Job.objects.using(call.alias).matching(query)
     if call.options["limit"]:
+        # Legal states first: the limit must count jobs that the operation accepts.
         jobs = jobs.in_state(*acts.STATES[verb]).order_by("-pk")[: call.options["limit"]]
     under = acts.begin(verb, jobs)
     if call.options["dry_run"]:
@@ -61,6 +64,7 @@ def _carry_out(call: Call) -> int:
             for some in under.steps:
                 changed += some
                 advance(some)
+    # Each step is committed by itself: report the finished ones and let the same command continue.
     except KeyboardInterrupt:
         _tell(call, query, changed, found=under.total)
         call.screen.note("stopped: the same command does the rest")
@@ -87,11 +91,12 @@ def _tell(call: Call, query: Query, changed: int | None, *, found: int | None) -
 
 
 def _prune_what_is_due(call: Call) -> int:
-    """What maintenance would delete by itself, now."""
+    """Delete now what maintenance would delete later: finished jobs and batches past their retention."""
     alias = call.database()
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
     gone = 0
+    # Each call deletes a bounded number of rows.
     while some := upkeep.purge(using=alias) + batches.purge(using=alias):
         gone += some
     _tell(call, Query(), gone, found=gone)
@@ -99,6 +104,7 @@ def _prune_what_is_due(call: Call) -> int:
 
 
 def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
+    # First, so that an unsupported query fails before the confirmation.
     mutations = _mutations(call, verb, query)
     if call.options["dry_run"] or call.options["limit"]:
         raise Unsupported(f"{call.name}: a Faktory server elsewhere knows neither --dry-run nor --limit")
@@ -111,9 +117,11 @@ def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
 
 
 def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
+    # Without a state the mutation is sent once for each set that is legal for this operation.
     states = query.states or tuple(State(target) for target in TARGETS if State(target) in acts.STATES[verb])
     sayable = Query(states=query.states, tasks=query.tasks, jids=query.jids)
     is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
+    # A condition that MUTATE cannot express must not be dropped: more jobs would be changed.
     is_sayable = query == sayable and is_one_task and not (query.tasks and query.jids)
     legal = {target for target in TARGETS if State(target) in acts.STATES[verb]}
     if verb is Verb.PRUNE or not is_sayable or not {*map(str, states)} <= legal:
@@ -123,6 +131,7 @@ def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
         )
     return [
         Mutation(
+            # MUTATE has no retry; requeue of the retries and dead sets does the same.
             command="requeue" if verb is Verb.RETRY else str(verb),
             target=str(state),
             jids=query.jids or None,

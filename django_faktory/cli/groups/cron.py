@@ -1,4 +1,4 @@
-"""Cron entries: when they are due, what became of them; pause, resume, and run one now."""
+"""`cron`: show cron entries with their due times and outcomes; pause, resume, or run one now."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _cron(call: Call) -> int:
     verb, names, is_all = call.options["verb"], list(dict.fromkeys(call.options["names"])), call.options["all"]
+    # No entry has such a name, and PostgreSQL raises for NUL.
     if bad := [name for name in names if not name.isprintable()]:
         return _unknown(call, [], bad)
     entries = CronEntry.objects.using(call.database()).order_by("name")
@@ -35,6 +36,7 @@ def _cron(call: Call) -> int:
         raise Unsupported("cron run: expected the name of one entry")
     if bool(names) == is_all:
         raise Unsupported(f"cron {verb}: expected names of entries, or --all")
+    # Entries removed from the code are listed, but cannot be changed.
     defined = entries.filter(removed_at=None)
     found = list(defined if is_all else defined.filter(name__in=names))
     if code := _unknown(call, found, names):
@@ -43,7 +45,7 @@ def _cron(call: Call) -> int:
 
 
 def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
-    """Say which name is none, and change nothing then."""
+    """Report one unknown name. The caller then changes nothing."""
     missing = set(names) - {entry.name for entry in found}
     if missing:
         call.screen.note(f"no cron entry is defined as {min(missing)}")
@@ -51,6 +53,7 @@ def _unknown(call: Call, found: list[CronEntry], names: list[str]) -> int:
 
 
 def _change(call: Call, verb: str, found: list[CronEntry]) -> int:
+    # Entries already in the wanted state are left out of the report and of the exit code.
     changed = [entry for entry in found if (entry.paused_at is None) == (verb == "pause")]
     (rows.pause if verb == "pause" else rows.resume)([entry.pk for entry in changed], using=call.database())
     names = [entry.name for entry in changed]

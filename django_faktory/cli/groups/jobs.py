@@ -1,4 +1,4 @@
-"""To look at jobs, and to push one: jobs, job, push."""
+"""`jobs`, `job` and `push`: find jobs, show one, enqueue one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ...querysets import RECENT
 from ...shapes import SHORT, job_of, whole_job_of
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported, whole
 
+# An exact count of a large table takes too long; the output says when there are more.
 COUNTED = 10_000
 
 
@@ -40,6 +41,7 @@ def _jobs(call: Call) -> int:
             screen.line(f"{count}{' or more' if count == COUNTED else ''}")
         return OK
     limit = call.options["limit"]
+    # One row more than shown: its presence means that there are more, without a count.
     rows = list(found.order_by("-pk").only(*SHORT)[: limit + 1])
     shown = [job_of(job) for job in rows[:limit]]
     if screen.is_json:
@@ -56,7 +58,7 @@ def _jobs(call: Call) -> int:
 
 def _line(job: dict[str, Any]) -> tuple[object, ...]:
     since = job["finished_at"] or job["run_at"] or (job["started_at"] if job["state"] == "working" else None)
-    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # people read seconds; --json has them all
+    moment = re.sub(r"\.\d+", "", since or job["enqueued_at"] or "")  # seconds are enough to read; --json has fractions
     return (
         job["jid"], job["jobtype"], job["state"], job["queue"], moment, job["failures"],
         job["errtype"], job["about"],
@@ -70,6 +72,7 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 def _job(call: Call) -> int:
     jid, screen = call.options["jid"], call.screen
     if call.alias is None:
+        # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
         return _job_elsewhere(call, jid)
     row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
     if row is None:
@@ -93,7 +96,7 @@ def _job(call: Call) -> int:
 
 
 def _job_elsewhere(call: Call, jid: str) -> int:
-    """What the protocol tells of one."""
+    """Show what the protocol reports about one job."""
     [told] = call.broker.track_get([jid])
     found = {
         "jid": told.jid,
@@ -133,6 +136,7 @@ def _push(call: Call) -> int:
         task = tasks.lookup(options["task"])
     except UnknownJobType as error:
         if not options["unregistered"]:
+            # The job is for a worker in another language: no task of that name is registered here.
             raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
         jid = _push_as_it_is(options, args, kwargs, delay)
     else:
@@ -162,6 +166,7 @@ def _push_as_it_is(options: dict[str, Any], args: list[Any], kwargs: dict[str, A
     return job.jid
 
 
+# An argument that is not JSON is taken as text, so that a plain word needs no quotes.
 def _value(text: str) -> Any:
     try:
         return json.loads(text)

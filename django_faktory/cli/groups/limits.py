@@ -1,4 +1,4 @@
-"""Limits: what they allow and how they are used; set and remove them, pause and resume tasks."""
+"""`limits`: show limits and their use; set and remove them; pause and resume tasks."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ _EXPECTED = {
 def _set(call: Call, using: str, scope: str, name: str, values: list[str]) -> int:
     told: dict[str, Any] = {}
     for value in values:
+        # isdigit() alone also accepts characters such as ², which int() rejects.
         told |= {"concurrency": int(value)} if value.isascii() and value.isdigit() else {"rate": value}
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")

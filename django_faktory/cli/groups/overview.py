@@ -1,4 +1,4 @@
-"""What goes on: info once, top again and again."""
+"""`info` prints the statistics once, `top` prints them repeatedly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .queues import queue_line, queues_of
 from .workers import worker_line, workers_of
 
 SHOWN = 15
-"""Rows of a part of `top`: it has one screen."""
+"""Rows per table of `top`, so that all tables fit on one screen."""
 
 
 def _info(call: Call) -> int:
@@ -56,7 +56,7 @@ def _top(call: Call) -> int:
 
 
 def look(call: Call, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What goes on now; rates count from the look before."""
+    """Return the current statistics; rates are computed since the statistics `before`."""
     at, info = time.monotonic(), call.broker.info()
     found: dict[str, Any] = {
         "processed": info.get("total_processed", 0),
@@ -69,6 +69,7 @@ def look(call: Call, before: dict[str, Any] | None = None) -> dict[str, Any]:
         "working": _working(call.alias) if call.alias else None,
     }
     if before is not None:
+        # Two reads within the clock's resolution must not divide by zero.
         passed = max(at - before["_at"], 0.001)
         for name in ("processed", "failed"):
             found[f"{name}_per_s"] = round((found[name] - before[name]) / passed, 1)
@@ -76,13 +77,14 @@ def look(call: Call, before: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _working(alias: str) -> list[dict[str, Any]]:
-    """What runs, the longest first."""
+    """Return the running jobs, the one that has run for the longest time first."""
     rows = Job.objects.using(alias).working().order_by("started_at").only(*SHORT)[:SHOWN]
     return [job_of(job) for job in rows]
 
 
 def _print(call: Call, found: dict[str, Any]) -> None:
     if call.screen.is_json:
+        # `_at` is a monotonic time, without meaning outside this process.
         call.screen.json({name: value for name, value in found.items() if name != "_at"})
         return
     call.screen.line(headline(found))
@@ -91,14 +93,14 @@ def _print(call: Call, found: dict[str, Any]) -> None:
 
 
 def headline(found: dict[str, Any]) -> str:
-    """The numbers of the first line."""
+    """Return the first line: totals, rates and set sizes."""
     rates = "" if found["processed_per_s"] is None else f" ({found['processed_per_s']}/s)"
     sets = "  ".join(f"{name} {size}" for name, size in found["sets"].items())
     return f"processed {found['processed']}{rates}  failed {found['failed']}  {sets}"
 
 
 Part = tuple[str, tuple[str, ...], list[tuple[object, ...]]]
-"""A table of `top`: its title, heads and rows."""
+"""A table of `top`: title, heads and rows."""
 
 
 def _parts(found: dict[str, Any]) -> list[Part]:
@@ -115,13 +117,14 @@ def _parts(found: dict[str, Any]) -> list[Part]:
 
 
 def _live(call: Call, left: int | None) -> int:
-    """On the whole terminal, until Ctrl-C; a database that is away is waited for."""
+    """Redraw the screen until Ctrl-C; an unreachable database is shown and tried again."""
     from rich.console import Group  # an extra
     from rich.live import Live
     from rich.text import Text
 
     latest: dict[str, Any] | None = None
     try:
+        # With --count no alternate screen: the last output stays visible after the end.
         with Live(screen=left is None, auto_refresh=False) as live:
             while left is None or left > 0:
                 try:

@@ -1,4 +1,4 @@
-"""Queues: queues, pause, resume."""
+"""`queues`, `pause` and `resume`: show queues and pause or resume them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
 
 
 def queues_of(call: Call) -> list[dict[str, Any]]:
-    """Every queue with its size, latency and pause; `is_paused` is None where nobody can tell."""
+    """Return every queue with size, latency and pause. `is_paused` is None on a Faktory server."""
     sizes = call.broker.info().get("queues", {})
     latency = call.broker.latency(list(sizes)) if sizes else {}
     paused = _paused(call.alias) if call.alias else None
@@ -39,7 +39,7 @@ def _queues(call: Call) -> int:
 
 
 def queue_line(queue: dict[str, Any]) -> tuple[object, ...]:
-    """A queue's row in a table."""
+    """Return a queue's row of the table."""
     return queue["name"], queue["size"], f"{queue['latency_s']:.1f} s", "paused" if queue["is_paused"] else ""
 
 
@@ -54,6 +54,7 @@ def _change(call: Call) -> int:
         raise Unsupported(f"{call.name}: expected names of queues, or --all")
     if bad := [name for name in names if not name.isprintable()]:
         raise Unsupported(f"{call.name}: no queue has the name {bad[0]}")
+    # Read before the change, to report only the queues that changed.
     before = _paused(call.alias) if call.alias else set()
     if is_all:
         names = sorted({*call.broker.info().get("queues", {}), *before})

@@ -1,4 +1,4 @@
-"""Jobs from and to the Redis of the original server: import-faktory, export-faktory."""
+"""`import-faktory` and `export-faktory`: move jobs from and to the Redis of the original server."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def _import(call: Call) -> int:
         from ...transfer.importing import Import  # redis-py is an extra
 
         if not call.options["while_connected"]:
+            # A running Faktory would fetch and push jobs during the transfer.
             redis.refuse_company()
         return _carry_out(call, Import(redis, call.broker, alias, is_dry=call.options["dry_run"]))
     finally:
@@ -48,6 +49,7 @@ def _export(call: Call) -> int:
 
         if not call.options["while_connected"]:
             redis.refuse_company()
+            # A worker could run a job here while it is written there.
             if workers := stats.snapshot(using=alias)["workers"]:
                 raise Unsupported(f"{call.name}: {workers} workers are connected here: stop them first")
         return _carry_out(

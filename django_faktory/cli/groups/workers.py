@@ -1,4 +1,4 @@
-"""Worker processes: workers, quiet, terminate."""
+"""`workers`, `quiet` and `terminate`: show worker processes and stop them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 1000
 
 
 def workers_of(alias: str) -> list[dict[str, Any]]:
-    """Those that live, the longest first; with the number of jobs each has."""
+    """Return live workers, the longest running first, each with its number of jobs."""
     living = WorkerProcess.objects.using(alias).filter(workers.living(conf.get("WORKER_TIMEOUT")))
     rows = list(living.order_by("started_at", "wid")[:SHOWN])
     held = workers.holding([row.wid for row in rows], using=alias)
@@ -39,7 +39,7 @@ def _workers(call: Call) -> int:
 
 
 def worker_line(worker: dict[str, Any]) -> tuple[object, ...]:
-    """A worker's row in a table."""
+    """Return a worker's row of the table."""
     memory = f"{worker['rss_kb'] // 1024} MB" if worker["rss_kb"] else ""
     return worker["wid"], worker["hostname"], worker["pid"], worker["state"], worker["jobs"], memory, worker["beat_at"]
 
@@ -55,6 +55,7 @@ def _advance(call: Call) -> int:
     wids, is_all = list(dict.fromkeys(call.options["wids"])), call.options["all"]
     if bool(wids) == is_all:
         raise Unsupported(f"{call.name}: expected the wids of workers, or --all")
+    # `quiet` asks as well: a quiet worker cannot be set to run again.
     told = "all workers" if is_all else ", ".join(wids)
     if not call.screen.confirm(f"{call.name} {told}? There is no way back.", is_sure=call.options["yes"]):
         raise Unsupported(f"{call.name}: nothing was done; to do it without being asked add --yes")
