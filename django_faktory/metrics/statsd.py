@@ -39,12 +39,12 @@ class Statsd:
         self._is_silent = False
 
     def send(self, lines: Iterable[str]) -> None:
-        """Send the lines, as many in each packet as fit. Logs an unreachable address once; does not raise OSError."""
+        """Send the lines, as many in each packet as fit. Logs an unreachable or impossible address once."""
         try:
             for packet in _packets(lines):
                 self._open().send(packet)
             self._is_silent = False
-        except OSError as error:
+        except (OSError, ValueError) as error:  # UnicodeError: a host with an empty or too long label
             self.close()
             if not self._is_silent:
                 logger.warning(

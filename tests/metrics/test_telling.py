@@ -212,8 +212,9 @@ class TestStatsd:
             found += packet.decode().split("\n")
         assert found == [f"faktory.line{number}:1|c" for number in range(200)]
 
-    def test_that_is_away_is_said_once_and_costs_nothing(self, caplog):
-        client = statsd.Statsd("no.such.host.invalid:8125")
+    @pytest.mark.parametrize("host", ["no.such.host.invalid", "empty..label", "x" * 64])
+    def test_an_address_that_cannot_be_reached_is_logged_once_and_costs_nothing(self, caplog, host):
+        client = statsd.Statsd(f"{host}:8125")
         client.send(["a:1|c"])
         client.send(["a:1|c"])
         assert caplog.text.count("statsd cannot be reached") == 1
