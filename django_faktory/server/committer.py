@@ -59,7 +59,8 @@ class Lane(Generic[Item, Answer]):
 
     `carry_out` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
     returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
-    sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the connection.
+    sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
+    connection.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from .turns import weight
 logger = get_logger(__name__)
 
 SET_WAIT_S = 0.1
-"""Lock wait of a set. Longer than a commit on a loaded disk, so that two nodes that change one batch rarely exceed it."""
+"""Lock wait of a set. Longer than a commit on a loaded disk: two nodes that change one batch rarely exceed it."""
 
 ALONE_WAIT_S = 0.02
 """Lock wait of a single command of a set that met a lock."""
