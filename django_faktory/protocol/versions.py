@@ -1,4 +1,4 @@
-"""Write this package's version as other languages read versions: PEP 440 as a semantic version."""
+"""Convert this package's PEP 440 version to a semantic version, which clients in other languages parse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PRE = {"a": "alpha", "b": "beta", "rc": "rc"}
 def semantic(version: str) -> str:
     """Return a normalized PEP 440 version as `MAJOR.MINOR.PATCH[-pre][+build]`: `1.0.0rc1` is `1.0.0-rc.1`.
 
-    An epoch and parts after the third are left out. What is no PEP 440 version is returned as it is.
+    An epoch and parts after the third are left out. A text that is no PEP 440 version is returned unchanged.
     """
     found = _PEP_440.fullmatch(version)
     if found is None:

@@ -52,7 +52,7 @@ class Door:
         self._shaking_hands.discard(transport)
 
     def close(self) -> None:
-        """Abort all connections whose handshake has not ended."""
+        """Abort all connections that have not completed the handshake."""
         for transport in list(self._shaking_hands):
             transport.abort()
 

@@ -129,7 +129,7 @@ class Fetchers:
             self._claim()
 
     def stop(self) -> None:
-        """Answer every waiting FETCH with null and start no more claims (W28)."""
+        """Answer every waiting FETCH with null and start no further claims (W28)."""
         self._is_stopping = True
         for fetcher in list(self._waiting):
             if not fetcher.is_over:

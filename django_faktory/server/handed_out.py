@@ -1,6 +1,6 @@
 """Track deliveries of this node: jobs that were sent to clients and must be confirmed (ADR 0022 and 0026).
 
-Also remembers jobs of batches, whose ACK or FAIL may block on the batch's row (ADR 0023).
+Also remembers which jobs belong to a batch, as their ACK or FAIL may block on the batch's row (ADR 0023).
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ class Server:
         await asyncio.sleep(0)
 
     async def _part(self) -> None:
-        """Close all connections; abort those whose clients have not read their replies within `LAST_REPLIES_S`."""
+        """Close all connections; abort a connection if its client has not read the replies within `LAST_REPLIES_S`."""
         for connection in list(self._connections):
             connection.close()
         self._deserted.clear()

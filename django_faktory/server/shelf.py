@@ -170,7 +170,7 @@ class Shelf:
             )
         if more and queue in self._out:
             return None  # a prefetch now could take jobs that come before those of the running claim
-        # Ask only for queues up to the first whose next job is in the buffer or on its way: that job comes before all
+        # Ask only for queues up to the first one with jobs in the buffer or on their way: those come before all
         # jobs of later queues.
         behind = (
             place

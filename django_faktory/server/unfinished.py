@@ -33,5 +33,5 @@ class Unfinished:
             first()
 
     def forgets(self, turn_away: Callable[[], None]) -> None:
-        """Remove a line that has ended or whose connection is closed; idempotent."""
+        """Remove a line that has ended or lost its connection; idempotent."""
         self._sum -= self._held.pop(turn_away, 0)

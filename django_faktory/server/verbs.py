@@ -293,7 +293,7 @@ def _job(server: Server, job: Reservation) -> bytes | None:
 
 
 def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
-    """Make a job dead whose row was corrupted from outside: no worker could read it, but an operator can find it."""
+    """Move a job with corrupted text to dead: no worker could read it, but an operator can find it there."""
     logger.error("stored job is not JSON jid=%s queue=%s error=%s", job.jid, job.queue, error)
     report = failure(
         jid=job.jid,
