@@ -124,6 +124,7 @@ def _new_batch(text: str) -> Steps[BatchNew]:
     if len(text) > jsonsteps.SHORT:
         yield from jsonsteps.check_depth(text)
         raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+        # Unknown members are not decoded: they may be long.
         found = {key: decoded(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
     else:
         found = object_after("BATCH NEW", text)
@@ -153,6 +154,7 @@ def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
     if members.get("jid", '""') in ('""', "null"):
         members |= {"jid": jsontext.encode(uuid4().hex)}
     members.setdefault("args", "[]")
+    # The same checks as for PUSH; the error names the callback in front of the field.
     try:
         job = yield from parse_long_job(jsontext.join(members.items()))
     except InvalidPayload as error:

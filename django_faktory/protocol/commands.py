@@ -179,6 +179,7 @@ def _takes_long(verb: bytes, line: bytes) -> bool:
         return False
     if verb != b"PUSH" or len(line) > LONG_JOB_BYTES:
         return True
+    # The counts bound the number of values; each takes one fast pass over the bytes.
     return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
 
 
@@ -260,6 +261,7 @@ def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
             yield
             continue
         count, size = count + 1, size + len(part)
+        # Pause after 20 small jobs or a few large ones.
         if count == JOBS_A_STEP or size > SHORT:
             count = size = 0
             yield

@@ -122,6 +122,8 @@ class ServerConnection:
             raise self._too_long(limit)
         if self.is_identified and end - self._start > ANY_LINE_BYTES:
             start = bytes(self._buffer[self._start : self._start + VERB_BYTES])
+            # Too long for its verb: drop its bytes as they arrive. The line is refused at its end, and the connection
+            # stays usable.
             if is_too_long(start, end - self._start):
                 self._refused = start
                 self._drop()
@@ -254,6 +256,7 @@ def _salt(asked: dict[str, object]) -> str:
 
 def _iterations(asked: dict[str, object]) -> int:
     found = asked.get("i", 1)
+    # JSON true decodes to a bool, which is an int in Python.
     if isinstance(found, int) and not isinstance(found, bool) and MIN_ITERATIONS <= found <= MAX_ITERATIONS:
         return found
     raise ProtocolError(

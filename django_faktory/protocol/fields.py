@@ -32,6 +32,7 @@ def field(verb: str, found: dict[str, Any], name: str, kind: type[Any], default:
     value = found.get(name)
     if value is None:
         return default
+    # No member is a bool, and True is an int in Python.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidPayload(f"invalid {verb}: {name}: expected {_KINDS[kind]}, got {ascii(value)[:60]}")
     return value

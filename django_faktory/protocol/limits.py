@@ -50,6 +50,7 @@ class Limit(NamedTuple):
         return f"{number} {self.unit}"
 
 
+# 0 for the verbs with a job, a backtrace or up to 100,000 jids; every other verb has short arguments.
 _LINES = (
     Limit("HELLO", "line", MAX_HELLO_BYTES, "bytes", CLOSED),
     Limit("END", "line", 1024, "bytes"),
@@ -67,6 +68,7 @@ _LINES = (
     Limit("MUTATE", "line", 0, "bytes", CLOSED),
 )
 
+# A name or jid beyond MAX_NAME cannot exist in the database, so it is refused as a mistake of the sender (ADR 0033).
 _FIELDS = (
     Limit("HELLO", "wid", MAX_NAME, "printable characters", CLOSED),
     Limit("BEAT", "wid", MAX_NAME, "printable characters"),
@@ -121,6 +123,7 @@ def check_line(start: bytes, length: int) -> None:
     if not is_too_long(start, length):
         return
     verb = start.partition(b" ")[0]
+    # The same error as for a short line of an unknown verb.
     if verb not in _LINE_BYTES:
         raise UnknownCommand(f"unknown command {verb.decode(errors='replace')}")
     raise InvalidPayload(f"{verb.decode()}: line: expected at most {_LINE_BYTES[verb]} bytes, got {length}")

@@ -36,6 +36,7 @@ class Mutate(msgspec.Struct, frozen=True):
         one = self.mutation
         told: dict[str, Any] = {"cmd": one.command, "target": one.target}
         given = {"jids": one.jids, "jobtype": one.jobtype or None, "regexp": one.regexp or None}
+        # An empty list of jids matches no job, a missing one every job: leave out None only (W23).
         told["filter"] = {name: value for name, value in given.items() if value is not None}
         return line("MUTATE", jsontext.encode(told).replace(" ", "\\u0020"))
 
@@ -151,6 +152,7 @@ def _mutate(found: dict[str, Any]) -> Mutate:
 
 def _check_glob(pattern: str) -> None:
     check_length("MUTATE", "regexp", pattern)
+    # The search takes time in proportion to length times width (ADR 0033).
     glob = Glob(pattern)
     check_count("MUTATE", "stars of regexp", glob.stars)
     check_count("MUTATE", WIDEST, glob.widest)
@@ -171,6 +173,7 @@ def parse_queue(text: str) -> ManagementCommand:
 
 
 def _latency(names: list[str]) -> QueueLatency:
+    # The wildcard is valid for PAUSE, RESUME and REMOVE only.
     if ALL in names:
         raise InvalidPayload("QUEUE LATENCY does not support wildcards; name the queues")
     return QueueLatency(_names(names))

@@ -18,7 +18,9 @@ MAX_LINE = 500
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
 MAX_REPLY_LINE_BYTES = 1024 * 1024
+# `$` and the digits of MAX_REPLY_BYTES fit well.
 _MAX_BULK_HEAD_BYTES = 16
+# Control characters (C0, DEL, C1), the line separators of Unicode, and lone surrogates, which UTF-8 cannot encode.
 _unsafe = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 

@@ -80,6 +80,7 @@ def _update(text: str) -> TrackUpdate:
     if not jid:
         raise InvalidPayload("invalid TRACK SET: jid: expected the jid of a job")
     check_length("TRACK SET", "jid", jid)
+    # None means that the member is absent and keeps the stored value.
     percent = field("TRACK SET", found, "percent", int, None)
     if percent is not None and not 0 <= percent <= 100:
         raise InvalidPayload(f"invalid TRACK SET: percent: expected an integer from 0 to 100, got {str(percent)[:20]}")
@@ -88,6 +89,7 @@ def _update(text: str) -> TrackUpdate:
     return TrackUpdate(
         jid=jid,
         percent=percent,
+        # PostgreSQL cannot store NUL in a text column.
         desc=None if desc is None else cut(desc.replace("\x00", "\ufffd"), MAX_DESC_BYTES),
         reserve_until=None if until is None else parse_instant("reserve_until", until),
     )

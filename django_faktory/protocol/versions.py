@@ -19,6 +19,7 @@ def semantic(version: str) -> str:
     found = _PEP_440.fullmatch(version)
     if found is None:
         return version
+    # A semantic version has exactly three parts: pad with zeros.
     numbers = [*found["release"].split("."), "0", "0"][:3]
     pre = [f"{_PRE[found['pre']]}.{int(found['number'])}"] if found["pre"] else []
     pre += [f"dev.{int(found['dev'])}"] if found["dev"] else []

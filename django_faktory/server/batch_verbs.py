@@ -34,6 +34,7 @@ def new(server: Server, connection: Connection, command: BatchNew) -> bytes | No
         reply(told)
 
     work = partial(server.broker.new_batch, batch, by=connection.identity.wid)
+    # Only a parent can be locked: the row of the new batch is not visible to other transactions yet.
     server.may_block(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
     return None
 
@@ -63,6 +64,7 @@ def status(server: Server, connection: Connection, command: BatchAsk) -> bytes |
     def answer(told: BatchStatus | FaktoryError) -> None:
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
 
+    # Takes no lock, so it does not wait behind commands that do.
     server.read(connection, partial(server.broker.batch_status, command.bid), answer)
     return None
 

@@ -44,7 +44,7 @@ class Place:
 
     def leave(self) -> None:
         """Return the memory to the budget, which admits the next line."""
-        self.steps.close()
+        self.steps.close()  # frees the line if its parsing was not finished
         self._room.leaves(self)
 
     def give_up(self) -> None:
@@ -87,6 +87,8 @@ class Room:
     def _next(self) -> None:
         while self._waiting:
             place = next(iter(self._waiting))
+            # In order of arrival: if smaller lines overtook, a large one could wait indefinitely. A line beyond the
+            # budget is admitted alone.
             if self._inside and self._size + place.size > self._most:
                 return
             del self._waiting[place]
@@ -138,6 +140,7 @@ class Desk:
         """Run the remaining steps of a long command in turn with the parsing of lines."""
         self._owed += 1
         self._is_free.clear()
+        # Size 0: the memory of the command is counted since its parsing.
         self._begin(Place(self._long, steps, 0, self._went_on))
 
     async def drained(self) -> None:
@@ -165,7 +168,7 @@ class Desk:
             self._others_at = begun
         try:
             self._read(place, begun + STEP_S)
-        finally:
+        finally:  # also after an error in a callback, or no further line would be parsed
             self._counted = self._commands()
             self._is_turning = bool(self._reading)
             rest_s = self._rest_s(self._loop.time() - begun)

@@ -42,6 +42,7 @@ class Door:
 
     def admits(self, transport: TlsTransport) -> bool:
         """Register a handshake; return False if there are too many connections."""
+        # A handshake has no Connection yet, but costs memory and CPU time: it counts too.
         if self.server.connection_count + len(self._shaking_hands) >= self._most:
             return False
         self._shaking_hands.add(transport)
@@ -94,7 +95,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._read()
         except ssl.SSLError as error:
             self._fail(error)
-        finally:
+        finally:  # the handshake's replies and alerts, also after an error
             self._flush()
 
     def eof_received(self) -> bool:
@@ -127,7 +128,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return
         view = memoryview(data)
         try:
-            while view:
+            while view:  # OpenSSL may take only a part
                 view = view[self._tls.write(view) :]
         except ssl.SSLError as error:
             self._fail(error)

@@ -142,7 +142,7 @@ class FetchIndex:
         """Mark the FETCH as tried and return the request to send for it."""
         self._untried.pop(fetcher, None)
         fetcher.untried = False
-        news, fetcher.news = fetcher.news, set()
+        news, fetcher.news = fetcher.news, set()  # from here on: queues that change while the claim runs
         if news is None or not fetcher.has_many:
             return fetcher.request
         return replace(fetcher.request, queues=tuple(queue for queue in fetcher.request.queues if queue in news))
@@ -164,7 +164,7 @@ class FetchIndex:
             else:
                 names += len(fetcher.request.queues)
                 if names > NAMES_A_CLAIM:
-                    break
+                    break  # not `continue`: later FETCHes must not overtake this one
             batch.append(fetcher)
             if len(batch) == MAX_BATCH:
                 break

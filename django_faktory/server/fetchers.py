@@ -131,7 +131,7 @@ class Fetchers:
     def stop(self) -> None:
         """Answer every waiting FETCH with null and start no further claims (W28)."""
         self._is_stopping = True
-        for fetcher in list(self._waiting):
+        for fetcher in list(self._waiting):  # a copy, as answering removes from the index
             if not fetcher.is_over:
                 self._expire(fetcher)
 
@@ -217,7 +217,7 @@ class Fetchers:
                 self._answer(fetcher, told)
             else:
                 self._settle(claim, fetcher, is_all, found)
-        finally:
+        finally:  # also after an error: a claim that never completes would block later ones
             claim.left -= 1
             if not claim.left:
                 self._claims_free += 1

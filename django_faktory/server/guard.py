@@ -26,7 +26,7 @@ class Guard:
             return
         name = network_of(address)
         self._levels[name] = self._level(name, now) + 1, now
-        self._levels.move_to_end(name)
+        self._levels.move_to_end(name)  # first is the oldest last failure, which is evicted below
         if len(self._levels) > MOST_ADDRESSES:
             self._levels.popitem(last=False)
 
@@ -34,6 +34,7 @@ class Guard:
         """Return the seconds until this address may try again; 0.0 means now."""
         if not self._levels:
             return 0.0
+        # One more failure must fit into the bucket.
         over = self._level(network_of(address), now) - (self._most - 1)
         return over * PERIOD_S / self._most if over > 0 else 0.0
 

@@ -96,6 +96,7 @@ class HandOuts:
         handed = self._handed.get(jid)
         if handed is None or not handed[1].is_ahead:
             return None  # its row names its worker, so the database rejects reports of other workers
+        # The rule of W16, which the row of a prefetched job cannot answer before its confirmation.
         if not wid or not handed[1].wid or handed[1].wid == wid:
             return None
         return NOBODYS_ATTEMPT
@@ -122,6 +123,7 @@ class HandOuts:
         is_any_late = False
         for handed in self._handed.values():
             at, job = handed
+            # Half: a delivery that is due soon joins this statement instead of causing another one.
             if now - at >= (CONFIRM_S if job.is_ahead else CONFIRM_CLAIMED_S) / 2:
                 due.append(handed)
                 is_any_late = is_any_late or job.is_ahead or now - at >= CONFIRM_CLAIMED_S
@@ -136,7 +138,7 @@ class HandOuts:
         def told(left: set[str] | FaktoryError) -> None:
             self._is_asking = False
             if isinstance(left, FaktoryError):
-                return
+                return  # they stay tracked, so the next `_look` sends them again
             for handed in due:
                 jid = handed[1].jid
                 # `is`: the same job may have ended and been delivered again meanwhile.

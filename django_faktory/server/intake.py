@@ -46,6 +46,7 @@ class Intake:
         if self._to_free or not self._is_full():
             self._loop.call_soon(self._next)
         else:
+            # Poll: no event reports that memory has become free.
             self._loop.call_later(FULL_S, self._next)
 
     def _next(self) -> None:

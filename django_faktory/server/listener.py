@@ -265,6 +265,7 @@ class Server:
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
         most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
+        # `desk` is created on the next line; the lambda is called later.
         self.intake = Intake(self.loop, is_full=lambda: self.desk.waiting_bytes > most_bytes)
         self.desk = Desk(self.loop, commands=lambda: self.command_count, later=self.intake.free)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
@@ -317,6 +318,8 @@ class Server:
             self._ears.start()
 
     async def _wind_down(self) -> None:
+        # Order: stop new work, answer accepted commands, close connections, confirm deliveries. The threads end last,
+        # as each of these steps submits work to them.
         self.fetchers.stop()
         self.shelf.close()
         self.lock_waits.stop()
@@ -329,10 +332,10 @@ class Server:
         if self._hints:
             self._hints.close()
         for lane in self._lanes:
-            lane.take_back()
+            lane.take_back()  # a thread closes its own connection, so the event loop must not use it
             await asyncio.to_thread(lane.close)
         if self._ears:
-            await asyncio.to_thread(self._ears.join, 2.0)
+            await asyncio.to_thread(self._ears.join, 2.0)  # bounded: a stuck listener must not prevent the exit
 
     async def _drain(self) -> None:
         for lane in self._lanes * 2:  # twice: a claim that ends may submit jobs to release
@@ -393,6 +396,7 @@ class Server:
 
         `then` is called with the queues of the jobs once they are released, or cannot be.
         """
+        # Before the release: a confirmation would reserve the job for the disconnected client.
         for job in jobs:
             self.handed_out.forget(job.jid)
 

@@ -69,6 +69,7 @@ class LockWaits:
         A large set of jobs is always tried in its own commit queue, as listing its subjects takes long.
         """
         is_small = not isinstance(command.work, list) or lane is None
+        # A first attempt would meet the lock for which the other commands of the subject wait.
         if self._subjects and is_small and any(subject in self._subjects for subject in command.subjects):
             self._add(command, answer)
         else:
@@ -112,6 +113,7 @@ class LockWaits:
         Last attempts come first, then commands without an attempt here: their lock may be free already.
         """
         busy = {subject for waiting in self._running for subject in waiting.command.subjects}
+        # A last attempt is due now: it does not wait for the end of another attempt for its subject.
         free = (one for one in self._pending if one.command.is_last or busy.isdisjoint(one.command.subjects))
         return min(free, key=lambda one: (not one.command.is_last, one.has_waited), default=None)
 
@@ -122,7 +124,7 @@ class LockWaits:
         else:
             waiting.has_waited = True
             self._pending.append(waiting)
-            self._give_up_overdue()
+            self._give_up_overdue()  # its time may have ended during the attempt
         self._next()
 
     def _look(self) -> None:
@@ -134,6 +136,7 @@ class LockWaits:
         self._next()
         if self._pending or self._running:
             ends_at = min(waiting.ends_at for waiting in (*self._pending, *self._running))
+            # Not at once: an overdue command may be in an attempt, and only the end of that can change anything.
             self._timer = self._loop.call_at(max(ends_at, self._loop.time() + 0.1), self._look)
 
     def _give_up_overdue(self) -> None:
@@ -147,6 +150,7 @@ class LockWaits:
                 self._end(waiting, WAITED_TOO_LONG)
 
     def _end(self, waiting: _Waiting, result: Any) -> None:
+        # `-=` also removes subjects with a count of zero, so `submit` finds only subjects in use.
         self._subjects -= Counter(waiting.command.subjects)
         if not self._pending and not self._running:
             self._idle.set()

@@ -58,6 +58,7 @@ class MayBlock:
     @cached_property
     def subjects(self) -> frozenset[str]:
         """The given subjects; for jobs also their batches and unique keys."""
+        # Computed on demand: most commands meet no lock, and a PUSHB may have thousands of jobs.
         return self._subjects | frozenset(_subjects_of(self.work)) if isinstance(self.work, list) else self._subjects
 
     @property
@@ -94,7 +95,7 @@ def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
 
 def take_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
     """Try one command that met a lock again; its last attempt stores each job that meets no lock."""
-    [command] = commands
+    [command] = commands  # the commit queue weighs each command as a whole set
     if command.is_last and isinstance(command.work, list):
         return [_Attempts(broker, budget_s=LAST_BUDGET_S).by_halves(command.work)]
     return _Attempts(broker).attempt([command], WAITING_S)
@@ -107,6 +108,7 @@ def answer_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -
 
 
 def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
+    # Calls are opaque, so each is a group of its own; equal kinds of data are one statement.
     sets = [[command for command in commands if isinstance(command.work, kind)] for kind in _IN_SETS]
     calls = [[command] for command in commands if callable(command.work)]
     return [group for group in (*sets, *calls) if group]
@@ -128,7 +130,7 @@ class _Attempts:
         """Execute commands of one kind as one set; if that fails, one by one."""
         if len(group) == 1:
             return [self._alone(group[0], SET_WAIT_S)]
-        answers = self.attempt(group, SET_WAIT_S)
+        answers = self.attempt(group, SET_WAIT_S)  # one command that fails rolls back the whole set
         return [
             self._alone(command, ALONE_WAIT_S) if _is_worth_a_try_alone(answer) else answer
             for command, answer in zip(group, answers, strict=True)
@@ -159,10 +161,10 @@ class _Attempts:
             # The commit may have happened: only a repeatable command may run again.
             is_again = len(group) == 1 and group[0].is_repeatable
             return self.attempt(group, wait_s) if is_again else [error] * len(group)
-        except FaktoryError as error:
+        except FaktoryError as error:  # a refusal by the broker: the connection is usable
             return [error] * len(group)
         except Exception:
-            self._reset()
+            self._reset()  # the state of the connection is unknown
             if len(group) == 1:  # of a larger set each command is tried alone, and the one at fault is logged then
                 logger.exception("command failed item=%r", group[0])
             return [FaktoryError("internal error")] * len(group)
@@ -170,6 +172,7 @@ class _Attempts:
         return answers
 
     def _alone(self, command: MayBlock, wait_s: float) -> Any:
+        # Not tried: with many locks in one set the short waits would add up to seconds.
         if self._budget_s <= 0:
             return WAITED_TOO_LONG
         return self.attempt([command], wait_s)[0]

@@ -140,7 +140,7 @@ class Shelf:
         # The trust is checked per worker: a quiet worker must get no job, and only the database knows its state.
         if not jobs or now > self._trusted_until.get(wid, 0.0):
             return False
-        return now - jobs[0][0] <= HOLD_S
+        return now - jobs[0][0] <= HOLD_S  # `_tidy` may be late on a busy event loop
 
     def distrust(self, wid: str) -> None:
         """Stop delivering buffered jobs to this worker, which is quiet, ending or unknown."""
@@ -169,7 +169,7 @@ class Shelf:
                 FetchRequest(queues=(queue,), wid=request.wid, count=0, ahead=max(more, 1), lease=Lease.DELIVERY)
             )
         if more and queue in self._out:
-            return None  # a prefetch now could take jobs that come before those of the running claim
+            return None  # a claim of the queue is running: this one could return jobs that come after its jobs
         # Ask only for queues up to the first one with jobs in the buffer or on their way: those come before all
         # jobs of later queues.
         behind = (
@@ -198,6 +198,7 @@ class Shelf:
     def answered(self, sent: FetchRequest, claimed: Sequence[Reservation], ahead: Sequence[Reservation]) -> None:
         """Store the result of a claim: `claimed` for its client, `ahead` for the buffer."""
         _take_from(self._out, sent.queues)
+        # All prefetched jobs are plain, so one of them suffices.
         for job in (*claimed, *ahead[:1]):
             self._learn(job)
         if not sent.ahead:
@@ -225,7 +226,7 @@ class Shelf:
             self._barren.pop(job.queue, None)
         else:
             if len(self._barren) >= SEEN:
-                self._barren.clear()
+                self._barren.clear()  # bounded memory; counts of active queues grow again within a few claims
             self._barren[job.queue] = self._barren.get(job.queue, 0) + 1
 
     def _more(self, now: float, queue: str) -> int:
@@ -258,6 +259,7 @@ class Shelf:
         for queue in queues:
             self._shy_until.pop(queue, None)  # re-insert at the end: the dict stays ordered by time
             self._shy_until[queue] = until
+        # Removed entries leave their end in `_all_shy_until`, which stops prefetch for every queue until then.
         while self._shy_until and (len(self._shy_until) > MOST_SHY or self._is_over(next(iter(self._shy_until)))):
             ended = self._shy_until.pop(next(iter(self._shy_until)))
             self._all_shy_until = max(self._all_shy_until, ended)

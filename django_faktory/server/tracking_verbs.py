@@ -23,6 +23,7 @@ def track_set(server: Server, connection: Connection, command: TrackSet) -> byte
     """Store a job's progress; only its holder, or a connection without wid, can lengthen its reservation."""
     if not connection.identity.wid and command.update.reserve_until is not None and conf.get("STRICT_WIDS"):
         return without_wid("TRACK SET")
+    # The wid comes from HELLO, not from the command: a client cannot extend the job of another worker.
     update = msgspec.structs.replace(command.update, wid=connection.identity.wid)
 
     def answer(told: FaktoryError | None) -> None:

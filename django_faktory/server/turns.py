@@ -28,6 +28,7 @@ NAMES_A_WEIGHT = 10
 
 def weight(item: object) -> int:
     """Return the weight of an item in a transaction of at most `MAX_BATCH`; a plain command weighs 1."""
+    # A claim reads each named queue, so many names would lengthen the transaction of the other commands.
     if isinstance(item, FetchRequest):
         return 1 + len(item.queues) // NAMES_A_WEIGHT
     if isinstance(item, list):
@@ -63,6 +64,7 @@ def take_turn(broker: Broker, items: Sequence[Item]) -> list[Any]:
     """Execute the items and return an answer for each. Items of one kind use `push`, `ack` or `fetch`; blocks."""
     turn = Turn(items)
     is_mixed = bool(turn.jobs) + bool(turn.acks) + bool(turn.requests) > 1
+    # Only `exchange` can mix verbs and prefetch jobs.
     if is_mixed or any(request.ahead for request in turn.requests):
         return turn.answers(broker.exchange(turn.jobs, turn.acks, turn.requests))
     pushed: Sequence[Any] = broker.push(turn.jobs) if turn.jobs else []

@@ -53,6 +53,7 @@ class UncertainBatches:
 
     def _checked(self, bids: Collection[str], error: FaktoryError | None) -> None:
         self._timer = None
+        # While the database is unavailable a check does not count.
         for bid in () if isinstance(error, BrokerUnavailable) else bids:
             checks = self._checks.pop(bid, 0)
             if checks > 1:

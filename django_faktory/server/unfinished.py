@@ -26,10 +26,11 @@ class Unfinished:
     def holds(self, turn_away: Callable[[], None], size: int) -> None:
         """Set the size of an incomplete line; reject the oldest lines, with their `turn_away`, while over the cap."""
         self._sum += size - self._held.get(turn_away, 0)
+        # An update keeps the position in the dict, so the order is that of the first bytes.
         self._held[turn_away] = size
         while self._sum > self._most:
             first = next(iter(self._held))
-            self.forgets(first)
+            self.forgets(first)  # before the callback, which closes the connection and so calls `forgets` again
             first()
 
     def forgets(self, turn_away: Callable[[], None]) -> None:

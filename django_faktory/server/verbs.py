@@ -178,6 +178,7 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
 
     request = FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)
     server.shelf.saw(request, id(connection))
+    # A prefetched job is returned as the reply at once, without entering the queue of waiting FETCHes.
     if job := server.shelf.take(request):
         reply = _job(server, job)
         if reply is not None:
@@ -194,6 +195,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
         return without_wid("ACK")
+    # Before the ACK is submitted, so that the claim and the ACK are in one transaction.
     server.fetchers.before_ack(jid)
     server.ack(Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))
     return None
@@ -201,7 +203,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
 
 def _ended(server: Server, connection: Connection, jid: str) -> Callable[[FaktoryError | bool], None]:
     def answer(told: FaktoryError | bool) -> None:
-        if told is True:
+        if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
             server.handed_out.forget(jid)
         connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
 
@@ -238,11 +240,12 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
             server.shelf.distrust(wid)
         if isinstance(state, FaktoryError):
             connection.finish(_error(state))
-            if isinstance(state, UnknownWorker):
+            if isinstance(state, UnknownWorker):  # considered lost (W20): it has to connect and register again
                 server.drop([wid])
         else:
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
+    # Extends the reservations of confirmed deliveries only: a job that never arrived must return (ADR 0026).
     sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
     server.sign(sign, answer)
     return None
@@ -322,6 +325,7 @@ def _error(error: FaktoryError) -> bytes:
 def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC)
     sets = numbers["sets"]
+    # The original server reports its periodic tasks in this shape (W22); this one has no such counters.
     idle = {"cycles": 0, "enqueued": 0, "wall_time_sec": 0.0}
     return {
         "now": rfc3339(now),
@@ -354,5 +358,6 @@ def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
 
 def _memory_mb() -> int:
     """Return the peak resident memory of this process in MiB."""
+    # `ru_maxrss` is in bytes on macOS and in KiB on Linux.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak // (1024 * 1024 if sys.platform == "darwin" else 1024)
