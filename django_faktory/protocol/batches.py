@@ -87,7 +87,7 @@ def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
             f"invalid BATCH: expected NEW {{…}}, OPEN bid, COMMIT bid or STATUS bid, got {shown(verb) or 'nothing'}"
         )
     bid = rest.strip()
-    if not bid or " " in bid:
+    if not bid or " " in bid:  # a space: two ids, of which the second would be ignored
         raise InvalidPayload(f"invalid BATCH {verb.upper()}: expected the id of a batch, got {shown(bid) or 'nothing'}")
     check_name(f"BATCH {verb.upper()}", "bid", bid)
     return command(bid)

@@ -146,6 +146,7 @@ Command = (
 
 def parse(line: str) -> Command:
     """Parse one line without its end. Raises UnknownCommand or InvalidPayload; both leave the connection open."""
+    # Limits count bytes. "replace": a lone surrogate must not raise UnicodeEncodeError here.
     encoded = line.encode("utf-8", "replace")
     check_line(encoded[:100], len(encoded))
     found = begin(line)
@@ -283,9 +284,8 @@ def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
         return (yield from parse_long_job(text))
     except InvalidPayload as refusal:
         yield from jsonsteps.check_value(text)  # invalid JSON rejects the whole PUSHB
-        return InvalidPayload(
-            str(refusal), jid=refusal.jid
-        )  # a new exception: the traceback of the old one keeps the parts of the job in memory
+        # A new exception: the traceback of the old one keeps the parts of the job in memory.
+        return InvalidPayload(str(refusal), jid=refusal.jid)
 
 
 def _parse_fetch(text: str) -> Fetch:
@@ -349,9 +349,8 @@ def _parse_beat(text: str) -> BeatWorker:
 
 
 def _parse_second_hello(_: str) -> Command:
-    raise UnknownCommand(
-        "unknown command HELLO"
-    )  # HELLO is valid only as the first line; the message is the original server's
+    # HELLO is valid only as the first line. The message is the original server's.
+    raise UnknownCommand("unknown command HELLO")
 
 
 VERBS: dict[str, Callable[[str], Command | Steps[Any]]] = {

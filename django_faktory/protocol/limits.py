@@ -68,7 +68,7 @@ _LINES = (
     Limit("MUTATE", "line", 0, "bytes", CLOSED),
 )
 
-# A name or jid beyond MAX_NAME cannot exist in the database, so it is refused as a mistake of the sender (ADR 0033).
+# A name or jid beyond MAX_NAME cannot exist in the database, so it is the sender's mistake (ADR 0033).
 _FIELDS = (
     Limit("HELLO", "wid", MAX_NAME, "printable characters", CLOSED),
     Limit("BEAT", "wid", MAX_NAME, "printable characters"),

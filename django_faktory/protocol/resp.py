@@ -60,6 +60,7 @@ def bulk(text: str | None) -> bytes:
     """Return a bulk string with a text of any length and content; None gives the null reply."""
     if text is None:
         return NULL
+    # Lone surrogates become `?`: a reply must not fail for the contents of a job.
     raw = text.encode("utf-8", "replace")
     return b"$%d\r\n%b\r\n" % (len(raw), raw)
 

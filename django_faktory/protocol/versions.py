@@ -23,6 +23,7 @@ def semantic(version: str) -> str:
     numbers = [*found["release"].split("."), "0", "0"][:3]
     pre = [f"{_PRE[found['pre']]}.{int(found['number'])}"] if found["pre"] else []
     pre += [f"dev.{int(found['dev'])}"] if found["dev"] else []
+    # Semantic versions have no post-releases, so these become build metadata.
     build = [f"post.{int(found['post'])}"] if found["post"] else []
     build += [found["local"]] if found["local"] else []
     core = ".".join(str(int(number)) for number in numbers)

@@ -171,9 +171,8 @@ class Lane(Generic[Item, Answer]):
             return
         hand.flying = None
         if flight.is_last:
-            self._take_back(
-                hand
-            )  # libuv reports a reset once: it came with this answer, so the next set would wait for it
+            # libuv reports a reset once: it was reported with this answer, so the next set would wait in vain.
+            self._take_back(hand)
         if callable(told):  # the work that is left, such as a job that needs a lock (ADR 0021)
             self._give(hand, batch, told)
         else:

@@ -173,9 +173,8 @@ class Connection(asyncio.Protocol):
         self._is_answered()
         if not self._write(reply):
             return False
-        if (
-            self._protocol.buffered_bytes or self.is_ending or self._reads_no_more
-        ):  # rare: most clients send the next command after the reply
+        # Rarely true: most clients send the next command after the reply.
+        if self._protocol.buffered_bytes or self.is_ending or self._reads_no_more:
             self._go_on()
         return True
 
@@ -316,9 +315,8 @@ class Connection(asyncio.Protocol):
 
     def _line_is_late(self) -> None:
         self._line_timer = None
-        if (
-            self._is_paused or self._is_resting or self._waits_for_turn
-        ):  # the end of the line may be in the socket, unread by us
+        # The end of the line may be in the socket, as this connection has not been read.
+        if self._is_paused or self._is_resting or self._waits_for_turn:
             self._await_line()
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))

@@ -65,7 +65,7 @@ class FetchIndex:
         self._all: dict[Fetcher, None] = {}
         self._by_queue: dict[str, dict[Fetcher, None]] = {}
         self._untried: dict[Fetcher, None] = {}
-        self._outside: dict[Fetcher, None] = {}  # with many names, beyond MOST_NAMES; never tried
+        self._outside: dict[Fetcher, None] = {}  # with many names, beyond MOST_NAMES; not tried yet
         self._arrivals = self._names = 0
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class FetchIndex:
                 continue
             if fetcher.has_many:
                 if has_many:
-                    continue
+                    continue  # it stays untried, so the next claim tries it
                 has_many = True
             else:
                 names += len(fetcher.request.queues)

@@ -161,10 +161,8 @@ class Fetchers:
                 # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
                 is_all = sent.count > 0 and sent.queues == request.queues
                 self._lane.submit(sent, partial(self._claimed, claim, fetcher, sent, is_all))
-        for (
-            fetcher,
-            job,
-        ) in served:  # last: an answered client may send its next FETCH at once, which re-enters `_claim`
+        # Last: an answered client may send its next FETCH at once, which re-enters `_claim`.
+        for fetcher, job in served:
             self._answer(fetcher, job)
 
     def _ask_for(self, fetcher: Fetcher, request: FetchRequest, beside: list[FetchRequest]) -> FetchRequest | None:

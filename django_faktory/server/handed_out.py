@@ -34,6 +34,7 @@ LONGEST_READ = 64 * 1024
 
 
 class _Custom(msgspec.Struct):
+    # Any: a value of another type is ignored below instead of failing the decoding of the other member.
     bid: Any = None
     callback_of: Any = msgspec.field(name="_bid", default=None)
 

@@ -262,15 +262,16 @@ class Server:
         await self._wind_down()
         logger.info("server stopped commands=%d", self.command_count)
 
+    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
+    # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
+    # confirmation runs a job twice. Waiting and long commands weigh MAX_BATCH, so each is a set of its own.
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
         most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
-        # `desk` is created on the next line; the lambda is called later.
         self.intake = Intake(self.loop, is_full=lambda: self.desk.waiting_bytes > most_bytes)
         self.desk = Desk(self.loop, commands=lambda: self.command_count, later=self.intake.free)
         common: dict[str, Any] = {"reset": self.broker.close, "loop": self.loop}
         turn = partial(take_turn, self.broker)
-        # One queue for each kind of verb: a slow or blocked command delays only commands of its own kind.
         self.turns: Lane[Item, Any] = Lane("turn", turn, width=WIDTH, weigh=weight, lend=self._lend, **common)
         in_sets = partial(take_set, self.broker)
         self._bulk: Lane[MayBlock, Any] = Lane("bulk", in_sets, weigh=weight_of, **common)
@@ -284,11 +285,9 @@ class Server:
         self.uncertain_batches = UncertainBatches(self._withdraw, self.loop)
         one_by_one = partial(answer_each, reset=self.broker.close)
         self._fails: Lane[MayBlock, Any] = Lane("fail", in_sets, **common)
-        # Separate, as a late BEAT costs a live worker its jobs and a late confirmation runs a job twice (ADR 0032).
         self._signs: Lane[MayBlock, Any] = Lane("sign", in_sets, **common)
         self._deliveries: Lane[Callable[[], Any], Any] = Lane("delivery", one_by_one, **common)
         self._reads: Lane[_Read, Any] = Lane("read", partial(_read_each, reset=self.broker.close), **common)
-        # The weight gives each long call a set of its own.
         self.long_work: Lane[Callable[[], Any], Any] = Lane(
             "long", one_by_one, width=WIDTH, weigh=lambda _: MAX_BATCH, **common
         )

@@ -169,6 +169,7 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
         if not isinstance(told, Reservation):
             connection.finish(resp.NULL if told is None else _error(told))
             return
+        # None: the job had corrupted text and is dead now. The client fetches again.
         if (reply := _job(server, told)) is None:
             connection.finish(resp.NULL)
         else:
