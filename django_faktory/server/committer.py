@@ -159,7 +159,7 @@ class Lane(Generic[Item, Answer]):
 
     def _read(self, hand: _Hand[Item, Answer]) -> None:
         if hand.flying is None:
-            self._take_back(hand)  # readable without a request: the server has closed the connection, or is about to
+            self._take_back(hand)  # readable without a request: the database has closed the connection, or is about to
             return
         batch, flight = hand.flying
         try:
@@ -199,7 +199,7 @@ class Lane(Generic[Item, Answer]):
         hand.work.put((batch, work))
 
     def _take(self) -> Batch[Item, Answer]:
-        """Remove and return the next set: at least one item, and at most `MAX_BATCH` of weight beyond that."""
+        """Remove and return the next set: one item of any weight, and more up to a total of `MAX_BATCH`."""
         batch = [self._pending.popleft()]
         room = MAX_BATCH - self._weigh(batch[0][0])
         while self._pending and (room := room - self._weigh(self._pending[0][0])) >= 0:

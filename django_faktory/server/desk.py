@@ -101,8 +101,8 @@ class Room:
 class Desk:
     """Scheduler of long lines: calls each line's `done` with the command, or with the error that rejects it.
 
-    `commands` returns the number of executed commands, from which short ones are detected. `later` schedules a function
-    for an idle moment. Used on the event loop only.
+    `commands` returns the number of executed commands, from which short ones are detected. `later` calls a function
+    in a later iteration of the loop. Used on the event loop only.
     """
 
     def __init__(

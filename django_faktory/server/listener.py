@@ -60,7 +60,7 @@ LISTEN_S = 60.0
 """Longest wait for one notification; closing the listener ends it early."""
 
 MAX_PUSH_IN_TURN = 50
-"""A heavier PUSHB has a commit queue of its own, so that it does not delay single commands."""
+"""Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""
 
 BACKLOG = 128
 WIDTH = 2
