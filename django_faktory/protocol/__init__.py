@@ -1,4 +1,4 @@
-"""The Faktory Work Protocol without I/O: bytes in, commands and replies out, for both sides of a connection.
+"""Faktory Work Protocol without I/O: turns bytes into commands and replies, for both sides of a connection.
 
-Knows no socket, event loop, clock or broker. Rules: the protocol specification; W1 to W9.
+Uses no socket, event loop, clock or broker. Rules: the protocol specification; W1 to W9.
 """

@@ -1,4 +1,4 @@
-"""BATCH NEW, OPEN, COMMIT and STATUS, both ways. Shape only. Rules: W5, W26."""
+"""Parse and write BATCH NEW, OPEN, COMMIT and STATUS. Checks shape only. Rules: W5, W26."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from .fields import decoded, field, line, object_after
 from .limits import check_name
 
 _NOT_IN_CALLBACKS = ("bid", "unique_for")
+"""Options that could keep a callback from being enqueued, or add it to a batch."""
 
 
 class BatchNew(msgspec.Struct, frozen=True):
-    """Make a batch."""
+    """BATCH NEW: create a batch with its callbacks."""
 
     batch: NewBatch
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         one = self.batch
         told = [
             (key, jsontext.encode(text))
@@ -38,32 +39,32 @@ class BatchNew(msgspec.Struct, frozen=True):
 
 
 class BatchOpen(msgspec.Struct, frozen=True):
-    """Ask whether more can be added."""
+    """BATCH OPEN: reopen a committed batch, so that jobs can be added."""
 
     bid: str
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("BATCH", f"OPEN {self.bid}")
 
 
 class BatchCommit(msgspec.Struct, frozen=True):
-    """The batch's definition is complete."""
+    """BATCH COMMIT: the batch is complete, so its callbacks may be enqueued."""
 
     bid: str
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("BATCH", f"COMMIT {self.bid}")
 
 
 class BatchAsk(msgspec.Struct, frozen=True):
-    """How is it doing?"""
+    """BATCH STATUS: ask for the progress of a batch."""
 
     bid: str
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("BATCH", f"STATUS {self.bid}")
 
 
@@ -76,7 +77,7 @@ _BY_BID: dict[str, type[BatchOpen | BatchCommit | BatchAsk]] = {
 
 
 def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
-    """Read what follows BATCH: a sub-verb in any case, then an object or a bid. NEW is read in steps."""
+    """Parse the text after BATCH: a sub-verb in any case, then an object or a bid. NEW is parsed in steps."""
     verb, _, rest = text.strip().partition(" ")
     if verb.upper() == "NEW":
         return _new_batch(rest)
@@ -86,14 +87,14 @@ def parse_batch(text: str) -> BatchCommand | Steps[BatchNew]:
             f"invalid BATCH: expected NEW {{…}}, OPEN bid, COMMIT bid or STATUS bid, got {shown(verb) or 'nothing'}"
         )
     bid = rest.strip()
-    if not bid or " " in bid:
+    if not bid or " " in bid:  # a space: two ids, of which the second would be ignored
         raise InvalidPayload(f"invalid BATCH {verb.upper()}: expected the id of a batch, got {shown(bid) or 'nothing'}")
     check_name(f"BATCH {verb.upper()}", "bid", bid)
     return command(bid)
 
 
 def status_text(status: BatchStatus) -> str:
-    """The reply to BATCH STATUS."""
+    """Return the JSON of the reply to BATCH STATUS."""
     told: dict[str, Any] = {"bid": status.bid}
     told |= {key: text for key in ("parent_bid", "description") if (text := getattr(status, key))}
     told["created_at"] = "" if status.created_at is None else rfc3339(status.created_at)
@@ -104,7 +105,7 @@ def status_text(status: BatchStatus) -> str:
 
 
 def parse_status(found: dict[str, Any]) -> BatchStatus:
-    """Read the reply to BATCH STATUS, of any server."""
+    """Parse the reply to BATCH STATUS of any server; missing members get defaults."""
     created_at = field("BATCH", found, "created_at", str, "")
     texts = {key: field("BATCH", found, key, str, "") for key in ("bid", "parent_bid", "description")}
     progress = {key: field("BATCH", found, key, str, "") for key in ("complete_st", "success_st")}
@@ -119,9 +120,11 @@ def parse_status(found: dict[str, Any]) -> BatchStatus:
 
 
 def _new_batch(text: str) -> Steps[BatchNew]:
+    # Both branches accept repeated keys, the last one counting, like common JSON parsers.
     if len(text) > jsonsteps.SHORT:
         yield from jsonsteps.check_depth(text)
         raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+        # Unknown members are not decoded: they may be long.
         found = {key: decoded(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
     else:
         found = object_after("BATCH NEW", text)
@@ -147,9 +150,11 @@ def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
         members = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
     else:
         members = jsontext.last_members(text)
+    # Clients may omit the jid and the args of a callback.
     if members.get("jid", '""') in ('""', "null"):
         members |= {"jid": jsontext.encode(uuid4().hex)}
     members.setdefault("args", "[]")
+    # The same checks as for PUSH; the error names the callback in front of the field.
     try:
         job = yield from parse_long_job(jsontext.join(members.items()))
     except InvalidPayload as error:
@@ -159,7 +164,7 @@ def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
 
 
 def refuse_options(kind: Kind, job: JobPayload) -> None:
-    """A callback must be enqueued when its time has come, whatever else there is. Raises InvalidPayload."""
+    """Raise InvalidPayload for options of a callback that could prevent its enqueuing."""
     options = job.options
     if options is None:
         return

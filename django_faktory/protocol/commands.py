@@ -1,7 +1,7 @@
-"""Commands: a line of text and what it means, both ways. One entry in `VERBS` for each verb.
+"""Parse command lines and write them. `VERBS` has the parser of each verb, `Command` is the union of all results.
 
-`parse` checks shape only; what a command does is the server's affair. Wording follows the original server where
-it has one. Rules: W5, W9, W12, W16, W17, W21.
+Parsers check shape only. Error messages follow the original server's where it has one. Long lines are parsed in steps
+(generators), so that an event loop can serve other clients in between. Rules: W5, W9, W12, W16, W17, W21.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from .tracking import TrackingCommand
 
 VERSION = 2
 NO_QUEUE = "*"
-"""A name that no queue can have."""
+"""Invalid queue name, sent in place of no names, which would mean the default queue."""
 
 MANY_JOBS_BYTES = 4 * 1024
-"""From here on a PUSHB may have so many jobs that it is read in steps."""
+"""A PUSHB above this length may have enough jobs to need parsing in steps."""
 
 MANY_VALUES, LONG_JOB_BYTES = 4000, 1024 * 1024
-"""From so many brackets or colons, or such a length, on one job takes more than a few milliseconds to read."""
+"""A single job beyond one of these counts of brackets or colons, or bytes, takes more than a few milliseconds."""
 
 CUT_AT_ONCE = 256 * 1024
-"""Characters of a PUSHB that are cut into jobs in one go, which is quicker."""
+"""Characters of a PUSHB up to which it is split into jobs at once, which is faster than in steps."""
 
 JOBS_A_STEP = 20
+"""Jobs of a long PUSHB that are parsed between two pauses."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The client says who it is."""
+    """HELLO: identity and password hash of a client."""
 
     identity: WorkerIdentity = WorkerIdentity()
     pwdhash: str = ""
     v: int = VERSION
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         who = self.identity
         told: dict[str, Any] = {"v": self.v}
         if who.wid:
@@ -58,63 +59,63 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The client goes."""
+    """END: the client closes the connection."""
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return b"END\r\n"
 
 
 class Info(msgspec.Struct, frozen=True):
-    """The client asks for the numbers."""
+    """INFO: the client asks for counts of jobs, queues and workers."""
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return b"INFO\r\n"
 
 
 class Push(msgspec.Struct, frozen=True):
-    """A job to store."""
+    """PUSH: a job to store."""
 
     job: JobPayload
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("PUSH", self.job.text)
 
 
 class PushBulk(msgspec.Struct, frozen=True):
-    """Jobs to store, and those that were refused already (W12)."""
+    """PUSHB: jobs to store, and refusals of the invalid ones (W12)."""
 
     jobs: Sequence[JobPayload | InvalidPayload]
 
     def line(self) -> bytes:
-        """As a client sends it; refused ones have no text any more."""
+        """Return the line that a client sends; without refused jobs, as their text is not kept."""
         return line("PUSHB", f"[{','.join(job.text for job in self.jobs if isinstance(job, JobPayload))}]")
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """A worker wants a job of these queues, in this order. None are left where no queue can have the names given."""
+    """FETCH: a worker asks for a job of these queues, in this order. Empty if all names were invalid."""
 
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("FETCH", " ".join(self.queues) or NO_QUEUE)
 
 
 class AckJob(msgspec.Struct, frozen=True):
-    """A job is done."""
+    """ACK: a job has succeeded."""
 
     jid: str
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("ACK", jsontext.encode({"jid": self.jid}))
 
 
 class FailJob(msgspec.Struct, frozen=True):
-    """A job failed; texts as they came, not cut yet."""
+    """FAIL: a job has failed. Texts are as sent, not cut to their limits yet."""
 
     jid: str
     errtype: str = ""
@@ -122,17 +123,17 @@ class FailJob(msgspec.Struct, frozen=True):
     backtrace: tuple[str, ...] = ()
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("FAIL", jsontext.encode(msgspec.structs.asdict(self)))
 
 
 class BeatWorker(msgspec.Struct, frozen=True):
-    """A worker lives."""
+    """BEAT: heartbeat of a worker."""
 
     beat: Beat
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         told = {key: value for key, value in msgspec.structs.asdict(self.beat).items() if value}
         return line("BEAT", jsontext.encode(told))
 
@@ -144,7 +145,8 @@ Command = (
 
 
 def parse(line: str) -> Command:
-    """Read one line, without its end. Raises UnknownCommand or InvalidPayload; both leave the connection open."""
+    """Parse one line without its end. Raises UnknownCommand or InvalidPayload; both leave the connection open."""
+    # Limits count bytes. "replace": a lone surrogate must not raise UnicodeEncodeError here.
     encoded = line.encode("utf-8", "replace")
     check_line(encoded[:100], len(encoded))
     found = begin(line)
@@ -152,7 +154,7 @@ def parse(line: str) -> Command:
 
 
 def begin(line: str) -> Command | Steps[Command]:
-    """The same for a line of checked length; steps for what may take more than a millisecond."""
+    """Parse a line of checked length; return steps for a command that may take more than a millisecond."""
     verb, _, rest = line.partition(" ")
     reader = VERBS.get(verb)
     if reader is None:
@@ -161,8 +163,8 @@ def begin(line: str) -> Command | Steps[Command]:
 
 
 def parse_long(line: bytes) -> Steps[Command] | None:
-    """The same for a line that takes long to read, in steps; None for all others. What the line is decides at once."""
-    if len(line) <= MANY_JOBS_BYTES:  # no line of any verb takes long from less on
+    """Return steps that parse a line that takes long; None for any other line. The decision itself is fast."""
+    if len(line) <= MANY_JOBS_BYTES:  # no shorter line of any verb takes long
         return None
     verb, _, rest = line[:8].partition(b" ")
     reader = _LONG.get(verb) if rest else None
@@ -178,19 +180,20 @@ def _takes_long(verb: bytes, line: bytes) -> bool:
         return False
     if verb != b"PUSH" or len(line) > LONG_JOB_BYTES:
         return True
+    # The counts bound the number of values; each takes one fast pass over the bytes.
     return line.count(b"{") + line.count(b"[") > MANY_VALUES or line.count(b":") > MANY_VALUES
 
 
 def _decoded_and(reader: Callable[[str], Steps[Command]], line: bytes) -> Steps[Command]:
-    yield  # until it is this line's turn it is kept as bytes
+    yield  # while the line waits for its turn only its bytes are kept
     text = decoded_line(line).partition(" ")[2]
-    del line
+    del line  # free the bytes before the jobs are built
     yield
     return (yield from reader(text))
 
 
 def decoded_line(line: bytes) -> str:
-    """The text of a line. Raises InvalidPayload."""
+    """Decode a line as UTF-8. Raises InvalidPayload if it is not."""
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -198,7 +201,7 @@ def decoded_line(line: bytes) -> str:
 
 
 def parse_hello(text: str) -> Hello:
-    """Read what follows HELLO. Raises InvalidPayload; the caller closes (W2)."""
+    """Parse the text after HELLO. Raises InvalidPayload, after which the caller closes (W2)."""
     found = object_after("HELLO", text)
     version = found.get("v", VERSION)  # a client in use sends none
     if version != VERSION or isinstance(version, bool):
@@ -225,7 +228,7 @@ def _push(job: Steps[JobPayload]) -> Steps[Push]:
 
 
 def _after_first_step(steps: Steps[T]) -> T | Steps[T]:
-    """What the steps lead to, if that is one only, as for most; else those that are left."""
+    """Run the first step; return the result if that was the only one, as for most, else the remaining steps."""
     try:
         next(steps)
     except StopIteration as end:
@@ -251,7 +254,7 @@ def _parse_long_push(text: str) -> Steps[Push]:
 
 def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
     good: list[JobPayload] = []
-    refused: dict[str, InvalidPayload] = {}  # the answer has one place for each jid
+    refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
     count = size = 0
     parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else jsonsteps.cut(text, "[]")
     for part in parts:
@@ -259,6 +262,7 @@ def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
             yield
             continue
         count, size = count + 1, size + len(part)
+        # Pause after 20 small jobs or a few large ones.
         if count == JOBS_A_STEP or size > SHORT:
             count = size = 0
             yield
@@ -279,13 +283,15 @@ def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
     try:
         return (yield from parse_long_job(text))
     except InvalidPayload as refusal:
-        yield from jsonsteps.check_value(text)  # what is no JSON spoils the whole
-        return InvalidPayload(str(refusal), jid=refusal.jid)  # without the frames, which keep the job's parts
+        yield from jsonsteps.check_value(text)  # invalid JSON rejects the whole PUSHB
+        # A new exception: the traceback of the old one keeps the parts of the job in memory.
+        return InvalidPayload(str(refusal), jid=refusal.jid)
 
 
 def _parse_fetch(text: str) -> Fetch:
     names = text.split() or [DEFAULT_QUEUE]
     check_count("FETCH", "queues", len(names))
+    # A name that no queue can have is ignored, not refused: clients name queues of other systems (ADR 0033).
     return Fetch(tuple(dict.fromkeys(filter(is_queue_name, names))))
 
 
@@ -322,6 +328,7 @@ def _parse_long_fail(text: str) -> Steps[FailJob]:
     raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
     found = {key: decoded(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
     lines = yield from strings_of(raw.get("backtrace", "[]"), most=MAX_BACKTRACE_LINES)
+    # [None] makes `_fail` raise the error for a backtrace that is no array of strings.
     if raw.get("backtrace") != "null":
         found["backtrace"] = [None] if lines is None else lines[:MAX_BACKTRACE_LINES]
     return _fail(found)
@@ -342,7 +349,8 @@ def _parse_beat(text: str) -> BeatWorker:
 
 
 def _parse_second_hello(_: str) -> Command:
-    raise UnknownCommand("unknown command HELLO")  # it is the first line or none (as the original says it)
+    # HELLO is valid only as the first line. The message is the original server's.
+    raise UnknownCommand("unknown command HELLO")
 
 
 VERBS: dict[str, Callable[[str], Command | Steps[Any]]] = {
@@ -366,4 +374,4 @@ _LONG: dict[bytes, Callable[[str], Steps[Any]]] = {
     b"FAIL": _parse_long_fail,
     b"MUTATE": management.parse_long_mutate,
 }
-"""The verbs that bring a job, or a list: how they are read in steps."""
+"""Parsers in steps, for the verbs with a job or a list."""

@@ -1,6 +1,7 @@
-"""A connection's state on either side: bytes in, commands or replies out, and who may say what when.
+"""Protocol state of a connection: bytes in, commands or replies out, and the order of greeting, HELLO and commands.
 
-The caller owns the socket, the clock and the randomness. Rules: W1 to W7.
+`ServerConnection` and `ClientConnection` are the two sides. The caller owns the socket, the clock and the randomness.
+Rules: W1 to W7.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from .limits import ANY_LINE_BYTES, MAX_HELLO_BYTES, check_line, is_too_long
 from .resp import Error, Reply, ReplyReader, Simple
 
 LONG_LINE_BYTES = 64 * 1024
-"""A line that is not kept twice while it is carried out."""
+"""A longer line is removed from the buffer at once, so that it is not kept twice during its execution."""
 
 VERB_BYTES = 100
-"""Bytes of a line that are read to find its verb, which limits its length."""
+"""Bytes of a line that are searched for its verb, which determines the maximum length."""
 
 MIN_ITERATIONS = 1000
-"""Fewer than any server of today asks for: who asks for them may want a hash that is guessed quickly."""
+"""Below what any current server asks for. A lower number may come from an attacker that wants a weak hash."""
 
 MAX_ITERATIONS = 1_000_000
+"""Bounds the CPU time that a server can make a client spend."""
 
 
 def hash_password(password: str, salt: str, iterations: int) -> str:
-    """SHA-256 as many times as asked, first over password + salt; in hex. Source: specification, "Required Fields"."""
+    """Return SHA-256 of password + salt, hashed `iterations` times, in hex (specification, "Required Fields")."""
     digest = (password + salt).encode()
     for _ in range(iterations):
         digest = sha256(digest).digest()
@@ -39,7 +41,7 @@ def hash_password(password: str, salt: str, iterations: int) -> str:
 
 
 class ServerConnection:
-    """The server's side. Feed it with `receive`, then ask `next_command` until it has none."""
+    """Server side. Pass bytes to `receive`, then call `next_command` until it returns None."""
 
     def __init__(self, *, password: str = "", salt: str = "", iterations: int = 0, max_command_bytes: int) -> None:
         if password and (iterations < MIN_ITERATIONS or not salt):
@@ -51,49 +53,49 @@ class ServerConnection:
         self._start = 0
         self._searched = 0
         self._is_broken = False
-        self._refused = b""  # the beginning of a line that is too long, whose bytes are dropped until it ends
+        self._refused = b""  # the start of a line that is too long; its bytes are dropped up to its end
         self._dropped_bytes = 0
         self.line_bytes = 0
-        """How long the last whole line was."""
+        """Length of the last complete line."""
 
     @property
     def is_identified(self) -> bool:
-        """Whether a HELLO was accepted."""
+        """Whether a HELLO has been accepted."""
         return self.identity is not None
 
     @property
     def buffered_bytes(self) -> int:
-        """How much came that no command has used up yet."""
+        """Received bytes that no command has consumed yet."""
         return len(self._buffer) - self._start
 
     @property
     def is_dropping(self) -> bool:
-        """Whether a line that is too long for its verb has not ended yet."""
+        """Whether the bytes of a line that is too long for its verb are being dropped."""
         return bool(self._refused)
 
     def greeting(self) -> bytes:
-        """The server's first line; its JSON has no space, since a client in use splits there (W1)."""
+        """Return the server's first line. Its JSON has no space, as a client in use splits the line there (W1)."""
         told: dict[str, object] = {"v": VERSION}
         if self._password:
             told |= {"i": self._iterations, "s": self._salt}
         return f"+HI {jsontext.encode(told)}\r\n".encode()
 
     def receive(self, data: bytes) -> None:
-        """Take what came. After a ProtocolError nothing is kept any more."""
+        """Buffer received bytes; after a ProtocolError they are discarded."""
         if not self._is_broken:
             self._buffer += data
 
     def next_command(self) -> Command | None:
-        """The next whole command; None where more bytes are needed.
+        """Return the next complete command; None if more bytes are needed.
 
-        Raises InvalidPayload or UnknownCommand for a line that is refused while the connection goes on, and
-        ProtocolError (AuthenticationFailed among them) where it must be closed after the answer.
+        Raises InvalidPayload or UnknownCommand for a refused line, after which the connection continues, and
+        ProtocolError (such as AuthenticationFailed) if it must be closed after the reply.
         """
         found = self.begin_command()
         return jsonsteps.run(found) if isinstance(found, Generator) else found
 
     def begin_command(self) -> Command | Steps[Command] | None:
-        """The same, but a line that takes long to read comes as steps, which raise InvalidPayload only."""
+        """Like `next_command`, but return steps for a line that takes long; the steps raise InvalidPayload only."""
         line = self._next_line()
         if line is None:
             return None
@@ -115,19 +117,22 @@ class ServerConnection:
         end = len(self._buffer) if newline < 0 else newline
         if end > self._start and self._buffer[end - 1] == ord("\r"):
             end -= 1
+        # Checked before the line ends, so that an endless line cannot fill the memory.
         if end - self._start > limit:
             raise self._too_long(limit)
         if self.is_identified and end - self._start > ANY_LINE_BYTES:
             start = bytes(self._buffer[self._start : self._start + VERB_BYTES])
+            # Too long for its verb: drop its bytes as they arrive. The line is refused at its end, and the connection
+            # stays usable.
             if is_too_long(start, end - self._start):
                 self._refused = start
                 self._drop()
                 return None
         if newline < 0:
             self._compact()
-            self._searched = len(self._buffer)
+            self._searched = len(self._buffer)  # search each byte once, also if a line comes in many pieces
             return None
-        with memoryview(self._buffer) as view:  # a slice of the buffer would be one more copy
+        with memoryview(self._buffer) as view:  # a slice of the bytearray would be one more copy
             line = bytes(view[self._start : end])
         self._start = self._searched = newline + 1
         self.line_bytes = len(line)
@@ -140,11 +145,11 @@ class ServerConnection:
         return line
 
     def _drop(self) -> None:
-        """Keep no bytes of a refused line. Raises InvalidPayload or UnknownCommand when its end has come."""
+        """Discard bytes of a refused line. Raises InvalidPayload or UnknownCommand once it has ended."""
         newline = self._buffer.find(b"\n", self._start)
         end = len(self._buffer) if newline < 0 else newline
         if self._buffer[self._start : end].endswith(b"\r"):
-            end -= 1  # part of the line's end, or counted with the next bytes
+            end -= 1  # part of CRLF, or else kept and counted with the next bytes
         self._dropped_bytes += end - self._start
         if self._dropped_bytes > self._max_command_bytes:
             raise self._too_long(self._max_command_bytes)
@@ -162,7 +167,7 @@ class ServerConnection:
         return self._broken(ProtocolError(f"command too long: expected at most {limit} bytes in a line"))
 
     def _compact(self) -> None:
-        """Let go of what was used up: once a buffer of many commands has been read to its end, or after a long one."""
+        """Remove consumed bytes. Done rarely, as each removal moves the rest of the buffer."""
         if self._start:
             del self._buffer[: self._start]
             self._start = 0
@@ -176,13 +181,14 @@ class ServerConnection:
             raise self._broken(ProtocolError(str(error))) from error
         if self._password:
             expected = hash_password(self._password, self._salt, self._iterations)
+            # A comparison in constant time reveals nothing about the hash.
             if not hmac.compare_digest(expected.encode(), hello.pwdhash.encode("utf-8", "replace")):
                 raise self._broken(AuthenticationFailed("Invalid password"))
         self.identity = hello.identity
         return hello
 
     def forget(self) -> bytearray:
-        """Read no command any more and keep no bytes. Returns those that were kept: to free them takes a while."""
+        """Parse no further command; return the buffered bytes, so that the caller chooses when to free them."""
         self._is_broken = True
         kept, self._buffer = self._buffer, bytearray()
         self._start = self._searched = 0
@@ -194,24 +200,25 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The client's side: waits for HI, says HELLO, then reads replies."""
+    """Client side: waits for HI, sends HELLO, then reads replies."""
 
     def __init__(self, *, identity: WorkerIdentity, password: str = "") -> None:
         self._identity, self._password = identity, password
         self._replies = ReplyReader()
 
     def receive(self, data: bytes) -> None:
-        """Take what came."""
+        """Buffer received bytes until `hello` or `next_reply` reads them."""
         self._replies.feed(data)
 
     def next_reply(self) -> Reply | None:
-        """The next whole reply; None where more bytes are needed. Raises ProtocolError for what is none."""
+        """Return the next complete reply; None if more bytes are needed. Raises ProtocolError for invalid bytes."""
         return self._replies.next()
 
     def hello(self) -> bytes | None:
-        """The HELLO line, once the server's HI has come; None before.
+        """Return the HELLO line once the server's HI has arrived; None before.
 
-        Raises ProtocolError for a greeting of another protocol or version, or with no place left for us.
+        Raises ProtocolError for a greeting of another protocol or version, or if the server has too many connections,
+        and AuthenticationFailed if the server asks for a password and none was given.
         """
         greeting = self._replies.next()
         if greeting is None:
@@ -249,6 +256,7 @@ def _salt(asked: dict[str, object]) -> str:
 
 def _iterations(asked: dict[str, object]) -> int:
     found = asked.get("i", 1)
+    # JSON true decodes to a bool, which is an int in Python.
     if isinstance(found, int) and not isinstance(found, bool) and MIN_ITERATIONS <= found <= MAX_ITERATIONS:
         return found
     raise ProtocolError(

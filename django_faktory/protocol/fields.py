@@ -1,4 +1,4 @@
-"""What commands are made of: a verb with JSON behind it, and members of known kinds. Raises InvalidPayload."""
+"""Helpers to parse and write commands: a verb followed by JSON, and typed members. Parsers raise InvalidPayload."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .limits import check_name
 
 
 def line(verb: str, rest: str) -> bytes:
-    """A command as a client sends it."""
+    """Return a command as bytes, with CRLF."""
     return f"{verb} {rest}\r\n".encode()
 
 
 def object_after(verb: str, text: str) -> dict[str, Any]:
-    """The JSON object that follows the verb."""
+    """Decode the JSON object that follows the verb. Raises InvalidPayload for anything else."""
     jsontext.check_depth(text)
     try:
         found = jsontext.decode(text)
@@ -28,10 +28,11 @@ def object_after(verb: str, text: str) -> dict[str, Any]:
 
 
 def field(verb: str, found: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    """The member `name`, or `default` where it is absent or null."""
+    """Return the member `name`, or `default` if it is absent or null. Raises InvalidPayload for another type."""
     value = found.get(name)
     if value is None:
         return default
+    # No member is a bool, and True is an int in Python.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidPayload(f"invalid {verb}: {name}: expected {_KINDS[kind]}, got {ascii(value)[:60]}")
     return value
@@ -41,14 +42,17 @@ _KINDS: dict[type[Any], str] = {str: "a string", int: "an integer", list: "an ar
 
 
 def wid(verb: str, found: dict[str, Any]) -> str:
-    """The wid, "" where none is given."""
+    """Return the wid, "" if absent. Raises InvalidPayload if it is too long or not printable."""
     given: str = field(verb, found, "wid", str, "")
     check_name(verb, "wid", given)
     return given
 
 
 def strings_of(raw: str, *, most: int) -> Steps[list[str] | None]:
-    """The first strings of a JSON array whose values are good, one more than `most`; None where it is another thing."""
+    """Return the first `most` + 1 strings of a JSON array; None if it is not an array of strings.
+
+    One more than `most`, so that the caller can detect too many. All values are checked.
+    """
     if not raw.startswith("["):
         return None
     found: list[str] = []
@@ -63,7 +67,10 @@ def strings_of(raw: str, *, most: int) -> Steps[list[str] | None]:
 
 
 def decoded(raw: str) -> Any:
-    """A member of a long command that is to be a string: what else is as long is not built, but told by its kind."""
+    """Decode a member of a long command that should be a string.
+
+    A long object or array is returned empty: its type suffices for the error message, and decoding it takes long.
+    """
     if len(raw) > jsonsteps.SHORT and raw[0] in "{[":
         return {} if raw[0] == "{" else []
     return jsontext.decode(raw)

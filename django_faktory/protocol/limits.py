@@ -1,6 +1,6 @@
-"""How large a command and its fields may be: one table, checked before anything is done with a command.
+"""Limit the size of commands and their fields: one table, checked before a command is executed (ADR 0033).
 
-Pure. `docs/security.md` has the same table, written from this one by `make docs`. Rules: W7, W13.
+Pure. `docs/security.md` has the same table, generated from this one by `make docs`. Rules: W7, W13.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_FETCH_QUEUES = 1000
 MAX_QUEUES = 1000
 MAX_JIDS = 100_000
 MAX_REFUSED = 10_000
-"""Jobs of one PUSHB that are refused one by one. Where there are more, none of it is wanted."""
+"""Jobs of one PUSHB that are refused individually; if there are more, the whole PUSHB is refused."""
 
 WIDEST = "part of regexp between two stars, with `?` or `[…]`"
 REFUSED, DROPPED, CUT = "refused", "left out", "cut"
@@ -35,7 +35,7 @@ ONLY_ITS_JOB = "that job is refused"
 
 
 class Limit(NamedTuple):
-    """What a field of a verb may be, and what happens to a larger one. `most` 0 is MAX_COMMAND_BYTES."""
+    """Maximum of a field of a verb, and the consequence beyond it. `most` 0 means MAX_COMMAND_BYTES."""
 
     verb: str
     field: str
@@ -45,11 +45,12 @@ class Limit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people: `1,000 names`."""
+        """The limit with its unit for documentation: `1,000 names`."""
         number = f"{self.most:,}" if self.most else "`MAX_COMMAND_BYTES`,"
         return f"{number} {self.unit}"
 
 
+# 0 for the verbs with a job, a backtrace or up to 100,000 jids; every other verb has short arguments.
 _LINES = (
     Limit("HELLO", "line", MAX_HELLO_BYTES, "bytes", CLOSED),
     Limit("END", "line", 1024, "bytes"),
@@ -67,6 +68,7 @@ _LINES = (
     Limit("MUTATE", "line", 0, "bytes", CLOSED),
 )
 
+# A name or jid beyond MAX_NAME cannot exist in the database, so it is the sender's mistake (ADR 0033).
 _FIELDS = (
     Limit("HELLO", "wid", MAX_NAME, "printable characters", CLOSED),
     Limit("BEAT", "wid", MAX_NAME, "printable characters"),
@@ -107,7 +109,7 @@ LIMITS = _LINES + _FIELDS
 _MOST = {(limit.verb, limit.field): limit.most for limit in LIMITS}
 _LINE_BYTES = {limit.verb.encode(): limit.most for limit in _LINES}
 ANY_LINE_BYTES = 1024
-"""No verb has a lower limit. A longer line of an unknown verb is refused before it is decoded."""
+"""Lowest limit of all verbs. A longer line of an unknown verb is refused before it is decoded."""
 
 
 def is_too_long(start: bytes, length: int) -> bool:
@@ -121,6 +123,7 @@ def check_line(start: bytes, length: int) -> None:
     if not is_too_long(start, length):
         return
     verb = start.partition(b" ")[0]
+    # The same error as for a short line of an unknown verb.
     if verb not in _LINE_BYTES:
         raise UnknownCommand(f"unknown command {verb.decode(errors='replace')}")
     raise InvalidPayload(f"{verb.decode()}: line: expected at most {_LINE_BYTES[verb]} bytes, got {length}")

@@ -1,6 +1,6 @@
-"""The commands people manage with: MUTATE, QUEUE and FLUSH, both ways. Shape only. Rules: W5, W23 to W25.
+"""Parse and write the management commands MUTATE, QUEUE and FLUSH. Checks shape only. Rules: W5, W23 to W25.
 
-Errors begin as the original server's do and go on with the remedy.
+Error messages begin like the original server's and add the remedy.
 """
 
 from __future__ import annotations
@@ -23,68 +23,69 @@ from .limits import MAX_JIDS, WIDEST, check_count, check_length
 ALL = "*"
 
 Queues = tuple[str, ...] | None
-"""Names in the order given; None: all there are."""
+"""Queue names in the order given; None means all queues."""
 
 
 class Mutate(msgspec.Struct, frozen=True):
-    """Change many jobs at once."""
+    """MUTATE: change all jobs of a set that match a filter."""
 
     mutation: Mutation
 
     def line(self) -> bytes:
-        """As a client sends it; without a space, which the original server does not take."""
+        """Return the line that a client sends; without spaces, which the original server rejects."""
         one = self.mutation
         told: dict[str, Any] = {"cmd": one.command, "target": one.target}
         given = {"jids": one.jids, "jobtype": one.jobtype or None, "regexp": one.regexp or None}
+        # An empty list of jids matches no job, a missing one every job: leave out None only (W23).
         told["filter"] = {name: value for name, value in given.items() if value is not None}
         return line("MUTATE", jsontext.encode(told).replace(" ", "\\u0020"))
 
 
 class PauseQueues(msgspec.Struct, frozen=True):
-    """Give out no job of these queues."""
+    """QUEUE PAUSE: deliver no job of these queues."""
 
     queues: Queues
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return _queue_line("PAUSE", self.queues)
 
 
 class ResumeQueues(msgspec.Struct, frozen=True):
-    """Give out jobs of these queues again."""
+    """QUEUE RESUME: deliver jobs of these queues again."""
 
     queues: Queues
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return _queue_line("RESUME", self.queues)
 
 
 class RemoveQueues(msgspec.Struct, frozen=True):
-    """Drop what waits in these queues, and forget them."""
+    """QUEUE REMOVE: delete the waiting jobs of these queues, and the queues."""
 
     queues: Queues
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return _queue_line("REMOVE", self.queues)
 
 
 class QueueLatency(msgspec.Struct, frozen=True):
-    """How long the oldest job of each has waited."""
+    """QUEUE LATENCY: ask how long the oldest job of each queue has waited."""
 
     queues: tuple[str, ...]
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return _queue_line("LATENCY", self.queues)
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Forget all jobs."""
+    """FLUSH: delete all jobs, locks, tracking, queues and pauses."""
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return b"FLUSH\r\n"
 
 
@@ -92,12 +93,12 @@ ManagementCommand = Mutate | PauseQueues | ResumeQueues | RemoveQueues | QueueLa
 
 
 def parse_mutate(text: str) -> Mutate:
-    """Read what follows MUTATE."""
+    """Parse the text after MUTATE. Raises InvalidPayload."""
     return _mutate(object_after("MUTATE", text))
 
 
 def parse_long_mutate(text: str) -> Steps[Mutate]:
-    """The same in steps."""
+    """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload."""
     yield from jsonsteps.check_depth(text)
     raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
     found: dict[str, Any] = {key: decoded(value) for key, value in raw.items() if key in ("cmd", "target")}
@@ -106,6 +107,7 @@ def parse_long_mutate(text: str) -> Steps[Mutate]:
         parts = yield from jsonsteps.members(wanted, most=MAX_MEMBERS, refuses_twice=False)
         found["filter"] = {key: decoded(value) for key, value in parts.items() if key != "jids"}
         if (jids := parts.get("jids", "null")) != "null":
+            # [None] makes `_mutate` raise the error for jids that are no array of strings.
             told = yield from strings_of(jids, most=MAX_JIDS)
             found["filter"]["jids"] = [None] if told is None else told
     else:
@@ -131,6 +133,7 @@ def _mutate(found: dict[str, Any]) -> Mutate:
     jobtype, regexp = field("MUTATE", wanted, "jobtype", str, ""), field("MUTATE", wanted, "regexp", str, "")
     check_length("MUTATE", "jobtype", jobtype)
     _check_glob(regexp)
+    # Ignoring an unknown member would make a misspelt filter match every job.
     if unknown := wanted.keys() - {"jids", "jobtype", "regexp"}:
         raise InvalidPayload(
             f"invalid MUTATE: filter: expected jids, jobtype or regexp, got {ascii(min(unknown))[:60]};"
@@ -149,13 +152,14 @@ def _mutate(found: dict[str, Any]) -> Mutate:
 
 def _check_glob(pattern: str) -> None:
     check_length("MUTATE", "regexp", pattern)
+    # The search takes time in proportion to length times width (ADR 0033).
     glob = Glob(pattern)
     check_count("MUTATE", "stars of regexp", glob.stars)
     check_count("MUTATE", WIDEST, glob.widest)
 
 
 def parse_queue(text: str) -> ManagementCommand:
-    """Read what follows QUEUE: a sub-verb in any case, then names."""
+    """Parse the text after QUEUE: a sub-verb in any case, then names. Raises InvalidPayload."""
     given, *names = text.split() or [""]
     verb = given.upper()
     check_count("QUEUE", "queues", len(names))
@@ -169,6 +173,7 @@ def parse_queue(text: str) -> ManagementCommand:
 
 
 def _latency(names: list[str]) -> QueueLatency:
+    # The wildcard is valid for PAUSE, RESUME and REMOVE only.
     if ALL in names:
         raise InvalidPayload("QUEUE LATENCY does not support wildcards; name the queues")
     return QueueLatency(_names(names))

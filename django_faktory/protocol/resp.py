@@ -1,6 +1,6 @@
-"""Replies: RESP2 as the protocol uses it (simple strings, errors, bulk strings), written and read.
+"""Write and read replies: the part of RESP2 that the protocol uses (simple strings, errors, bulk strings).
 
-What comes from outside never breaks a reply in two: control characters are escaped in every one-line reply.
+Control characters are escaped in every one-line reply, so that contents from clients cannot split it in two.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from ..errors import ProtocolError
 OK = b"+OK\r\n"
 NULL = b"$-1\r\n"
 MAX_LINE = 500
-"""Characters of text in a one-line reply: enough to say what is wrong."""
+"""Characters of text in a one-line reply, enough for an error message; longer texts are cut."""
 
 MAX_REPLY_BYTES = 512 * 1024 * 1024
 MAX_REPLY_LINE_BYTES = 1024 * 1024
+# `$` and the digits of MAX_REPLY_BYTES fit well.
 _MAX_BULK_HEAD_BYTES = 16
+# Control characters (C0, DEL, C1), the line separators of Unicode, and lone surrogates, which UTF-8 cannot encode.
 _unsafe = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Simple(msgspec.Struct, frozen=True):
-    """`+text`."""
+    """Simple string, on the wire `+text`."""
 
     text: str
 
 
 class Error(msgspec.Struct, frozen=True):
-    """`-CODE message`."""
+    """Error reply, on the wire `-CODE message`."""
 
     code: str
     message: str
 
 
 class Bulk(msgspec.Struct, frozen=True):
-    """`$length` and that many bytes of text; None is the null reply."""
+    """Bulk string, on the wire `$length` and the text; None is the null reply."""
 
     text: str | None
 
@@ -45,19 +47,20 @@ Reply = Simple | Error | Bulk
 
 
 def simple(text: str) -> bytes:
-    """`+text`, on one line whatever the text."""
+    """Return `+text` as one line: control characters are escaped, a long text is cut."""
     return b"+%b\r\n" % _one_line(text).encode()
 
 
 def error(message: str, *, code: str = "ERR") -> bytes:
-    """`-CODE message`, on one line whatever the message."""
+    """Return `-CODE message` as one line: control characters are escaped, a long message is cut."""
     return b"-%b %b\r\n" % (code.encode(), _one_line(message).encode())
 
 
 def bulk(text: str | None) -> bytes:
-    """A text of any length and content; None is the null reply."""
+    """Return a bulk string with a text of any length and content; None gives the null reply."""
     if text is None:
         return NULL
+    # Lone surrogates become `?`: a reply must not fail for the contents of a job.
     raw = text.encode("utf-8", "replace")
     return b"$%d\r\n%b\r\n" % (len(raw), raw)
 
@@ -68,26 +71,26 @@ def _one_line(text: str) -> str:
 
 
 class ReplyReader:
-    """Replies out of bytes that come in any pieces. Raises ProtocolError for what is no reply."""
+    """Parse replies from bytes that arrive in any pieces. Raises ProtocolError for invalid bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0
 
     def feed(self, data: bytes) -> None:
-        """Take what came."""
+        """Buffer received bytes until `next` reads them."""
         self._buffer += data
 
     def next(self) -> Reply | None:
-        """The next whole reply; None where more bytes are needed."""
-        if self._buffer and self._buffer[0] not in b"+-$":  # seen at once: what is no server may never end its line
+        """Return the next complete reply; None if more bytes are needed."""
+        if self._buffer and self._buffer[0] not in b"+-$":  # reject at once: another protocol may never send a line end
             raise ProtocolError(f"expected a reply that begins with +, - or $, got {bytes(self._buffer[:20])!a}")
         end = self._buffer.find(b"\r\n", self._searched)
         limit = _MAX_BULK_HEAD_BYTES if self._buffer.startswith(b"$") else MAX_REPLY_LINE_BYTES
         if (len(self._buffer) if end < 0 else end) > limit:
             raise ProtocolError(f"expected a line end within {limit} bytes of a reply")
         if end < 0:
-            self._searched = max(len(self._buffer) - 1, 0)
+            self._searched = max(len(self._buffer) - 1, 0)  # the last byte may be the CR of a CRLF
             return None
         line = bytes(self._buffer[1:end])
         if self._buffer[0] == ord("$"):
@@ -109,7 +112,7 @@ class ReplyReader:
             raise ProtocolError(f"expected the length of a bulk reply, got {line[:40]!a}")
         end = start + int(line)
         if len(self._buffer) < end + 2:
-            self._searched = 0  # the head is found again at once; the body is not searched
+            self._searched = 0  # the next call finds the head again quickly; the body is never searched
             return None
         if self._buffer[end : end + 2] != b"\r\n":
             raise ProtocolError("expected CRLF after a bulk reply")

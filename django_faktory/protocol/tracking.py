@@ -1,4 +1,4 @@
-"""TRACK SET and TRACK GET: how a job is doing, both ways. Shape only. Rules: W5, W27."""
+"""Parse and write TRACK SET and TRACK GET. Checks shape only. Rules: W5, W27."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .limits import check_length
 
 
 class TrackSet(msgspec.Struct, frozen=True):
-    """Say how far a job is, and that it needs longer."""
+    """TRACK SET: report the progress of a job, and extend its reservation."""
 
     update: TrackUpdate
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         one = self.update
         until = one.reserve_until and rfc3339(one.reserve_until)
         told = {"jid": one.jid, "percent": one.percent, "desc": one.desc, "reserve_until": until}
@@ -28,12 +28,12 @@ class TrackSet(msgspec.Struct, frozen=True):
 
 
 class TrackGet(msgspec.Struct, frozen=True):
-    """Ask how a job is doing."""
+    """TRACK GET: ask for the state and progress of a job."""
 
     jid: str
 
     def line(self) -> bytes:
-        """As a client sends it."""
+        """Return the line that a client sends."""
         return line("TRACK", f"GET {self.jid}")
 
 
@@ -41,7 +41,7 @@ TrackingCommand = TrackSet | TrackGet
 
 
 def parse_track(text: str) -> TrackingCommand:
-    """Read what follows TRACK: a sub-verb in any case, then an object or a jid."""
+    """Parse the text after TRACK: a sub-verb in any case, then an object or a jid. Raises InvalidPayload."""
     verb, _, rest = text.strip().partition(" ")
     match verb.upper():
         case "SET":
@@ -55,7 +55,7 @@ def parse_track(text: str) -> TrackingCommand:
 
 
 def tracked_text(tracked: Tracked) -> str:
-    """The reply to TRACK GET: percent and desc only where they are known."""
+    """Return the JSON of the reply to TRACK GET; percent and desc only if they are known."""
     told: dict[str, Any] = {"jid": tracked.jid, "percent": tracked.percent, "desc": tracked.desc}
     told = {key: value for key, value in told.items() if value is not None}
     updated_at = "" if tracked.updated_at is None else rfc3339(tracked.updated_at)
@@ -63,7 +63,7 @@ def tracked_text(tracked: Tracked) -> str:
 
 
 def parse_tracked(found: dict[str, Any]) -> Tracked:
-    """Read the reply to TRACK GET, of any server."""
+    """Parse the reply to TRACK GET of any server; missing members get defaults."""
     updated_at = field("TRACK", found, "updated_at", str, "")
     return Tracked(
         jid=field("TRACK", found, "jid", str, ""),
@@ -80,6 +80,7 @@ def _update(text: str) -> TrackUpdate:
     if not jid:
         raise InvalidPayload("invalid TRACK SET: jid: expected the jid of a job")
     check_length("TRACK SET", "jid", jid)
+    # None means that the member is absent and keeps the stored value.
     percent = field("TRACK SET", found, "percent", int, None)
     if percent is not None and not 0 <= percent <= 100:
         raise InvalidPayload(f"invalid TRACK SET: percent: expected an integer from 0 to 100, got {str(percent)[:20]}")
@@ -88,6 +89,7 @@ def _update(text: str) -> TrackUpdate:
     return TrackUpdate(
         jid=jid,
         percent=percent,
+        # PostgreSQL cannot store NUL in a text column.
         desc=None if desc is None else cut(desc.replace("\x00", "\ufffd"), MAX_DESC_BYTES),
         reserve_until=None if until is None else parse_instant("reserve_until", until),
     )

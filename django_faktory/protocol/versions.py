@@ -1,4 +1,4 @@
-"""Write this package's version as other languages read versions: PEP 440 as a semantic version."""
+"""Convert this package's PEP 440 version to a semantic version, which clients in other languages parse."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _PRE = {"a": "alpha", "b": "beta", "rc": "rc"}
 def semantic(version: str) -> str:
     """Return a normalized PEP 440 version as `MAJOR.MINOR.PATCH[-pre][+build]`: `1.0.0rc1` is `1.0.0-rc.1`.
 
-    An epoch and parts after the third are left out. What is no PEP 440 version is returned as it is.
+    An epoch and parts after the third are left out. A text that is no PEP 440 version is returned unchanged.
     """
     found = _PEP_440.fullmatch(version)
     if found is None:
         return version
+    # A semantic version has exactly three parts: pad with zeros.
     numbers = [*found["release"].split("."), "0", "0"][:3]
     pre = [f"{_PRE[found['pre']]}.{int(found['number'])}"] if found["pre"] else []
     pre += [f"dev.{int(found['dev'])}"] if found["dev"] else []
+    # Semantic versions have no post-releases, so these become build metadata.
     build = [f"post.{int(found['post'])}"] if found["post"] else []
     build += [found["local"]] if found["local"] else []
     core = ".".join(str(int(number)) for number in numbers)

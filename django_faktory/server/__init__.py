@@ -1,1 +1,1 @@
-"""The FWP server: an asyncio front over a Broker. Knows no ORM, SQL or rule of a job's life (ADR 0005)."""
+"""FWP server: an asyncio front end for a Broker, without ORM, SQL or job lifecycle rules (ADR 0005)."""

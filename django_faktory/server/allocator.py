@@ -1,4 +1,4 @@
-"""Return the memory of large commands and of many connections to the system: settings and calls of glibc's malloc."""
+"""Configure glibc's malloc so that memory of large commands and many connections returns to the system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 MMAP_THRESHOLD_BYTES = 1024 * 1024
 TRIM_THRESHOLD_BYTES = 8 * 1024 * 1024
 ARENAS = 2
+"""Few: free memory in the arena of one thread is not available to another."""
 
 GROWTH_BYTES = 32 * 1024 * 1024
 """Free memory is returned once the process has grown by this much."""
 
 LOOK_S = 5.0
+"""Seconds between checks of the resident memory."""
 
 _OPTIONS = (
     (-3, MMAP_THRESHOLD_BYTES),  # M_MMAP_THRESHOLD of malloc.h
@@ -27,9 +29,9 @@ _OPTIONS = (
 def return_large_blocks() -> bool:
     """Have malloc map large blocks one by one and use few arenas. Returns False where libc is not glibc.
 
-    By itself glibc raises its threshold to the largest block that was freed, up to 32 MiB. Then a command of 16 MiB is
-    in the heap, or in the arena of a thread, below small blocks that stay. Three attacks left 179 to 355 MB before the
-    threshold was lowered to this value, and 5 to 176 MB after it.
+    By default glibc raises its threshold to the largest block that was freed, up to 32 MiB. Then a command of 16 MiB
+    is allocated in the heap, or in the arena of a thread, below small blocks that stay. Three attacks left 179 to 355
+    MB before the threshold was lowered to this value, and 5 to 176 MB after it.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -40,7 +42,7 @@ def return_large_blocks() -> bool:
 
 
 def _return_free_pages() -> None:
-    """Trim the heap whenever the process has grown: malloc itself returns the top of the heap only."""
+    """Trim the heap after the process has grown: malloc itself returns only the top of the heap."""
     trim, pause = ctypes.CDLL(None).malloc_trim, threading.Event()
     before = _resident_bytes()
     while not pause.wait(LOOK_S):

@@ -1,4 +1,7 @@
-"""BATCH NEW, OPEN, COMMIT, STATUS → broker call → reply. Rule: W26. Those that lock a batch may have to wait for it."""
+"""Handlers of BATCH NEW, OPEN, COMMIT and STATUS: call the broker and reply. Rule: W26.
+
+All but STATUS lock a batch, so they may wait for another transaction (ADR 0028).
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,31 @@ if TYPE_CHECKING:
 
 
 def new(server: Server, connection: Connection, command: BatchNew) -> bytes | None:
-    """Make a batch. Its bid is drawn here, so that a second attempt after a lost connection stores no second batch."""
+    """Create a batch. Its bid is chosen here, so that a retry after a lost connection stores no second batch."""
     batch = msgspec.structs.replace(command.batch, bid=f"b-{uuid4().hex}")
     reply = _with_bulk(connection)
 
     def answer(told: str | FaktoryError) -> None:
+        # The commit may have happened, and the client never learns the bid: an orphan would keep its parent open.
         if isinstance(told, BrokerUnavailable) and not isinstance(told, LockTimeout):
             server.uncertain_batches.add(batch.bid)
         reply(told)
 
     work = partial(server.broker.new_batch, batch, by=connection.identity.wid)
+    # Only a parent can be locked: the row of the new batch is not visible to other transactions yet.
     server.may_block(work, answer, [f"bid:{batch.parent_bid}"] if batch.parent_bid else (), is_repeatable=True)
     return None
 
 
 def reopen(server: Server, connection: Connection, command: BatchOpen) -> bytes | None:
-    """Open a committed batch again."""
+    """Reopen a committed batch, so that jobs can be added."""
     work = partial(server.broker.open_batch, command.bid, by=connection.identity.wid)
     server.may_block(work, _with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 
 def commit(server: Server, connection: Connection, command: BatchCommit) -> bytes | None:
-    """Callbacks may come from now on; one that comes at once wakes who waits for it."""
+    """Commit a batch and wake waiting FETCHes, since a callback may be enqueued at once."""
 
     def answer(told: FaktoryError | None) -> None:
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
@@ -54,11 +59,12 @@ def commit(server: Server, connection: Connection, command: BatchCommit) -> byte
 
 
 def status(server: Server, connection: Connection, command: BatchAsk) -> bytes | None:
-    """Tell how it is doing."""
+    """Reply with the progress of a batch."""
 
     def answer(told: BatchStatus | FaktoryError) -> None:
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
 
+    # Takes no lock, so it does not wait behind commands that do.
     server.read(connection, partial(server.broker.batch_status, command.bid), answer)
     return None
 

@@ -1,8 +1,8 @@
-"""Group commit: commands that come while a transaction runs wait together for the next one.
+"""Group commit: commands that arrive while a transaction runs share the next one (ADR 0005).
 
-A lane is a thread or two that carry out one kind of verb, a set at a time: with two, the next transaction begins
-while the last one waits for the disk. Nobody waits on a timer: an idle lane takes a lone command at once. Answers
-go back to the event loop after the broker has committed (W29).
+A `Lane` is a queue with one or two threads for one kind of verb. With two, the next transaction begins while the last
+one waits for the disk. There is no timer: an idle queue executes a single command at once. Answers return to the event
+loop after the broker has committed (W29).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..logs import get_logger
 logger = get_logger(__name__)
 
 MAX_BATCH = 500
-"""The weight of a transaction, a plain command being 1: so much that its own cost vanishes, so little that it
-stays short."""
+"""Maximum weight of a transaction; a plain command weighs 1. Large enough to hide the cost of the commit, small enough
+to keep the transaction short."""
 
 COMPLAIN_EVERY_S = 5.0
-"""A database that is away is told of as often, however many commands it fails."""
+"""Minimum seconds between log lines about an unavailable database, however many commands fail."""
 
 LOOK_S = 1.0
-"""An answer that takes as long, or twice that, is looked for: were there ever one of which the event loop does not
-tell, the lane would stand still, and with it all clients."""
+"""Read an answer after 1 to 2 times this, even without an event: a lost event would block the queue and all
+clients."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -40,11 +40,11 @@ Batch = list[tuple[Item, Callable[[Answer | FaktoryError], object]]]
 
 Answers = Sequence[Answer | FaktoryError]
 Begin = Callable[[list[Item]], InFlight[Answers[Answer]] | None]
-"""Sends a set without waiting for its answers, where it can go that way (ADR 0021)."""
+"""Send a set without waiting for its answers; return None if it needs a thread (ADR 0021)."""
 
 
 class _Hand(Generic[Item, Answer]):
-    """One thread of a lane, with its connection: the thread uses it, or the event loop does."""
+    """One thread of a queue and its connection, which is used either by the thread or by the event loop."""
 
     def __init__(self) -> None:
         self.begin: Begin[Item, Answer] | None = None
@@ -55,10 +55,12 @@ class _Hand(Generic[Item, Answer]):
 
 
 class Lane(Generic[Item, Answer]):
-    """One kind of verb. `carry_out` takes a list of items and returns an answer to each, in one of `width` threads.
+    """Commit queue for one kind of verb.
 
-    `lend` is called in such a thread when it has done something: until it has to do something again, the event loop
-    sends sets by what was returned, and reads them.
+    `carry_out` takes a list of items and returns one answer for each; it runs in one of `width` threads. `weigh`
+    returns the weight of an item. After each set the thread calls `lend`: with its result the event loop sends the next
+    sets on the thread's connection and reads their answers, until the thread is needed again. `reset` closes the
+    connection.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Lane(Generic[Item, Answer]):
         self._carry_out, self._weigh, self._lend, self._reset, self._loop = carry_out, weigh, lend, reset, loop
         self._is_called = False
         self._look: asyncio.TimerHandle | None = None
-        self._failed = 0  # since it was last told
+        self._failed = 0  # commands since the last log line
         self._complain_at = 0.0
         self._pending: deque[tuple[Item, Callable[[Answer | FaktoryError], object]]] = deque()
         self._idle = asyncio.Event()
@@ -90,24 +92,24 @@ class Lane(Generic[Item, Answer]):
             thread.start()
 
     def submit(self, item: Item, answer: Callable[[Answer | FaktoryError], object]) -> None:
-        """Have this carried out with the next set; `answer` is called on the event loop."""
+        """Execute an item with the next set; `answer` is called on the event loop with its result or error."""
         self._pending.append((item, answer))
         if self._free and not self._is_called:
             self._is_called = True
             self._idle.clear()
-            self._loop.call_soon(self._next)  # what else came with this read goes along
+            self._loop.call_soon(self._next)  # not now: commands of the same read of the socket join the set
 
     async def drained(self) -> None:
-        """Wait until everything submitted is answered."""
+        """Wait until all submitted items are answered."""
         await self._idle.wait()
 
     def take_back(self) -> None:
-        """Have all connections left to their threads, which close them at the end."""
+        """Return all idle connections to their threads, which close them at the end."""
         for hand in self._free:
             self._take_back(hand)
 
     def close(self) -> None:
-        """End the threads when they have done what was given to them."""
+        """End the threads after their current work; blocks up to 10 s for each."""
         for hand in self._hands:
             hand.work.put(None)
         for thread in self._threads:
@@ -130,12 +132,12 @@ class Lane(Generic[Item, Answer]):
     def _begin(hand: _Hand[Item, Answer], items: list[Item]) -> InFlight[Answers[Answer]] | None:
         try:
             return hand.begin(items) if hand.begin else None
-        except Exception:  # the thread finds out whose it is
+        except Exception:  # the thread executes the set again and finds the item at fault
             logger.exception("set not sent from the event loop items=%d", len(items))
             return None
 
     def _wait(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], flight: InFlight[Answers[Answer]]) -> None:
-        """Answer when the flight is read. Its connection is nobody else's until then."""
+        """Answer when the exchange has been read. Until then nothing else uses its connection."""
         hand.flying, hand.since = (batch, flight), self._loop.time()
         if self._look is None:
             self._look = self._loop.call_later(LOOK_S, self._look_for_late_ones)
@@ -157,20 +159,21 @@ class Lane(Generic[Item, Answer]):
 
     def _read(self, hand: _Hand[Item, Answer]) -> None:
         if hand.flying is None:
-            self._take_back(hand)  # nothing was asked: the connection has ended, or is about to
+            self._take_back(hand)  # readable without a request: the database has closed the connection, or is about to
             return
         batch, flight = hand.flying
         try:
             told = flight.read()
         except Exception:
             logger.exception("answer not read on the event loop items=%d", len(batch))
-            told = _unavailable  # the thread closes the connection, on which anything may be left
+            told = _unavailable  # the thread closes the connection: parts of an answer may be left on it
         if told is None:
             return
         hand.flying = None
         if flight.is_last:
-            self._take_back(hand)  # libuv, which told of the end with the answer, would not tell the next one
-        if callable(told):
+            # libuv reports a reset once: it was reported with this answer, so the next set would wait in vain.
+            self._take_back(hand)
+        if callable(told):  # the work that is left, such as a job that needs a lock (ADR 0021)
             self._give(hand, batch, told)
         else:
             self._done(hand, batch, told)
@@ -184,7 +187,7 @@ class Lane(Generic[Item, Answer]):
         self._read(hand)
 
     def _take_back(self, hand: _Hand[Item, Answer]) -> None:
-        """From now on the connection is the thread's."""
+        """Return the connection to its thread: the event loop neither reads nor writes it from now on."""
         hand.begin = None
         if hand.fd is not None:
             self._loop.remove_reader(hand.fd)
@@ -196,7 +199,7 @@ class Lane(Generic[Item, Answer]):
         hand.work.put((batch, work))
 
     def _take(self) -> Batch[Item, Answer]:
-        """The next set: as many as are light enough together, and one in any case."""
+        """Remove and return the next set: one item of any weight, and more up to a total of `MAX_BATCH`."""
         batch = [self._pending.popleft()]
         room = MAX_BATCH - self._weigh(batch[0][0])
         while self._pending and (room := room - self._weigh(self._pending[0][0])) >= 0:
@@ -205,11 +208,11 @@ class Lane(Generic[Item, Answer]):
 
     def _done(self, hand: _Hand[Item, Answer], batch: Batch[Item, Answer], answers: Answers[Answer]) -> None:
         self._free.append(hand)
-        self._next()  # before the answers: the threads work while they are written
+        self._next()  # before the answers: the next set runs while these are written
         for (item, answer), told in zip(batch, answers, strict=True):
             try:
                 answer(told)
-            except Exception:  # the others of the set wait for theirs
+            except Exception:  # the other items of the set still need their answers
                 logger.exception("answer failed item=%s", _named(item))
 
     def _work(self, hand: _Hand[Item, Answer]) -> None:
@@ -227,7 +230,7 @@ class Lane(Generic[Item, Answer]):
             self._complain(len(items), error)
             self._reset()
             return [BrokerUnavailable("database unavailable")] * len(items)
-        except Exception as error:  # one poisoned command must not fail its neighbours, nor end the lane
+        except Exception as error:  # one bad command must not fail the other commands of the set, nor end the thread
             self._reset()
             if len(items) > 1:
                 return [answer for item in items for answer in self._answers([item], partial(self._carry_out, [item]))]
@@ -237,7 +240,7 @@ class Lane(Generic[Item, Answer]):
             return [FaktoryError("internal error")]
 
     def _without_details(self, answers: Answers[Answer]) -> Answers[Answer]:
-        """Log why commands failed that were answered by themselves: clients are not shown the driver's words."""
+        """Log errors of single commands and replace their text: the driver's message must not reach clients."""
         lost = [answer for answer in answers if _is_lost(answer)]
         if not lost:
             return answers
@@ -260,5 +263,5 @@ def _unavailable() -> NoReturn:
 
 
 def _named(item: object) -> str:
-    """What it is and which job it is about; never what a client wrote into it."""
+    """Return the type and jid of an item for logs; never contents that a client sent."""
     return f"{type(item).__name__} {getattr(item, 'jid', '')}".rstrip()

@@ -1,7 +1,7 @@
-"""One client's connection: bytes to commands, one at a time and in order, replies back. Knows what no verb means.
+"""Serve one client's connection: turn bytes into commands, one at a time and in order, and write the replies.
 
-Limits: W3, W6 to W8, W14; a client that reads nothing of its replies for `SLOW_READER_S` is closed, and so is one that
-begins a line and does not end it.
+`Connection` is an asyncio protocol; the meaning of the verbs is elsewhere. Limits: W3, W6 to W8, W14. It closes when
+its client reads no reply for `SLOW_READER_S`, or begins a line and does not end it within COMMAND_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -28,45 +28,52 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 READ_AHEAD_BYTES = 64 * 1024
-"""What may wait unread behind the command at hand before reading stops."""
+"""Bytes buffered behind the current command before reading from the socket pauses."""
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024
+"""Unsent bytes above which no further command of the client is executed."""
+
 SLOW_READER_S = 30.0
+"""Seconds without progress of the client in reading its replies before the connection is aborted."""
+
 TURN = 10
-"""Commands answered without a broker before the connection rests: bad lines, mostly."""
+"""Commands answered in a row before the connection pauses for `REST_S`: mostly rejected lines."""
 
 REST_S = 0.001
-"""How long: without it a flood keeps the event loop busy, and the threads that serve others wait for the GIL."""
+"""Length of that pause. Without it a flood keeps the event loop busy, and the worker threads wait for the GIL."""
 
 LAST_LOOK_S = 1.0
-"""How long a connection stays half open for its client to read the last reply."""
+"""Seconds a connection stays half open so that its client can read the last reply."""
 
 SENT_LOOK_S = 0.05
-"""Between two looks whether a reply that must not get lost has left."""
+"""Interval of the check whether a reply with a job has been passed to the system."""
 
 NOBODY = WorkerIdentity()
 
 
 class Connection(asyncio.Protocol):
-    """One command at a time is at hand; `finish`, `hand_over` or `dismiss` answers it, and the next is read."""
+    """One client. Executes one command at a time; `finish`, `hand_over` or `dismiss` answers it.
+
+    The next command is parsed only after that. Used on the event loop only.
+    """
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.on_gone: Callable[[], None] | None = None
-        """Called where the client goes away while its command is at hand; set by who can take that back."""
+        """Called if the client disconnects during its command; set by verbs that can undo or cancel their work."""
         self.is_ending = False
-        """Whether the client has said that it sends no more."""
+        """Whether the client has closed its sending half."""
         self._protocol = self._new_protocol(server.password, server.max_command_bytes)
         self._transport: asyncio.Transport | None = None
-        self._place: Place | None = None  # of a line that takes long to read
-        self._is_busy = False  # a command is at hand
-        self._is_resting = False  # others have their turn
-        self._is_closed = False  # nothing more is written
-        self._is_paused = False  # the client does not read
+        self._place: Place | None = None  # of a long line, while it is parsed and executed
+        self._is_busy = False  # a command is being parsed or executed
+        self._is_resting = False  # pauses between commands, or waits for its password check
+        self._is_closed = False  # nothing is written after this
+        self._is_paused = False  # the client reads its replies too slowly
         self._reads_no_more = False
-        self._waits_for_turn = False  # to be read, as it sends a long line
+        self._waits_for_turn = False  # in `Intake`, as it sends a long line
         self._on_unsent: list[Callable[[], None]] = []
-        self._will_look = False  # whether it was sent
+        self._will_look = False  # a check of the unsent bytes is scheduled
         self._timer: asyncio.TimerHandle | None = None
         self._line_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
@@ -76,7 +83,7 @@ class Connection(asyncio.Protocol):
     def _new_protocol(password: str, max_command_bytes: int) -> ServerConnection:
         if not password:
             return ServerConnection(max_command_bytes=max_command_bytes)
-        # About 3 ms of work to check, and more to guess: the original server's range (W1).
+        # About 3 ms of work for each check or guess; the range is the original server's (W1).
         return ServerConnection(
             password=password,
             salt=secrets.token_hex(8),
@@ -86,18 +93,18 @@ class Connection(asyncio.Protocol):
 
     @property
     def identity(self) -> WorkerIdentity:
-        """Who said HELLO; nobody before."""
+        """The identity given in HELLO; an empty one before."""
         return self._protocol.identity or NOBODY
 
     @property
     def is_gone(self) -> bool:
-        """Whether no reply can be written any more."""
+        """Whether replies can no longer be written."""
         return self._is_closed or self._transport is None
 
-    # --- what the transport tells ---
+    # --- callbacks of the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, or turn away where all places are taken (W8)."""
+        """Send the greeting, or reject the client if MAX_CONNECTIONS is reached (W8)."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if raw := transport.get_extra_info("socket"):
@@ -115,27 +122,28 @@ class Connection(asyncio.Protocol):
         self._arm(self.server.hello_timeout_s, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless a command is at hand."""
+        """Buffer the bytes and execute the next command, unless one is running."""
         if self._is_closed:
-            return  # read only so that the last reply is not lost to a reset
+            return  # read and discarded: closing with unread bytes sends a reset, which would drop the last reply
         self._protocol.receive(data)
+        # The password check takes CPU time: wait for a slot, so that established connections are served in between.
         if not (self._protocol.is_identified or self._is_resting) and self.server.password:
             self._is_resting = True
             self.server.doorman.ask(self._try_password)
         self._go_on()
 
     def eof_received(self) -> bool:
-        """The client sends no more. What it sent is answered; a FETCH that waits gets no job (W14)."""
+        """Answer the commands received so far and return whether to stay open; a waiting FETCH gets no job (W14)."""
         self.is_ending = True
         if self.on_gone:
             self._abandon()
             self.finish(resp.NULL)
         else:
             self._read_on()
-        return not self._is_closed  # keep it open for the answers that are left
+        return not self._is_closed  # stay open for the remaining replies
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Cancel the running command if possible and release jobs that were not sent."""
         self._leave()
         if self._timer:
             self._timer.cancel()
@@ -145,12 +153,12 @@ class Connection(asyncio.Protocol):
         self._transport = None
 
     def pause_writing(self) -> None:
-        """The client does not read: nothing more is done for it, and not for ever."""
+        """Execute no further command; abort after `SLOW_READER_S` without progress of the reader."""
         self._is_paused = True
         self._await_reading()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Execute commands again, as the client has read enough of its replies."""
         self._is_paused = False
         if self._is_closed:
             return
@@ -158,40 +166,41 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         self._go_on()
 
-    # --- what the server tells ---
+    # --- called by the server and the verbs ---
 
     def finish(self, reply: bytes) -> bool:
-        """Answer the command at hand and go on to the next. False where the client is gone: nothing was written."""
+        """Answer the current command and continue with the next. Return False if nothing could be written."""
         self._is_answered()
         if not self._write(reply):
             return False
-        if self._protocol.buffered_bytes or self.is_ending or self._reads_no_more:  # seldom: most wait for replies
+        # Rarely true: most clients send the next command after the reply.
+        if self._protocol.buffered_bytes or self.is_ending or self._reads_no_more:
             self._go_on()
         return True
 
     def hand_over(self, reply: bytes, *, on_unsent: Callable[[], None]) -> None:
-        """Answer with something of value: `on_unsent` is called where the client was gone before it was sent (W14)."""
+        """Answer with a job; call `on_unsent` if the client disconnects before the reply was sent (W14)."""
         self.expects_to_send(on_unsent)
         if not self.finish(reply):
             self._unsent()
 
     def expects_to_send(self, on_unsent: Callable[[], None]) -> None:
-        """What is answered next is of value, as in `hand_over`."""
+        """Register a callback for the case that the next reply is not sent (see `hand_over`)."""
         self._on_unsent.append(on_unsent)
 
     def dismiss(self, reply: bytes) -> None:
-        """Answer the command at hand, and close: what came after it is not read."""
+        """Answer the current command and close; later commands in the buffer are discarded."""
         self._is_answered()
         self._write(reply)
         self.close()
 
     def close(self) -> None:
-        """Close when what is written has been sent."""
+        """Close after all written replies have been sent."""
         if not self._is_closed:
             self._part(more_may_come=self._reads_no_more or self._protocol.buffered_bytes > 0)
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, without sending what is still buffered."""
         self._leave()
         if self._transport:
             self._transport.abort()
@@ -244,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._write(reply)
 
     def _was_read(self, command: Command | FaktoryError | None) -> None:
-        """A line that took long was; None where it was given up."""
+        """Execute the command of a long line once it is parsed; None means that parsing was abandoned."""
         if self._is_closed or command is None:
             self._is_answered()
         elif isinstance(command, FaktoryError):
@@ -261,10 +270,10 @@ class Connection(asyncio.Protocol):
             place.leave()
 
     def _try_password(self) -> None:
-        """Its turn at the door."""
+        """Check the password now: called by the `Doorman` when it is this connection's turn."""
         if self._is_closed:
             return
-        if self._is_barred():  # by others of its address, since it came
+        if self._is_barred():  # other connections of its address may have failed since it connected
             self._part(more_may_come=True)
             return
         self._rested()
@@ -274,7 +283,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _regulate(self) -> None:
-        """Stop reading while enough waits that cannot be carried out now, so that memory stays bounded (W6, W7)."""
+        """Pause or resume reading so that bytes that cannot be executed yet stay bounded (W6, W7)."""
         must_wait = self._is_busy or self._is_paused or self._is_resting
         is_enough = self._waits_for_turn or (must_wait and self._protocol.buffered_bytes > READ_AHEAD_BYTES)
         is_settled = is_enough is self._reads_no_more or self.is_ending or self._is_closed
@@ -287,7 +296,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _await_line(self) -> None:
-        """Give the rest of a line that has begun its time, and its room; HELLO has its own."""
+        """Start the timeout and memory accounting of an incomplete line; HELLO has its own timeout."""
         if self._protocol.buffered_bytes > SMALL_BYTES:
             self.server.unfinished.holds(self._find_no_room, self._protocol.buffered_bytes)
         if self._protocol.buffered_bytes > SMALL_BYTES or self._protocol.is_dropping:
@@ -306,7 +315,8 @@ class Connection(asyncio.Protocol):
 
     def _line_is_late(self) -> None:
         self._line_timer = None
-        if self._is_paused or self._is_resting or self._waits_for_turn:  # it may have come, and was not read
+        # The end of the line may be in the socket, as this connection has not been read.
+        if self._is_paused or self._is_resting or self._waits_for_turn:
             self._await_line()
         elif not self._is_closed:
             self._write(resp.error(f"expected a whole command within {self.server.command_timeout_s:g} seconds"))
@@ -328,14 +338,14 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _is_barred(self) -> bool:
-        """Whether too many wrong passwords came from its address; then it is told so."""
+        """Return whether its address sent too many wrong passwords; if so, write the error."""
         wait_s = self.server.guard.wait_s(self._address, now=self.server.loop.time())
         if wait_s:
             self._write(resp.error(f"too many wrong passwords from this address; try again in {ceil(wait_s)} seconds"))
         return wait_s > 0
 
     def _has_failed(self) -> None:
-        """Its password was wrong. One line for each, and no more lines than the guard lets try."""
+        """Count and log a wrong password. The `Guard` bounds the attempts, and so the log lines."""
         logger.warning("wrong password address=%s", self._address)
         self.server.guard.failed(self._address, now=self.server.loop.time())
 
@@ -352,7 +362,7 @@ class Connection(asyncio.Protocol):
     def _look_whether_sent(self) -> None:
         self._will_look = False
         if not self._on_unsent or self._transport is None or self._transport.is_closing():
-            return  # where it is being closed, `connection_lost` tells how that went
+            return  # if it is closing, `connection_lost` reports the outcome
         if self._unsent_bytes:
             self._will_look = True
             self.server.loop.call_later(SENT_LOOK_S, self._look_whether_sent)
@@ -361,7 +371,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _unsent_bytes(self) -> int:
-        """What was written and has not left this process."""
+        """Bytes of replies that are still buffered in this process."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def _unsent(self) -> None:
@@ -371,7 +381,8 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._is_closed = True
-        line = self._protocol.forget()  # the client may be left a while to read its last reply
+        line = self._protocol.forget()  # free it now: a half-open connection lives for a while
+        # Freeing 16 MiB takes milliseconds: many such connections that close at once would stall the event loop.
         if len(line) > SMALL_BYTES:
             self.server.intake.free(line.clear)
         self._line_has_ended()
@@ -385,7 +396,7 @@ class Connection(asyncio.Protocol):
             on_gone()
 
     def _part(self, *, more_may_come: bool) -> None:
-        """Close; only our half at first where bytes may be unread: a reset would take the last replies along."""
+        """Close; if bytes may be unread, first only our half: a reset would discard the last replies."""
         self._leave()
         if self._transport is None or self._transport.is_closing():
             return
@@ -403,7 +414,7 @@ class Connection(asyncio.Protocol):
             self._await_reading()
 
     def _await_reading(self) -> None:
-        """Let the client read what is left as long as it reads at all."""
+        """Abort if the client makes no progress in reading for `SLOW_READER_S`; otherwise check again."""
         self._unread_bytes = self._unsent_bytes
         self._arm(SLOW_READER_S, self._look_whether_read)
 

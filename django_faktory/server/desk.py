@@ -1,8 +1,8 @@
-"""Where lines that take long are read: in steps of a few milliseconds, so that others are served in between.
+"""Parse long command lines in steps of a few milliseconds, so that other clients are served in between.
 
-All that are being read take turns, and together leave half of the event loop's time to the others, where there are
-any. How much is read and carried out at a time is bounded, as a line's jobs take ten times its own memory; who comes
-later waits as bytes.
+`Desk` runs the steps of all long lines in turn, and leaves half of the event loop's time to clients with short
+commands, if there are any. The lines parsed and executed at a time are bounded, as the jobs of a line take ten times
+its memory; later lines wait as bytes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ..logs import get_logger
 logger = get_logger(__name__)
 
 STEP_S = 0.002
-"""How long one turn goes on."""
+"""Seconds that one line is parsed before the next one continues."""
 
 AT_ONCE_S = 0.05
-"""So much is read before the desk rests: a client that sends a thousand jobs now and then waits for nothing."""
+"""Seconds of parsing before the first pause: a client that sends a thousand jobs now and then is not slowed down."""
 
 OTHERS_S = 1.0
-"""Who has sent a short command within so long is one of the others."""
+"""Seconds after a short command in which pauses are made for clients with short commands."""
 
 HUGE_BYTES = 1024 * 1024
-"""Lines longer than this wait for each other, and nobody else for them."""
+"""Lines longer than this have a memory budget of their own, so that shorter lines do not wait for them."""
 
 ROOM_BYTES = 16 * 1024 * 1024
-"""Of lines that are worked on at a time; the same again of huge ones, or a single one that is larger."""
+"""Bytes of lines that are parsed and executed at a time; the same again for huge lines, or one larger line."""
 
 
 class Place:
-    """One line's. It is left when its command has been answered, or nobody waits for it any more."""
+    """The share of one long line in a memory budget, from its arrival until its command is answered or dropped."""
 
     def __init__(self, room: Room, steps: Steps[Any], size: int, done: Callable[[Any], object]) -> None:
         self.steps, self.size, self.done = steps, size, done
@@ -43,18 +43,18 @@ class Place:
         self._room = room
 
     def leave(self) -> None:
-        """Let the next one have it."""
-        self.steps.close()
+        """Return the memory to the budget, which admits the next line."""
+        self.steps.close()  # frees the line if its parsing was not finished
         self._room.leaves(self)
 
     def give_up(self) -> None:
-        """The client is gone: read no further. What is being carried out keeps its place until it is done."""
+        """Stop parsing, since the client has disconnected; a running command keeps its share until it ends."""
         if not self.is_read:
             self._room.gives_up(self)
 
 
 class Room:
-    """Places of lines that weigh no more than `most` together, or one, whatever it weighs."""
+    """Memory budget: admits lines of at most `most` bytes together, or a single line of any size."""
 
     def __init__(self, most: int, begin: Callable[[Place], None], later: Callable[[Callable[[], None]], None]) -> None:
         self._most, self._begin, self._later = most, begin, later
@@ -64,13 +64,13 @@ class Room:
         self._size = 0
 
     def enters(self, place: Place) -> None:
-        """One more, now or later."""
+        """Admit a line now, or later in order of arrival."""
         self._waiting[place] = None
         self.waiting_bytes += place.size
         self._next()
 
     def leaves(self, place: Place) -> None:
-        """One is done."""
+        """Remove a line that is done, admitted or not, and admit waiting ones."""
         if place in self._waiting:
             del self._waiting[place]
             self.waiting_bytes -= place.size
@@ -80,13 +80,15 @@ class Room:
         self._next()
 
     def gives_up(self, place: Place) -> None:
-        """The same for one that is not read to its end: its line is freed when there is time for that."""
+        """Remove a line that was not parsed to its end; its memory is freed later, in `Intake`."""
         self._later(place.steps.close)
         self.leaves(place)
 
     def _next(self) -> None:
         while self._waiting:
             place = next(iter(self._waiting))
+            # In order of arrival: if smaller lines overtook, a large one could wait indefinitely. A line beyond the
+            # budget is admitted alone.
             if self._inside and self._size + place.size > self._most:
                 return
             del self._waiting[place]
@@ -97,10 +99,10 @@ class Room:
 
 
 class Desk:
-    """Reads lines in steps; calls each one's `done` with the command, or with why there is none.
+    """Scheduler of long lines: calls each line's `done` with the command, or with the error that rejects it.
 
-    `commands` returns how many commands were carried out: those that were not read here are the others'. `later` calls
-    a function when there is time for it.
+    `commands` returns the number of executed commands, from which short ones are detected. `later` calls a function
+    in a later iteration of the loop. Used on the event loop only.
     """
 
     def __init__(
@@ -124,24 +126,25 @@ class Desk:
 
     @property
     def waiting_bytes(self) -> int:
-        """The length of all lines that wait until they are read."""
+        """Total length of the lines that wait for a memory budget."""
         return self._long.waiting_bytes + self._huge.waiting_bytes
 
     def take(self, steps: Steps[Any], size: int, done: Callable[[Any], object]) -> Place:
-        """Have this read as soon as there is room."""
+        """Parse a line as soon as its budget admits it. Call `leave` or `give_up` of the result at the end."""
         room = self._huge if size > HUGE_BYTES else self._long
         place = Place(room, steps, size, done)
         room.enters(place)
         return place
 
     def go_on(self, steps: Steps[None]) -> None:
-        """Have this done in turn with what is read: what is left to do for a long command."""
+        """Run the remaining steps of a long command in turn with the parsing of lines."""
         self._owed += 1
         self._is_free.clear()
+        # Size 0: the memory of the command is counted since its parsing.
         self._begin(Place(self._long, steps, 0, self._went_on))
 
     async def drained(self) -> None:
-        """Wait until what was to go on is done; what is only being read is not waited for."""
+        """Wait until all steps given to `go_on` are done; does not wait for lines that are being parsed."""
         await self._is_free.wait()
 
     def _went_on(self, told: FaktoryError | None) -> None:
@@ -155,16 +158,17 @@ class Desk:
         self._reading.append(place)
         if not self._is_turning:
             self._is_turning = True
-            self._loop.call_soon(self._turn)  # and not at once: who asks is in the middle of something
+            self._loop.call_soon(self._turn)  # not now: the caller may be in the middle of changing its state
 
     def _turn(self) -> None:
         place = self._reading.popleft()
         begun = self._loop.time()
+        # Commands since the end of the last step were short ones, so there are clients to pause for.
         if self._commands() != self._counted:
             self._others_at = begun
         try:
             self._read(place, begun + STEP_S)
-        finally:
+        finally:  # also after an error in a callback, or no further line would be parsed
             self._counted = self._commands()
             self._is_turning = bool(self._reading)
             rest_s = self._rest_s(self._loop.time() - begun)
@@ -177,11 +181,11 @@ class Desk:
                 next(place.steps)
         except StopIteration as end:
             place.is_read = True
-            place.done(end.value)  # None where it was given up
+            place.done(end.value)  # None if its parsing was abandoned
         except FaktoryError as error:
             place.is_read = True
             place.done(error)
-        except Exception:  # this line's own: the others' are read on, and its client gets an answer
+        except Exception:  # affects this line only: parsing of other lines continues, and its client gets a reply
             logger.exception("command failed item=%s", "long line")
             place.is_read = True
             place.done(FaktoryError("internal error"))
@@ -189,7 +193,8 @@ class Desk:
             self._reading.append(place)
 
     def _rest_s(self, took_s: float) -> float:
-        """As long as the turn was, unless there was much rest lately, or nobody is there for whom to rest."""
+        """Return the pause after a step: its duration, or 0 if the loop was idle lately or only long lines come."""
+        # A leaky bucket: parsing fills it at twice its duration, time drains it.
         now = self._loop.time()
         self._busy_s = max(0.0, self._busy_s - (now - self._at)) + 2 * took_s
         self._at = now

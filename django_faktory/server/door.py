@@ -1,7 +1,8 @@
-"""What stands between a socket and its Connection: nothing, or TLS.
+"""Create the asyncio protocol of each accepted socket: a plain Connection, or one behind TLS.
 
-asyncio's own TLS counts nobody before the handshake, hides what waits below it unsent (W14), and cannot end one
-direction alone. So the records are made here, by OpenSSL in memory, and the socket's transport carries them.
+`TlsTransport` replaces asyncio's own TLS, which cannot limit connections before the handshake, hides unsent bytes
+below it (W14), and cannot close one direction alone. It runs OpenSSL in memory; the socket's transport carries the
+records.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 SPARE_PLACES = 100
-"""For those that are one too many: they are told so (W8), which over TLS takes a handshake."""
+"""Handshakes beyond MAX_CONNECTIONS, so that rejected clients can read why (W8); over TLS that needs a handshake."""
 
 _RECORD_BYTES = 64 * 1024
 _MORE_IS_NEEDED = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Door:
-    """The protocol factory of the server's port."""
+    """Protocol factory of the server's port. Counts TLS handshakes; `most` is MAX_CONNECTIONS."""
 
     def __init__(self, server: Server, tls: ssl.SSLContext | None, *, most: int) -> None:
         self.server = server
@@ -36,28 +37,29 @@ class Door:
         self._shaking_hands: set[TlsTransport] = set()
 
     def __call__(self) -> asyncio.BaseProtocol:
-        """Somebody connects."""
+        """Return the protocol for an accepted socket."""
         return Connection(self.server) if self._tls is None else TlsTransport(self, self._tls)
 
     def admits(self, transport: TlsTransport) -> bool:
-        """Whether one more may begin a handshake; if so it is counted."""
+        """Register a handshake; return False if there are too many connections."""
+        # A handshake has no Connection yet, but costs memory and CPU time: it counts too.
         if self.server.connection_count + len(self._shaking_hands) >= self._most:
             return False
         self._shaking_hands.add(transport)
         return True
 
     def forgets(self, transport: TlsTransport) -> None:
-        """A handshake is over."""
+        """Remove a handshake that ended or failed; idempotent."""
         self._shaking_hands.discard(transport)
 
     def close(self) -> None:
-        """Send away who has not ended the handshake."""
+        """Abort all connections that have not completed the handshake."""
         for transport in list(self._shaking_hands):
             transport.abort()
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """The socket's protocol, and the transport of the Connection that is made when the handshake is done."""
+    """Protocol of the socket, and transport of the Connection that is created after the handshake."""
 
     def __init__(self, door: Door, context: ssl.SSLContext) -> None:
         super().__init__()
@@ -67,14 +69,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._connection: Connection | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
-        self._hears_no_more = False  # the client has said that it sends no more
+        self._hears_no_more = False  # the client has closed its sending half
         self._has_said_goodbye = False
         self._is_closing = False
 
     # --- the socket's side ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the handshake, as long as for HELLO (W3)."""
+        """Start the timeout of the handshake: HELLO_TIMEOUT, as for HELLO (W3)."""
         self._socket = cast(asyncio.Transport, transport)
         if not self._door.admits(self):
             self.abort()
@@ -83,9 +85,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._deadline = server.loop.call_later(server.hello_timeout_s, self._fail, TimeoutError("not in time"))
 
     def data_received(self, data: bytes) -> None:
-        """Records, whole or not."""
+        """Decrypt records, which may be incomplete, and pass their contents to the Connection."""
         if self._has_said_goodbye or self._is_closing:
-            return  # read only so that the last reply is not lost to a reset
+            return  # read and discarded: closing with unread bytes sends a reset, which would drop the last reply
         self._incoming.write(data)
         try:
             if self._connection is None and not self._shake_hands():
@@ -93,98 +95,101 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._read()
         except ssl.SSLError as error:
             self._fail(error)
-        finally:
+        finally:  # the handshake's replies and alerts, also after an error
             self._flush()
 
     def eof_received(self) -> bool:
-        """The client closed its half, with or without a goodbye."""
+        """Treat a closed socket like a close_notify alert, which some clients do not send."""
         self._client_ends()
         return not self._is_closing and self._connection is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Pass the loss to the Connection, with the TLS error if there was one."""
         self._is_closing = True
         self._forget_handshake()
         if self._connection:
             self._connection.connection_lost(exc or self._error)
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Pass on that the client reads its replies too slowly."""
         if self._connection:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Pass on that the client has read enough of its replies."""
         if self._connection:
             self._connection.resume_writing()
 
     # --- the connection's side ---
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send."""
+        """Encrypt and send; does nothing after `write_eof`, `close` or `abort`."""
         if self._is_closing or self._has_said_goodbye:
             return
         view = memoryview(data)
         try:
-            while view:
+            while view:  # OpenSSL may take only a part
                 view = view[self._tls.write(view) :]
         except ssl.SSLError as error:
             self._fail(error)
         self._flush()
 
     def write_eof(self) -> None:
-        """Say that no more is sent, and read on. Sent by TLS itself: a client must not take it for a cut connection."""
+        """Send TLS's close_notify and keep reading.
+
+        A bare end of the socket's stream would look like a truncated connection to the client.
+        """
         if self._has_said_goodbye or self._is_closing or self._connection is None:
             return
         self._has_said_goodbye = True
-        with suppress(ssl.SSLError):  # as a rule: the other side has not said so yet
+        with suppress(ssl.SSLError):  # usual: the client has not sent its close_notify yet
             self._tls.unwrap()
         self._flush()
 
     def can_write_eof(self) -> bool:
-        """Unlike asyncio's."""
+        """Return True: unlike asyncio's TLS, this one can close its sending half."""
         return True
 
     def close(self) -> None:
-        """Close when what is written has been sent."""
+        """Close after all written bytes have been sent."""
         self.write_eof()
         self._is_closing = True
         self._socket.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once, without sending buffered bytes."""
         self._is_closing = True
         self._forget_handshake()
         self._socket.abort()
 
     def is_closing(self) -> bool:
-        """Whether nothing more is sent."""
+        """Return whether the transport is closing, so that nothing more is sent."""
         return self._is_closing or self._socket.is_closing()
 
     def pause_reading(self) -> None:
-        """Let the client wait."""
+        """Pause reading from the socket."""
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading from the socket."""
         self._socket.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Of the socket: nothing waits here."""
+        """Set the limits of the socket's transport; this one has no buffer of its own."""
         self._socket.set_write_buffer_limits(high=high, low=low)
 
     def get_write_buffer_size(self) -> int:
-        """What has not left this process."""
+        """Return the bytes that are still buffered in this process."""
         return self._socket.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the socket knows."""
+        """Return information from the socket's transport, or the TLS object for `ssl_object`."""
         return self._tls if name == "ssl_object" else self._socket.get_extra_info(name, default)
 
-    # --- between the two ---
+    # --- TLS ---
 
     def _shake_hands(self) -> bool:
-        """Go on with the handshake; whether it is done."""
+        """Continue the handshake; return whether it is complete."""
         try:
             self._tls.do_handshake()
         except _MORE_IS_NEEDED:
@@ -196,7 +201,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return True
 
     def _read(self) -> None:
-        """Hand on all there is; where reading is paused the socket is, so nothing piles up here."""
+        """Pass on all decrypted bytes. `pause_reading` pauses the socket, so none accumulate here."""
         found = bytearray()
         ends = False
         try:
@@ -225,7 +230,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._socket.write(self._outgoing.read())
 
     def _fail(self, error: Exception) -> None:
-        """No TLS, none we accept, too late, or spoilt: the client is told by an alert, where there is one."""
+        """Close after missing, unacceptable, late or corrupt TLS; send the alert if OpenSSL has produced one."""
         logger.info("TLS failed error=%s", error)
         self._error = error
         self._forget_handshake()

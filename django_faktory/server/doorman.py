@@ -1,7 +1,7 @@
-"""Who waits at the door with a password: checked one at a time, so that those inside are served in between.
+"""Serialize password checks so that they do not starve established connections.
 
-A check is up to 8,095 rounds of a hash, two to four milliseconds in which the event loop does nothing else (W1).
-However many come at once, half of its time stays with the others.
+A check is up to 8,095 rounds of a hash, 2 to 4 ms in which the event loop does nothing else (W1). However many clients
+connect at once, half of the event loop's time is left to the other connections.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class Doorman:
-    """Calls each check when its turn has come, in the order they came."""
+    """Queue of password checks: runs them one at a time, in order of arrival."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -20,7 +20,7 @@ class Doorman:
         self._is_resting = False
 
     def ask(self, check: Callable[[], None]) -> None:
-        """Have this called: at once, unless another has just been."""
+        """Call `check` now, or when it is its turn if a check has just run."""
         self._waiting.append(check)
         if not self._is_resting:
             self._next()
@@ -33,4 +33,4 @@ class Doorman:
         try:
             self._waiting.popleft()()
         finally:
-            self._loop.call_later(self._loop.time() - begun, self._next)  # as long as it took
+            self._loop.call_later(self._loop.time() - begun, self._next)  # pause for as long as it took

@@ -1,7 +1,8 @@
-"""Fetchers that wait, by arrival and by queue, so that a push costs only those that name its queue.
+"""Index waiting FETCHes by arrival and by queue, so that a push costs only the FETCHes that name its queue.
 
-The names in one claim are bounded. A fetcher with many names is asked only for queues in which something may have
-changed, and such fetchers take turns: they delay no fetcher with few. Knows no timer, lane or shelf.
+The queue names in one claim are bounded (ADR 0033). A FETCH with many names is tried only for queues in which something
+may have changed, and such FETCHes take turns, so that they delay no FETCH with few. Pure: uses no timer, commit queue
+or prefetch buffer.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from ..payloads import FetchRequest, Reservation
 from .committer import MAX_BATCH
 
 FEW_NAMES = 100
-"""A FETCH with more names has many: one of those is tried in a claim."""
+"""A FETCH with more names counts as one with many; a claim tries at most one of these."""
 
 NAMES_A_CLAIM = 1000
-"""Names that the fetchers with few have together in one claim."""
+"""Queue names in one claim, summed over the FETCHes with few names."""
 
 MOST_NAMES = 50_000
-"""Names that the waiting fetchers with many have together. One that comes then is tried when another has ended."""
+"""Queue names of all waiting FETCHes with many names. A FETCH beyond it is first tried when another has ended."""
 
-ALREADY = object()
+ALREADY = object()  # default of a `pop`: the FETCH was removed before
 
 
 class Fetcher:
-    """One FETCH: answered exactly once, with a job, with none, or with an error."""
+    """One waiting FETCH. `answer` is called exactly once: with a job, None for no job, or an error."""
 
     __slots__ = (
         "answer",
@@ -51,20 +52,20 @@ class Fetcher:
         self.has_many = len(request.queues) > FEW_NAMES
         self.untried = True
         self.news: set[str] | None = None
-        """The queues to ask for at the next try, where it has many; None: all."""
+        """Queues to claim from at the next try; None means all. Used only if `has_many`."""
         self.in_claim = False
-        self.is_over = False  # its two seconds have passed while a claim for it ran
-        self.is_gone = False  # its client went away
+        self.is_over = False  # its two seconds ended while a claim for it ran
+        self.is_gone = False  # its client has disconnected
 
 
 class FetchIndex:
-    """All fetchers that wait, in the order they came, and by the queues they name."""
+    """All waiting FETCHes, in order of arrival and by the queues they name."""
 
     def __init__(self) -> None:
         self._all: dict[Fetcher, None] = {}
         self._by_queue: dict[str, dict[Fetcher, None]] = {}
         self._untried: dict[Fetcher, None] = {}
-        self._outside: dict[Fetcher, None] = {}  # have many names, for which there is no room
+        self._outside: dict[Fetcher, None] = {}  # with many names, beyond MOST_NAMES; not tried yet
         self._arrivals = self._names = 0
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class FetchIndex:
         return fetcher in self._all
 
     def add(self, fetcher: Fetcher) -> bool:
-        """One comes. False if it is not to be tried: there is no room for its names, or no queue can have one."""
+        """Add a FETCH. Return False if it cannot be tried: no room for its names, or no valid queue name."""
         self._arrivals += 1
         fetcher.arrival = self._arrivals
         self._all[fetcher] = None
@@ -88,7 +89,7 @@ class FetchIndex:
         return bool(fetcher.request.queues)
 
     def remove(self, fetcher: Fetcher) -> bool:
-        """One goes. True if others, for which there is room now, are to be tried."""
+        """Remove a FETCH; idempotent. Return True if FETCHes that had no room entered the index."""
         if self._all.pop(fetcher, ALREADY) is ALREADY:
             return False
         self._untried.pop(fetcher, None)
@@ -113,6 +114,7 @@ class FetchIndex:
         return len(self._outside) < before
 
     def _has_room(self, fetcher: Fetcher) -> bool:
+        # The first one always has room, however many names it has.
         return not self._names or self._names + len(fetcher.request.queues) <= MOST_NAMES
 
     def _enter(self, fetcher: Fetcher) -> None:
@@ -124,7 +126,7 @@ class FetchIndex:
             self._untried[fetcher] = None
 
     def mark(self, fetcher: Fetcher, queue: str | None = None) -> None:
-        """It is to be tried: there may be work in this queue; None: in any of its queues."""
+        """Schedule a try, since there may be work in this queue; None means in any of its queues."""
         if fetcher in self._outside or not fetcher.request.queues:
             return
         if queue is None:
@@ -137,17 +139,19 @@ class FetchIndex:
         self._untried[fetcher] = None
 
     def tried(self, fetcher: Fetcher) -> FetchRequest:
-        """It is being tried: what to ask for it."""
+        """Mark the FETCH as tried and return the request to send for it."""
         self._untried.pop(fetcher, None)
         fetcher.untried = False
-        news, fetcher.news = fetcher.news, set()
+        news, fetcher.news = fetcher.news, set()  # from here on: queues that change while the claim runs
         if news is None or not fetcher.has_many:
             return fetcher.request
         return replace(fetcher.request, queues=tuple(queue for queue in fetcher.request.queues if queue in news))
 
     def next_batch(self) -> list[Fetcher]:
-        """Who is to be tried, in the order they came: at most one with many names, and a bounded number of names of
-        those with few."""
+        """Return the FETCHes to try next, in order of arrival.
+
+        At most one has many names; the others have at most `NAMES_A_CLAIM` names together.
+        """
         batch: list[Fetcher] = []
         names, has_many = 0, False
         for fetcher in sorted(self._untried, key=_arrival):
@@ -155,19 +159,19 @@ class FetchIndex:
                 continue
             if fetcher.has_many:
                 if has_many:
-                    continue
+                    continue  # it stays untried, so the next claim tries it
                 has_many = True
             else:
                 names += len(fetcher.request.queues)
                 if names > NAMES_A_CLAIM:
-                    break
+                    break  # not `continue`: later FETCHes must not overtake this one
             batch.append(fetcher)
             if len(batch) == MAX_BATCH:
                 break
         return batch
 
     def mark_all(self, queues: Iterable[str] | None) -> None:
-        """There may be work in these queues; None: in any."""
+        """Schedule a try of every FETCH that names one of these queues; None means of all FETCHes."""
         if queues is None:
             for fetcher in self._all:
                 self.mark(fetcher)
@@ -177,14 +181,15 @@ class FetchIndex:
                 self.mark(fetcher, queue)
 
     def mark_first_idle(self, queue: str) -> bool:
-        """Whether somebody waits for this queue and is not being tried; the first of those is to be."""
+        """Schedule the longest waiting FETCH of this queue that has no try scheduled. Return whether there was one."""
         first = next((one for one in self._by_queue.get(queue, ()) if _is_idle(one) and not one.untried), None)
         if first is not None:
             self.mark(first, queue)
         return first is not None
 
     def with_elder(self, batch: list[Fetcher]) -> list[Fetcher]:
-        """A batch, and before it the fetcher that waits longest for queues of it, unless it is in the batch."""
+        """Return the batch, preceded by the longest waiting idle FETCH of its queues unless that is in it."""
+        # Without this a FETCH that has just arrived could get a job for which another FETCH has waited longer.
         wanted = {queue: None for fetcher in batch for queue in fetcher.request.queues}
         firsts = [(queue, next(filter(_is_idle, self._by_queue[queue]))) for queue in wanted]
         if not firsts:

@@ -1,9 +1,9 @@
-"""Fetchers that wait: in memory, not in the database. One claim serves all that may get something from it.
+"""Queue of waiting FETCHes: blocked in memory, not in the database. One claim serves many of them.
 
-A fetcher is tried when it comes, when a hint names one of its queues, and at each poll; between, it costs nothing. The
-names in one claim are bounded, and fetchers with many names take turns: they delay no fetcher with few.
-Beside the ACK of a job that held a lock one of them is tried too: in one transaction the lock goes from the one job to
-the next (ADR 0015). Rules: W13 to W15.
+`Fetchers` tries a FETCH when it arrives, when a notification names one of its queues, and at each poll; in between it
+costs nothing. The queue names in one claim are bounded, and FETCHes with many names take turns, so that they delay no
+FETCH with few. With the ACK of a job that had a lock, one waiting FETCH is tried in the same transaction, which passes
+the lock to the next job (ADR 0015). Rules: W13 to W15.
 """
 
 from __future__ import annotations
@@ -21,29 +21,33 @@ from .shelf import Shelf
 from .turns import Item
 
 WAIT_S = 2.0
+"""Seconds after which a FETCH without a job is answered with null (W13)."""
+
 PATIENCE_S = 1.0
-"""So long, or half as long again, a FETCH waits for what is on its way to or from the shelf; then it asks for other
-jobs of its queues."""
+"""A FETCH waits 1 to 1.5 times this for jobs that move to or from the prefetch buffer, then claims other jobs."""
 
 MOST_HOLDERS = 10_000
-"""So many jobs with locks are known as handed out; an older one's end is an end like any other."""
+"""Delivered jobs with locks that are remembered; the ACK of an older one triggers no claim in its transaction."""
 
 FetchLane = Lane[Item, "list[Reservation]"]
 
 
 class _Claim:
-    """One set of fetchers that are tried together."""
+    """FETCHes that are tried with one claim; `left` counts those without an answer."""
 
     __slots__ = ("left", "unwanted")
 
     def __init__(self, left: int) -> None:
         self.left = left
         self.unwanted: list[Reservation] = []
-        """Found for clients that had gone by then."""
+        """Jobs claimed for clients that have disconnected since; released when the claim is complete."""
 
 
 class Fetchers:
-    """All that wait, in the order they came."""
+    """All waiting FETCHes of the node, in order of arrival. Used on the event loop only.
+
+    At most `width` claims run at a time. `release` returns jobs to the database.
+    """
 
     def __init__(
         self,
@@ -66,24 +70,24 @@ class Fetchers:
         self._is_called = False
         self._is_stopping = False
         self._held: dict[Fetcher, tuple[str, float]] = {}
-        """Who waits for what is on its way from or to a queue: which, and until when."""
-        self._holders: dict[str, str] = {}  # jobs handed out with a lock, and their queues
+        """FETCHes that wait for jobs moving to or from the buffer: their first queue, and until when."""
+        self._holders: dict[str, str] = {}  # jid of each delivered job with a lock -> its queue
 
     def add(self, fetcher: Fetcher) -> None:
-        """Let it try, and wait up to two seconds."""
+        """Try this FETCH now; if it gets no job, keep it for up to two seconds."""
         if self._waiting.add(fetcher):
             self._claim()
         else:
             self._park(fetcher)
 
     def leave(self, fetcher: Fetcher) -> None:
-        """Its client is gone: no job for it any more; one that is on its way goes back at once (W14)."""
+        """Drop the FETCH of a disconnected client; a job that is being claimed for it is released at once (W14)."""
         fetcher.is_gone = True
         if fetcher in self._waiting:
             self._forget(fetcher)
 
     def wake(self, queues: Collection[str] | None = None) -> None:
-        """There may be work in these queues; None: in any."""
+        """Try the FETCHes of these queues soon, since there may be work; None means all queues."""
         if not self._waiting:
             return
         if queues is None:
@@ -95,10 +99,10 @@ class Fetchers:
     def _call(self) -> None:
         if not self._is_called:
             self._is_called = True
-            self._loop.call_soon(self._take_hints)  # one look for all the jobs of a transaction
+            self._loop.call_soon(self._take_hints)  # one claim for all jobs that a transaction stored
 
     def before_turn(self) -> None:
-        """A turn will be taken in any case: what the shelf is short of goes along."""
+        """Submit refills of the prefetch buffer: an exchange is about to run anyway, so they cost no round trip."""
         for sent in self._shelf.refills():
             self._lane.submit(sent, partial(self._refilled, sent))
 
@@ -107,11 +111,11 @@ class Fetchers:
         self._claim()
 
     def _shelve(self, sent: FetchRequest, told: list[Reservation] | FaktoryError) -> list[Reservation]:
-        """Put on the shelf what came for it; return what else came."""
+        """Store prefetched jobs in the buffer and return the other claimed jobs."""
         found = [] if isinstance(told, FaktoryError) else told
         ahead = [job for job in found if job.is_ahead]
         if ahead:
-            found = found[: -len(ahead)]
+            found = found[: -len(ahead)]  # the broker lists prefetched jobs last
         self._shelf.answered(sent, found, ahead)
         self._let_go(sent.queues)
         if ahead:
@@ -119,15 +123,15 @@ class Fetchers:
         return found
 
     def before_ack(self, jid: str) -> None:
-        """This job's ACK is about to be carried out: if it held a lock, who waits longest for its queue goes along."""
+        """Try the longest waiting FETCH of this job's queue along with its ACK, if the job has a lock."""
         queue = self._holders.pop(jid, None)
         if queue is not None and self._waiting.mark_first_idle(queue):
             self._claim()
 
     def stop(self) -> None:
-        """Send all away with nothing (W28)."""
+        """Answer every waiting FETCH with null and start no further claims (W28)."""
         self._is_stopping = True
-        for fetcher in list(self._waiting):
+        for fetcher in list(self._waiting):  # a copy, as answering removes from the index
             if not fetcher.is_over:
                 self._expire(fetcher)
 
@@ -154,9 +158,11 @@ class Fetchers:
             self._claims_free -= 1
             claim = _Claim(left=len(asked))
             for fetcher, request, sent in asked:
+                # Otherwise an empty answer proves nothing about the queues that were left out: the FETCH is retried.
                 is_all = sent.count > 0 and sent.queues == request.queues
                 self._lane.submit(sent, partial(self._claimed, claim, fetcher, sent, is_all))
-        for fetcher, job in served:  # at the end: who is answered may fetch again at once
+        # Last: an answered client may send its next FETCH at once, which re-enters `_claim`.
+        for fetcher, job in served:
             self._answer(fetcher, job)
 
     def _ask_for(self, fetcher: Fetcher, request: FetchRequest, beside: list[FetchRequest]) -> FetchRequest | None:
@@ -165,7 +171,7 @@ class Fetchers:
         return self._shelf.asking(request, beside)
 
     def _hold(self, fetcher: Fetcher, request: FetchRequest) -> None:
-        """It waits for what is on its way from or to its first queue."""
+        """Keep the FETCH until the moving jobs of its first queue have arrived, or `PATIENCE_S` is over."""
         _, until = self._held.get(fetcher, ("", self._loop.time() + PATIENCE_S))
         self._held[fetcher] = request.queues[0], until
         if self._patience is None:
@@ -189,7 +195,7 @@ class Fetchers:
                 self._waiting.mark(fetcher)
 
     def returned(self, queues: Collection[str]) -> None:
-        """What was read ahead of these queues is back in the database, or lost to it."""
+        """Try the FETCHes that waited for released jobs of these queues, which are in the database again or lost."""
         self._shelf.returned(queues)
         self._let_go(queues)
         self._claim()
@@ -209,7 +215,7 @@ class Fetchers:
                 self._answer(fetcher, told)
             else:
                 self._settle(claim, fetcher, is_all, found)
-        finally:
+        finally:  # also after an error: a claim that never completes would block later ones
             claim.left -= 1
             if not claim.left:
                 self._claims_free += 1
@@ -227,7 +233,7 @@ class Fetchers:
         elif job := self._shelf.take_any(fetcher.request):
             self._answer(fetcher, job)
         else:
-            if not is_all:  # the others were here, or on their way
+            if not is_all:  # jobs of the queues left out were in the buffer or moving
                 self._waiting.mark(fetcher)
             self._park(fetcher)
 
@@ -243,7 +249,7 @@ class Fetchers:
         if self._hands_over and isinstance(told, Reservation) and told.lock_token is not None:
             self._holders[told.jid] = told.queue
             if len(self._holders) > MOST_HOLDERS:
-                del self._holders[next(iter(self._holders))]
+                del self._holders[next(iter(self._holders))]  # the oldest; see MOST_HOLDERS
         fetcher.answer(told)
 
     def _park(self, fetcher: Fetcher) -> None:
@@ -259,12 +265,12 @@ class Fetchers:
 
     def _expire(self, fetcher: Fetcher) -> None:
         if fetcher.in_claim:
-            fetcher.is_over = True  # a job may be on its way: wait for the claim's answer
+            fetcher.is_over = True  # the claim may return a job: answer null only when it does not
         else:
             self._answer(fetcher, None)
 
     def _forget(self, fetcher: Fetcher) -> None:
-        if self._waiting.remove(fetcher):
+        if self._waiting.remove(fetcher):  # there is room for a FETCH with many names now
             self._call()
         self._held.pop(fetcher, None)
         if fetcher.timer is not None:

@@ -1,6 +1,6 @@
-"""Who may try a password: each address so many wrong ones a minute, later one more. Pure; memory is bounded.
+"""Throttle logins: each address may send a limited number of wrong passwords per minute.
 
-An IPv6 client owns at least a /64 and has as many addresses as it likes there: it counts as one.
+Pure; memory is bounded. A /64 counts as one address: an IPv6 client owns at least that, and may use any address in it.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ from ipaddress import IPv4Address, ip_address
 
 PERIOD_S = 60.0
 MOST_ADDRESSES = 10_000
-"""Of more than that those are forgotten whose last failure is the oldest: about 2 MB."""
+"""Addresses that are remembered, about 2 MB; beyond it those with the oldest last failure are forgotten."""
 
 
 class Guard:
-    """Counts wrong passwords by address, as a bucket that leaks `most` a minute. `most=0`: nobody is turned away."""
+    """Leaky bucket of wrong passwords per address; leaks `most` per minute. `most=0` disables the throttle."""
 
     def __init__(self, *, most: int) -> None:
         self._most = most
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def failed(self, address: str, *, now: float) -> None:
-        """A wrong password came from there."""
+        """Count a wrong password from this address; `now` is in seconds of any monotonic clock."""
         if not self._most:
             return
         name = network_of(address)
         self._levels[name] = self._level(name, now) + 1, now
-        self._levels.move_to_end(name)
+        self._levels.move_to_end(name)  # first is the oldest last failure, which is evicted below
         if len(self._levels) > MOST_ADDRESSES:
             self._levels.popitem(last=False)
 
     def wait_s(self, address: str, *, now: float) -> float:
-        """Seconds until this address may try again; 0.0: it may now."""
+        """Return the seconds until this address may try again; 0.0 means now."""
         if not self._levels:
             return 0.0
+        # One more failure must fit into the bucket.
         over = self._level(network_of(address), now) - (self._most - 1)
         return over * PERIOD_S / self._most if over > 0 else 0.0
 
@@ -43,13 +44,13 @@ class Guard:
 
 
 def network_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, the /64 of another, or the text where it is none."""
+    """Return the key of an address: IPv4 as is, the /64 of IPv6, other text unchanged."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
         return address
     if isinstance(found, IPv4Address):
         return str(found)
-    if found.ipv4_mapped is not None:
+    if found.ipv4_mapped is not None:  # ::ffff:a.b.c.d, on a dual-stack socket: all share one /64
         return str(found.ipv4_mapped)
     return found.packed[:8].hex()

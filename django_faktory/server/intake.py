@@ -1,6 +1,6 @@
-"""Connections that send long lines are read in turns, a few in each step of the event loop.
+"""Read connections that send long lines in turn, a few in each iteration of the event loop.
 
-Otherwise sixty of them are read between two commands of another client: 256 KiB each, some 15 ms for all.
+Otherwise 60 such connections are read between two commands of another client: 256 KiB each, about 15 ms together.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from collections import deque
 from collections.abc import Callable
 
 READS_A_STEP = 3
+"""Connections that are read in one iteration of the event loop."""
+
 FULL_S = 0.01
-"""Between two looks whether there is room again."""
+"""Seconds between checks whether there is memory for more lines."""
 
 
 class Intake:
-    """Connections that wait until more of their line is read, in the order in which they came.
+    """Queue of connections that wait for the next read of their long line, in order of arrival.
 
-    None is read while `is_full`: then whole lines that wait to be carried out have all the memory that lines may have.
+    Pauses while `is_full()`: then complete lines that wait for execution use all the memory that lines may have. Also
+    frees memory in between, as that takes milliseconds too.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_full: Callable[[], bool] = lambda: False) -> None:
@@ -27,12 +30,12 @@ class Intake:
         self._is_called = False
 
     def free(self, free: Callable[[], None]) -> None:
-        """Call `free`, which frees the memory of a long line: some milliseconds for 16 MiB."""
+        """Call `free` later, which frees the memory of a long line: some milliseconds for 16 MiB."""
         self._to_free.append(free)
         self._call()
 
     def wait(self, read_on: Callable[[], None]) -> None:
-        """Call `read_on` once, when it is this connection's turn."""
+        """Call `read_on` once, when it is the turn of this connection."""
         self._waiting.append(read_on)
         self._call()
 
@@ -43,11 +46,12 @@ class Intake:
         if self._to_free or not self._is_full():
             self._loop.call_soon(self._next)
         else:
+            # Poll: no event reports that memory has become free.
             self._loop.call_later(FULL_S, self._next)
 
     def _next(self) -> None:
         self._is_called = False
-        if self._to_free:
+        if self._to_free:  # first, and one per iteration: it makes room, but takes milliseconds
             self._to_free.popleft()()
         elif not self._is_full():
             for _ in range(min(READS_A_STEP, len(self._waiting))):

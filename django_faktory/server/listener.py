@@ -1,6 +1,7 @@
-"""The server itself: the port, the lanes, the connections, start and stop. Knows what no verb means.
+"""Run the Faktory server: the port, the commit queues, the connections, start and stop.
 
-Usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal handler.
+`Server` is usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal
+handler. The meaning of each verb is in `verbs` and its neighbours. ADR 0005 and 0032 explain the commit queues.
 """
 
 from __future__ import annotations
@@ -47,33 +48,37 @@ from .verbs import carry_out
 logger = get_logger(__name__)
 
 LINGER_S = 0.25
-"""How long a stopping server still tells clients that it stops (W28)."""
+"""Seconds in which a stopping server still answers new commands with an error that it stops (W28)."""
 
 LAST_REPLIES_S = 3.0
-"""How long it then waits for clients to read what they were answered."""
+"""Seconds it then waits for clients to read their last replies."""
 
 RELEASE_AGAIN_S = 1.0
+"""Seconds between attempts to release jobs while the database is unavailable."""
+
 LISTEN_S = 60.0
-"""Longest wait for a hint; who stops closes the listener, which ends it."""
+"""Longest wait for one notification; closing the listener ends it early."""
 
 MAX_PUSH_IN_TURN = 50
+"""Weight above which a PUSH or PUSHB uses a commit queue of its own, so that it does not delay single commands."""
+
 BACKLOG = 128
 WIDTH = 2
-"""Turns at once. Each is a database connection; a third gained nothing on two cores."""
+"""Concurrent exchanges. Each uses a database connection; a third gained nothing on two cores."""
 
 
 class Listener(Protocol):
-    """What `wakeups.listen` returns."""
+    """Source of notifications about new work, as returned by `wakeups.listen`."""
 
     def wait(self, timeout_s: float) -> bool:
-        """True when a hint came."""
+        """Block until a notification arrives or the timeout ends; return True for a notification."""
 
     def close(self) -> None:
-        """Let a running wait return."""
+        """Make a running `wait` in another thread return."""
 
 
 class Server:
-    """Serve `broker` at host:port; port 0 takes a free one, told by `address` once `started` is set."""
+    """Serve `broker` at host:port. Port 0 takes a free port; `address` has it once `started` is set."""
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class Server:
         self.started = threading.Event()
         self.command_count = 0
         self.on_scheduled: Callable[[datetime], None] = lambda _: None
-        """Called when jobs were stored for later, with the first one's time: who enqueues them may have to be early."""
+        """Called with the earliest time of newly stored scheduled jobs, so that the scheduler can wake up in time."""
         self._max_connections: int = conf.get("MAX_CONNECTIONS")
         self.unfinished = Unfinished(LONGEST_AT_ONCE * self.max_command_bytes)
         self._door = Door(self, tls, most=self._max_connections)
@@ -109,45 +114,45 @@ class Server:
         self._since = time.monotonic()
 
     def run(self) -> None:
-        """Serve until `stop`. Raises FaktoryError where the address cannot be had."""
+        """Serve until `stop`; blocks. Raises FaktoryError if the address cannot be bound."""
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             self.loop = runner.get_loop()
             runner.run(self._serve())
 
     def stop(self) -> None:
-        """Begin to stop: what was accepted is answered, who waits is sent away, then all is closed (W28)."""
+        """Begin to stop: answer accepted commands, end waiting FETCHes without a job, then close everything (W28)."""
         self._is_stopping = True
         self._from_outside(self._stopped.set)
 
     def drop(self, wids: Collection[str]) -> None:
-        """Close the connections of worker processes that were given up as lost (W20)."""
+        """Close the connections of worker processes that are considered lost (W20)."""
         self._from_outside(self._drop, list(wids))
 
     def wake(self, queues: Collection[str] | None = None) -> None:
-        """Tell the fetchers that wait of work that came from elsewhere; None: in any queue."""
+        """Try waiting FETCHes of these queues, since another process stored work; None means all queues."""
         self._from_outside(lambda: self.fetchers.wake(queues))
 
     def comes_round(self, within_s: float) -> bool:
-        """Whether the loop does what it is asked from another thread in so many seconds."""
+        """Return whether the event loop runs a callback within `within_s` seconds; blocks the calling thread."""
         came = threading.Event()
         self._from_outside(came.set)
         return came.wait(within_s)
 
-    # --- what connections and verbs ask ---
+    # --- called by connections and verbs ---
 
     def admits(self, connection: Connection) -> bool:
-        """Whether there is a place for one more (W8); if so it is taken."""
+        """Register a connection; return False if MAX_CONNECTIONS is reached (W8)."""
         if len(self._connections) >= self._max_connections:
             return False
         self._connections.add(connection)
         return True
 
     def joins(self, connection: Connection) -> None:
-        """A connection has told its wid."""
+        """Index the connection by its wid, for `drop`."""
         self._by_wid.setdefault(connection.identity.wid, set()).add(connection)
 
     def forgets(self, connection: Connection) -> None:
-        """A connection is closed."""
+        """Remove a closed connection from all indexes; idempotent."""
         self._connections.discard(connection)
         if not self._connections:
             self._deserted.set()
@@ -158,7 +163,7 @@ class Server:
                 del self._by_wid[connection.identity.wid]
 
     def carry_out(self, connection: Connection, command: Command) -> bytes | None:
-        """Do what the command asks, unless the server stops."""
+        """Execute a command and return its reply, or None if the reply comes later; reject it if the server stops."""
         self.command_count += 1
         if self._is_stopping:
             connection.dismiss(resp.error("shutdown in progress"))
@@ -168,8 +173,11 @@ class Server:
     def push(
         self, jobs: list[JobPayload], answer: Callable[[list[FaktoryError | None] | FaktoryError], object]
     ) -> None:
-        """Store jobs with the next turn. A large set goes on a way of its own, and so does what may have to wait for
-        somebody else's transaction (ADR 0023): nobody waits for them."""
+        """Store jobs with the next exchange.
+
+        Large sets, and jobs that may wait for another transaction's lock (ADR 0023), use separate commit queues, so
+        that no other command waits for them.
+        """
         if weight(jobs) > MAX_PUSH_IN_TURN:
             self.lock_waits.submit(MayBlock(jobs), answer, lane=self._bulk)
         elif any(job.options is not None and job.options.is_apart for job in jobs):
@@ -179,7 +187,7 @@ class Server:
             self.turns.submit(jobs, answer)
 
     def ack(self, report: Ack, answer: Callable[[FaktoryError | bool], None]) -> None:
-        """End a job with the next turn; a member of a batch apart, as its batch may be somebody's just now."""
+        """Acknowledge a job with the next exchange; a member of a batch separately, as its batch may be locked."""
         if self.handed_out.is_member(report.jid):
             self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer)
         else:
@@ -187,12 +195,12 @@ class Server:
             self.turns.submit(report, answer)
 
     def fail(self, report: Failure, answer: Callable[[FaktoryError | bool], None]) -> None:
-        """Record a failure; of a member of a batch apart, as another transaction may have locked its batch."""
+        """Record a failure. A member of a batch uses the queue for commands that may block on the batch's row."""
         lane = self._apart if self.handed_out.is_member(report.jid) else self._fails
         self.lock_waits.submit(MayBlock(report, self._subjects_of(report.jid)), answer, lane=lane)
 
     def sign(self, sign: Beat | WorkerIdentity, answer: Callable[[Any], object]) -> None:
-        """Record a heartbeat or a registration, in a lane that no other command uses."""
+        """Record a heartbeat or a registration in a commit queue that no other command uses (ADR 0032)."""
         self.lock_waits.submit(MayBlock(sign, [f"wid:{sign.wid}"]), answer, lane=self._signs)
 
     def may_block(
@@ -203,11 +211,11 @@ class Server:
         *,
         is_repeatable: bool = False,
     ) -> None:
-        """Carry out a call that may meet another transaction's lock. `subjects` name what it may wait for."""
+        """Execute a call that may meet another transaction's lock. `subjects` name the rows it may wait for."""
         self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
 
     def read(self, connection: Connection, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
-        """Make a call that changes nothing, unless the client has gone by then. Equal calls of a set are made once."""
+        """Execute a read-only call, unless the client has disconnected. Equal calls of a set run once."""
         self._reads.submit((connection, work), answer)
 
     def _subjects_of(self, jid: str) -> list[str]:
@@ -215,24 +223,24 @@ class Server:
         return [f"bid:{bid}"] if bid else [f"jid:{jid}"]
 
     def stored(self, jobs: Sequence[JobPayload]) -> None:
-        """Jobs were committed: let fetchers that wait have them, now or when they are due."""
+        """Announce committed jobs: try waiting FETCHes now, and schedule jobs that are due later."""
         self.fetchers.wake({job.queue for job in jobs})
         times = [job.at for job in jobs if job.at is not None]
         if times:
             self.on_scheduled(min(times))
 
     def goes_on(self) -> bool:
-        """Whether there is time for more: long work ends between two of its steps when the server stops."""
+        """Return whether long work may start its next step; False once the server stops."""
         return not self._is_stopping
 
     @property
     def connection_count(self) -> int:
-        """Clients connected to this node."""
+        """Number of clients connected to this node."""
         return len(self._connections)
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the server was made."""
+        """Seconds since the server object was created."""
         return time.monotonic() - self._since
 
     # --- life ---
@@ -246,6 +254,7 @@ class Server:
         self.address = next(iter(listening.sockets)).getsockname()[:2]
         self.started.set()
         logger.info("server listens address=%s:%d", *self.address)
+        # `stop` before `started` was set could not reach the loop: the flag covers that race.
         if not self._is_stopping:
             await self._stopped.wait()
         listening.close()
@@ -253,6 +262,9 @@ class Server:
         await self._wind_down()
         logger.info("server stopped commands=%d", self.command_count)
 
+    # One commit queue for each kind of verb: a slow or blocked command delays only commands of its own kind (ADR 0032).
+    # Heartbeats and confirmations share theirs with no other verb: a late BEAT costs a live worker its jobs, and a late
+    # confirmation runs a job twice. Waiting and long commands weigh MAX_BATCH, so each is a set of its own.
     def _open_lanes(self) -> None:
         self.doorman = Doorman(self.loop)
         most_bytes = LONGEST_AT_ONCE * self.max_command_bytes
@@ -305,6 +317,8 @@ class Server:
             self._ears.start()
 
     async def _wind_down(self) -> None:
+        # Order: stop new work, answer accepted commands, close connections, confirm deliveries. The threads end last,
+        # as each of these steps submits work to them.
         self.fetchers.stop()
         self.shelf.close()
         self.lock_waits.stop()
@@ -312,18 +326,18 @@ class Server:
         await asyncio.sleep(LINGER_S if self._connections else 0)
         await self._drain()
         await self._part()
-        self.handed_out.confirm_all()  # at the end: claims that were under way have been delivered, or released
-        await self._drain()  # jobs whose clients had gone before they were sent
+        self.handed_out.confirm_all()  # at the end: by now running claims are delivered or released
+        await self._drain()  # releases of jobs that could not be sent
         if self._hints:
             self._hints.close()
         for lane in self._lanes:
-            lane.take_back()
+            lane.take_back()  # a thread closes its own connection, so the event loop must not use it
             await asyncio.to_thread(lane.close)
         if self._ears:
-            await asyncio.to_thread(self._ears.join, 2.0)
+            await asyncio.to_thread(self._ears.join, 2.0)  # bounded: a stuck listener must not prevent the exit
 
     async def _drain(self) -> None:
-        for lane in self._lanes * 2:  # a claim that came back may have given jobs to release
+        for lane in self._lanes * 2:  # twice: a claim that ends may submit jobs to release
             await self.desk.drained()
             await self.lock_waits.drained()
             await lane.drained()
@@ -332,7 +346,7 @@ class Server:
         await asyncio.sleep(0)
 
     async def _part(self) -> None:
-        """Close all connections, when their clients have read what they were answered, or will not."""
+        """Close all connections; abort a connection if its client has not read the replies within `LAST_REPLIES_S`."""
         for connection in list(self._connections):
             connection.close()
         self._deserted.clear()
@@ -350,7 +364,7 @@ class Server:
 
     def _from_outside(self, work: Callable[..., None], *args: Any) -> None:
         if self.started.is_set():
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to notify
                 self.loop.call_soon_threadsafe(work, *args)
 
     def _hear(self, hints: Listener) -> None:
@@ -358,10 +372,10 @@ class Server:
             if hints.wait(LISTEN_S):
                 self.wake()
 
-    # --- what the lanes carry out, in their threads ---
+    # --- work of the commit queues ---
 
     def _lend(self) -> Begin[Item, Any] | None:
-        """How the loop takes turns on this thread's connection."""
+        """Return how the event loop sends exchanges on this thread's connection, or None (ADR 0021)."""
         lent = self.broker.lend()
         return partial(begin_turn, lent) if lent else None
 
@@ -377,7 +391,11 @@ class Server:
         self._deliveries.submit(lambda: self.broker.confirm(handed), told)
 
     def release(self, jobs: Sequence[Reservation], then: Callable[[set[str]], None] = lambda _: None) -> None:
-        """Give back jobs that were claimed for clients that have gone, so that other clients can have them (W14)."""
+        """Release jobs that were claimed for disconnected clients (W14); retry while the database is unavailable.
+
+        `then` is called with the queues of the jobs once they are released, or cannot be.
+        """
+        # Before the release: a confirmation would reserve the job for the disconnected client.
         for job in jobs:
             self.handed_out.forget(job.jid)
 
@@ -399,7 +417,7 @@ _Read = tuple[Connection, Callable[[], Any]]
 
 
 def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:
-    """Return each call's answer; equal ones (INFO) are made once, and none for clients that have gone."""
+    """Return the answer of each call. Equal calls (INFO) run once; calls of disconnected clients are skipped."""
     distinct = list(dict.fromkeys(call for connection, call in reads if not connection.is_gone))
     answers = dict(zip(distinct, answer_each(distinct, reset), strict=True))
     return [answers.get(call, _GONE) for _, call in reads]
@@ -416,7 +434,7 @@ _REMEDIES = {
 
 
 def _cannot_listen(address: tuple[str, int], error: OSError) -> str:
-    """What is in the way in the system's own word: asyncio's has the address in it, which says it a second time."""
+    """Return the error message, with the system's text for `errno`: asyncio's text repeats the address."""
     is_numbered = bool(error.errno) and not isinstance(error, socket.gaierror)
     reason = os.strerror(error.errno or 0).lower() if is_numbered else error.strerror or error
     remedy = _REMEDIES.get(error.errno or 0, "choose another address")

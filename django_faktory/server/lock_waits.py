@@ -1,8 +1,8 @@
-"""Where commands wait for locks of other transactions, so that no other command of the node waits with them.
+"""Retry commands that met a lock of another transaction, so that they do not delay other commands (ADR 0028).
 
 A command that met a lock is tried again, alone, by one of a few threads, until it succeeds or its time is over.
-Commands with a common subject are tried one at a time, as they wait for the same lock. One that comes while others of
-its subject wait joins them at once (ADR 0028).
+Commands with a common subject are tried one at a time, as they wait for the same lock. A command that arrives while
+another one waits for its subject joins the queue without a first attempt.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .committer import Lane
 from .may_block import WAITED_TOO_LONG, MayBlock
 
 WIDTH = 4
-"""Attempts at once; each is a thread with a database connection, which is opened when a command meets a lock."""
+"""Concurrent attempts. Each is a thread with a database connection, opened when a command first meets a lock."""
 
 STOPS_WITHIN_S = 1.0
-"""How long commands still wait when the server stops."""
+"""Seconds commands still wait for locks after the server began to stop."""
 
 Answer = Callable[[Any], object]
 
@@ -36,9 +36,10 @@ class _Waiting:
 
 
 class LockWaits:
-    """The waiting commands of a node. Used on the event loop only.
+    """The commands of a node that wait for locks. Used on the event loop only.
 
-    `first` takes sets of commands, `again` single ones that met a lock; both answer LockTimeout where they met one.
+    `first` executes sets of commands, `again` single ones that met a lock; both answer LockTimeout if they meet one.
+    After `give_up_after_s` seconds a command is answered with LockTimeout, and nothing was changed.
     """
 
     def __init__(
@@ -59,22 +60,23 @@ class LockWaits:
         self._idle.set()
 
     def __len__(self) -> int:
-        """How many commands wait."""
+        """Return the number of waiting commands."""
         return len(self._pending) + len(self._running)
 
     def submit(self, command: MayBlock, answer: Answer, *, lane: Lane[MayBlock, Any] | None = None) -> None:
-        """Carry out a command, by `lane` first; call `answer` on the event loop.
+        """Execute a command, first in `lane` (default: `first`); call `answer` on the event loop.
 
-        A large set of jobs is always tried in its lane: to list its subjects takes long.
+        A large set of jobs is always tried in its own commit queue, as listing its subjects takes long.
         """
         is_small = not isinstance(command.work, list) or lane is None
+        # A first attempt would meet the lock for which the other commands of the subject wait.
         if self._subjects and is_small and any(subject in self._subjects for subject in command.subjects):
             self._add(command, answer)
         else:
             (lane or self._first).submit(command, partial(self._tried, command, answer))
 
     def stop(self) -> None:
-        """From now on a command waits for a moment only."""
+        """Limit the wait of present and future commands to `STOPS_WITHIN_S`."""
         self._give_up_after_s = STOPS_WITHIN_S
         ends_at = self._loop.time() + STOPS_WITHIN_S
         for waiting in (*self._pending, *self._running):
@@ -82,7 +84,7 @@ class LockWaits:
         self._look()
 
     async def drained(self) -> None:
-        """Wait until every command that waits is answered."""
+        """Wait until all waiting commands are answered."""
         await self._idle.wait()
 
     def _tried(self, command: MayBlock, answer: Answer, result: Any) -> None:
@@ -106,8 +108,12 @@ class LockWaits:
             self._again.submit(waiting.command, partial(self._tried_again, waiting))
 
     def _chosen(self) -> _Waiting | None:
-        """The oldest command of which no subject is being tried: last attempts first, then those without an attempt."""
+        """Return the oldest command with no subject that is being tried, or None.
+
+        Last attempts come first, then commands without an attempt here: their lock may be free already.
+        """
         busy = {subject for waiting in self._running for subject in waiting.command.subjects}
+        # A last attempt is due now: it does not wait for the end of another attempt for its subject.
         free = (one for one in self._pending if one.command.is_last or busy.isdisjoint(one.command.subjects))
         return min(free, key=lambda one: (not one.command.is_last, one.has_waited), default=None)
 
@@ -118,11 +124,11 @@ class LockWaits:
         else:
             waiting.has_waited = True
             self._pending.append(waiting)
-            self._give_up_overdue()
+            self._give_up_overdue()  # its time may have ended during the attempt
         self._next()
 
     def _look(self) -> None:
-        """Give up what is overdue, and look again when the next command is."""
+        """End overdue commands and schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -130,11 +136,13 @@ class LockWaits:
         self._next()
         if self._pending or self._running:
             ends_at = min(waiting.ends_at for waiting in (*self._pending, *self._running))
+            # Not at once: an overdue command may be in an attempt, and only the end of that can change anything.
             self._timer = self._loop.call_at(max(ends_at, self._loop.time() + 0.1), self._look)
 
     def _give_up_overdue(self) -> None:
         now = self._loop.time()
         for waiting in [one for one in self._pending if one.ends_at <= now and not one.command.is_last]:
+            # Some jobs of a PUSHB may meet no lock: a last attempt stores those and rejects the others by jid.
             if waiting.command.has_several_jobs:
                 waiting.command.is_last = True
             else:
@@ -142,6 +150,7 @@ class LockWaits:
                 self._end(waiting, WAITED_TOO_LONG)
 
     def _end(self, waiting: _Waiting, result: Any) -> None:
+        # `-=` also removes subjects with a count of zero, so `submit` finds only subjects in use.
         self._subjects -= Counter(waiting.command.subjects)
         if not self._pending and not self._running:
             self._idle.set()

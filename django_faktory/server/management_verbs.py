@@ -1,6 +1,6 @@
-"""The verbs people manage with: MUTATE, QUEUE and FLUSH → broker call → reply. Rules: W23 to W25.
+"""Handlers of the management verbs MUTATE, QUEUE and FLUSH: call the broker and reply. Rules: W23 to W25.
 
-Changes of many jobs and reads have a lane each, so that they hold up no other command.
+Changes of many jobs and reads have a commit queue each, so that they delay no other command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | None:
-    """Change many jobs; those that are enqueued by it find the fetchers that wait (W23)."""
+    """Change many jobs in bounded steps; `requeue` wakes all waiting FETCHes (W23)."""
     if refusal := _refusal("MUTATE"):
         return refusal
     mutation = command.mutation
@@ -31,15 +31,16 @@ def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | N
 
 
 def pause(server: Server, connection: Connection, command: PauseQueues) -> bytes | None:
-    """Give out no job of these queues. Fetchers that wait ask the broker at each try, and so find it paused (W24)."""
+    """Pause queues. Waiting FETCHes are covered, as each of their claims checks the pause in the database (W24)."""
     if refusal := _refusal("QUEUE PAUSE"):
         return refusal
+    # One subject for all queues: such commands are rare, so they may wait for each other.
     server.may_block(partial(server.broker.pause, command.queues), _answer(server, connection), ["queues"])
     return None
 
 
 def resume(server: Server, connection: Connection, command: ResumeQueues) -> bytes | None:
-    """Give out jobs of these queues again, to those that wait already too (W24)."""
+    """Resume queues and wake the FETCHes that wait for them (W24)."""
     if refusal := _refusal("QUEUE RESUME"):
         return refusal
     wakes_all = command.queues is None
@@ -49,16 +50,17 @@ def resume(server: Server, connection: Connection, command: ResumeQueues) -> byt
 
 
 def remove(server: Server, connection: Connection, command: RemoveQueues) -> bytes | None:
-    """Drop what waits in these queues, and forget them (W24)."""
+    """Delete the waiting jobs of these queues, the queues and their pauses (W24)."""
     if refusal := _refusal("QUEUE REMOVE"):
         return refusal
+    # Deletes in steps and checks `goes_on` between them, so that a stop does not wait for a large queue.
     work = partial(server.broker.remove, command.queues, go_on=server.goes_on)
     server.long_work.submit(work, _answer(server, connection))
     return None
 
 
 def latency(server: Server, connection: Connection, command: QueueLatency) -> bytes | None:
-    """Seconds the oldest job of each queue has waited (W24)."""
+    """Reply with the seconds that the oldest job of each queue has waited (W24)."""
 
     def answer(told: dict[str, float] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
@@ -68,12 +70,13 @@ def latency(server: Server, connection: Connection, command: QueueLatency) -> by
         seconds = {name: int(value) if value.is_integer() else value for name, value in told.items()}
         connection.finish(resp.bulk(jsontext.encode(seconds)))
 
+    # A slow read (8 to 10 s for 1,000 names, ADR 0032): in the queue for reads it delays only other reads.
     server.read(connection, partial(server.broker.latency, command.queues), answer)
     return None
 
 
 def flush(server: Server, connection: Connection, command: Flush) -> bytes | None:  # noqa: ARG001
-    """Forget all jobs, where the project allows it (W25)."""
+    """Delete all jobs, locks, tracking, queues and pauses, if ALLOW_FLUSH permits it (W25)."""
     if not conf.allows_flush():
         return resp.error('FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs')
     server.long_work.submit(partial(server.broker.flush, go_on=server.goes_on), _answer(server, connection))
@@ -81,7 +84,7 @@ def flush(server: Server, connection: Connection, command: Flush) -> bytes | Non
 
 
 def _refusal(command: str) -> bytes | None:
-    """The answer where the project does not let clients do this."""
+    """Return the error if REFUSED_COMMANDS names this command, else None."""
     if command not in conf.get("REFUSED_COMMANDS"):
         return None
     return resp.error(f'{command} is disabled; to allow it, take it out of FAKTORY["REFUSED_COMMANDS"]')
@@ -90,10 +93,10 @@ def _refusal(command: str) -> bytes | None:
 def _answer(
     server: Server, connection: Connection, *, wakes: Collection[str] = (), wakes_all: bool = False
 ) -> Callable[[Any], None]:
-    """Say OK or what went wrong; then let the fetchers of these queues try."""
+    """Return a callback that replies with OK or the error, then wakes the FETCHes of these queues."""
 
     def answer(told: Any) -> None:
-        server.shelf.clear()  # whatever was done: what was read before it is not to be handed out after it
+        server.shelf.clear()  # jobs prefetched before a pause, removal or change must not be delivered after it
         connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
         if wakes or wakes_all:
             server.fetchers.wake(None if wakes_all else wakes)

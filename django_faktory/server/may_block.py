@@ -1,7 +1,7 @@
-"""Carry out commands that may meet another transaction's lock; each gets the answer of its own outcome.
+"""Execute commands that may meet another transaction's lock; each is answered by its own outcome.
 
-A set waits for locks for a moment only. When it meets one, its commands are tried one by one, so that only those that
-need the lock are left over: their answer is LockTimeout, and `lock_waits` tries them again (ADR 0028).
+A set waits for locks for `SET_WAIT_S` only. If it meets one, its commands are tried one by one, so that only the
+commands that need the lock fail: their answer is LockTimeout, and `lock_waits` retries them (ADR 0028).
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from .turns import weight
 logger = get_logger(__name__)
 
 SET_WAIT_S = 0.1
-"""Longer than a commit takes on a loaded disk: two nodes that change one batch do not leave the common path."""
+"""Lock wait of a set. Longer than a commit on a loaded disk: two nodes that change one batch rarely exceed it."""
 
 ALONE_WAIT_S = 0.02
+"""Lock wait of a single command of a set that met a lock."""
+
 SET_BUDGET_S = 0.3
-"""After as much waiting the commands of a set that met a lock are left over without an attempt."""
+"""Total lock wait of a set, after which its remaining commands are left to `lock_waits` without an attempt."""
 
 WAITING_S = 0.5
-"""How long one attempt of a command waits that is known to need a lock."""
+"""Lock wait of one attempt of a command that has met a lock before."""
 
 LAST_BUDGET_S = 5.0
-"""How long the last attempt of a PUSHB may wait in all, to find the jobs that meet no lock."""
+"""Total lock wait of the last attempt of a PUSHB, which stores the jobs that meet no lock."""
 
 LOST_IN_A_ROW = 2
-"""After as many lost connections the other commands of a set are refused: the database cannot be reached."""
+"""Lost connections in a row after which the other commands of a set fail untried: the database is unavailable."""
 
+# The jobs of a PUSH or PUSHB, one report, one sign of life, or any other call.
 Work = list[JobPayload] | Ack | Failure | Beat | WorkerIdentity | Callable[[], Any]
 
 WAITED_TOO_LONG = LockTimeout(
@@ -42,29 +45,30 @@ WAITED_TOO_LONG = LockTimeout(
 
 
 class MayBlock:
-    """One command. `subjects` name the rows that it may wait for: `bid:…`, `key:…`, `jid:…`, `wid:…`, `queues`.
+    """One command. `subjects` name the rows it may wait for: `bid:…`, `key:…`, `jid:…`, `wid:…`, `queues`.
 
-    An `is_repeatable` call may be carried out twice after a connection was lost, and has the effect of one.
+    An `is_repeatable` call is idempotent, so it may run again after a lost connection.
     """
 
     def __init__(self, work: Work, subjects: Iterable[str] = (), *, is_repeatable: bool = False) -> None:
         self.work, self.is_repeatable = work, is_repeatable
         self.is_last = False
-        """Whether each of its jobs gets an answer of its own, as there is no time for another attempt."""
+        """Whether the next attempt is the last one, in which each job gets its own answer."""
         self._subjects = frozenset(subjects)
 
     @cached_property
     def subjects(self) -> frozenset[str]:
-        """Those given, and for jobs their batches and unique keys."""
+        """The given subjects; for jobs also their batches and unique keys."""
+        # Computed on demand: most commands meet no lock, and a PUSHB may have thousands of jobs.
         return self._subjects | frozenset(_subjects_of(self.work)) if isinstance(self.work, list) else self._subjects
 
     @property
     def has_several_jobs(self) -> bool:
-        """Whether one of its jobs may be stored, and another not."""
+        """Whether its jobs can have different outcomes."""
         return isinstance(self.work, list) and len(self.work) > 1
 
     def __repr__(self) -> str:
-        """Without arguments: it ends in logs."""
+        """Return type and jid only: it appears in logs, and arguments may be confidential."""
         return f"MayBlock({type(self.work).__name__} {getattr(self.work, 'jid', '')})"
 
 
@@ -77,12 +81,12 @@ def _subjects_of(jobs: Sequence[JobPayload]) -> Iterable[str]:
 
 
 def weight_of(command: MayBlock) -> int:
-    """How much of a transaction's room a command takes."""
+    """Return the weight of a command within a set (see `turns.weight`)."""
     return weight(command.work)
 
 
 def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
-    """Carry out the commands of each kind together, and calls alone; returns an answer or an error for each command."""
+    """Execute the commands of each kind together, and calls alone; return an answer or an error for each."""
     attempts = _Attempts(broker)
     answers: dict[int, Any] = {}
     for group in _groups(commands):
@@ -91,27 +95,28 @@ def take_set(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
 
 
 def take_waiting(broker: Broker, commands: Sequence[MayBlock]) -> list[Any]:
-    """One more attempt of a command that met a lock, or its last one: then for each of its jobs."""
-    [command] = commands
+    """Try one command that met a lock again; its last attempt stores each job that meets no lock."""
+    [command] = commands  # the commit queue weighs each command as a whole set
     if command.is_last and isinstance(command.work, list):
         return [_Attempts(broker, budget_s=LAST_BUDGET_S).by_halves(command.work)]
     return _Attempts(broker).attempt([command], WAITING_S)
 
 
 def answer_each(calls: Sequence[Callable[[], Any]], reset: Callable[[], None]) -> list[Any]:
-    """Make calls that do not wait for locks; returns an answer or an error for each."""
+    """Execute calls that wait for no locks; return an answer or an error for each."""
     attempts = _Attempts(None, reset)
     return [attempts.attempt([MayBlock(call)], None)[0] for call in calls]
 
 
 def _groups(commands: Sequence[MayBlock]) -> list[list[MayBlock]]:
+    # Calls are opaque, so each is a group of its own; equal kinds of data are one statement.
     sets = [[command for command in commands if isinstance(command.work, kind)] for kind in _IN_SETS]
     calls = [[command] for command in commands if callable(command.work)]
     return [group for group in (*sets, *calls) if group]
 
 
 class _Attempts:
-    """The attempts that one set of commands leads to."""
+    """The attempts to execute one set; share a lock wait budget and a count of lost connections."""
 
     def __init__(
         self, broker: Broker | None, reset: Callable[[], None] | None = None, *, budget_s: float = SET_BUDGET_S
@@ -123,17 +128,17 @@ class _Attempts:
         self._lost_in_a_row = 0
 
     def together(self, group: Sequence[MayBlock]) -> list[Any]:
-        """Carry out commands of one kind as one set if that can be, or one by one."""
+        """Execute commands of one kind as one set; if that fails, one by one."""
         if len(group) == 1:
             return [self._alone(group[0], SET_WAIT_S)]
-        answers = self.attempt(group, SET_WAIT_S)
+        answers = self.attempt(group, SET_WAIT_S)  # one command that fails rolls back the whole set
         return [
             self._alone(command, ALONE_WAIT_S) if _is_worth_a_try_alone(answer) else answer
             for command, answer in zip(group, answers, strict=True)
         ]
 
     def by_halves(self, jobs: list[JobPayload]) -> list[Any]:
-        """Store the jobs that meet no lock: sets that meet one are halved. Returns an answer for each job."""
+        """Store the jobs that meet no lock, halving sets that meet one. Return an answer for each job."""
         answer = self._alone(MayBlock(jobs), ALONE_WAIT_S)
         if isinstance(answer, LockTimeout) and len(jobs) > 1:
             half = len(jobs) // 2
@@ -143,7 +148,7 @@ class _Attempts:
         return [answer] * len(jobs) if isinstance(answer, FaktoryError) else list(answer)
 
     def attempt(self, group: Sequence[MayBlock], wait_s: float | None) -> list[Any]:
-        """Carry out a set as one; an exception is the answer of all."""
+        """Execute a set as one; an exception becomes the answer of every command."""
         if self._lost is not None and self._lost_in_a_row >= LOST_IN_A_ROW:
             return [self._lost] * len(group)
         try:
@@ -154,19 +159,21 @@ class _Attempts:
         except BrokerUnavailable as error:
             self._reset()
             self._lost, self._lost_in_a_row = error, self._lost_in_a_row + 1
+            # The commit may have happened: only a repeatable command may run again.
             is_again = len(group) == 1 and group[0].is_repeatable
             return self.attempt(group, wait_s) if is_again else [error] * len(group)
-        except FaktoryError as error:
+        except FaktoryError as error:  # a refusal by the broker: the connection is usable
             return [error] * len(group)
         except Exception:
-            self._reset()
-            if len(group) == 1:
+            self._reset()  # the state of the connection is unknown
+            if len(group) == 1:  # of a larger set each command is tried alone, and the one at fault is logged then
                 logger.exception("command failed item=%r", group[0])
             return [FaktoryError("internal error")] * len(group)
         self._lost_in_a_row = 0
         return answers
 
     def _alone(self, command: MayBlock, wait_s: float) -> Any:
+        # Not tried: with many locks in one set the short waits would add up to seconds.
         if self._budget_s <= 0:
             return WAITED_TOO_LONG
         return self.attempt([command], wait_s)[0]
@@ -190,7 +197,7 @@ _IN_SETS: dict[type, Callable[[Broker, list[Any]], Sequence[Any]]] = {
     Failure: lambda broker, failures: broker.fail(failures),
     list: _push_sets,
 }
-"""How commands of one kind are carried out together. In this order: a worker is registered before it sends BEAT."""
+"""How commands of each kind are executed together, in this order: a HELLO must be stored before a BEAT of its wid."""
 
 
 def _carry_out(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
@@ -201,7 +208,7 @@ def _carry_out(broker: Broker, group: Sequence[MayBlock]) -> list[Any]:
 
 
 def _is_worth_a_try_alone(answer: Any) -> bool:
-    """Whether it failed for another command's sake, or may have: not with its own lost connection."""
+    """Return whether a command may succeed alone: it failed with its set, but not by a lost connection."""
     if isinstance(answer, BrokerUnavailable):
         return isinstance(answer, LockTimeout)
     return isinstance(answer, FaktoryError)

@@ -1,4 +1,4 @@
-"""TRACK SET and TRACK GET → broker call → reply. Rule: W27."""
+"""Handlers of TRACK SET and TRACK GET: call the broker and reply. Rule: W27."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def track_set(server: Server, connection: Connection, command: TrackSet) -> byte
     """Store a job's progress; only its holder, or a connection without wid, can lengthen its reservation."""
     if not connection.identity.wid and command.update.reserve_until is not None and conf.get("STRICT_WIDS"):
         return without_wid("TRACK SET")
+    # The wid comes from HELLO, not from the command: a client cannot extend the job of another worker.
     update = msgspec.structs.replace(command.update, wid=connection.identity.wid)
 
     def answer(told: FaktoryError | None) -> None:
@@ -33,7 +34,7 @@ def track_set(server: Server, connection: Connection, command: TrackSet) -> byte
 
 
 def track_get(server: Server, connection: Connection, command: TrackGet) -> bytes | None:
-    """Tell how a job is doing."""
+    """Reply with the state and progress of a job."""
 
     def answer(told: list[Tracked] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
@@ -46,7 +47,7 @@ def track_get(server: Server, connection: Connection, command: TrackGet) -> byte
 
 
 def without_wid(verb: str) -> bytes:
-    """Return the error for a connection that gave no wid, where `STRICT_WIDS` asks for one."""
+    """Return the error for a connection without wid when `STRICT_WIDS` requires one."""
     return resp.error(f"{verb}: this server has STRICT_WIDS, expected a connection that gave its wid in HELLO")
 
 

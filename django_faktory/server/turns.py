@@ -1,4 +1,7 @@
-"""A turn: the pushes, acks and fetches that have come since the last one, as one transaction."""
+"""Execute pushes, acks and fetches that arrived together in one transaction (ADR 0005).
+
+`take_turn` runs in a thread of the commit queue, `begin_turn` on the event loop with a lent connection (ADR 0021).
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,33 @@ from ..payloads import Ack, FetchRequest, JobPayload
 from .committer import MAX_BATCH
 
 Item = list[JobPayload] | Ack | FetchRequest
-"""A PUSH or PUSHB, an ACK, a FETCH."""
+"""A PUSH or PUSHB (its jobs), an ACK, or a FETCH."""
 
 Told = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
-"""What `Broker.exchange` answers."""
+"""Result of `Broker.exchange`: answers to the jobs, the acks and the requests."""
 
 BYTES_A_WEIGHT = 8 * 1024
-"""Jobs of this size and below weigh the same, so a transaction carries about 4 MiB of larger ones."""
+"""Jobs up to this size weigh 1, so a transaction has about 4 MiB of larger ones."""
 
 
 NAMES_A_WEIGHT = 10
-"""Queues of a FETCH that weigh the same."""
+"""Queues of a FETCH that add 1 to its weight."""
 
 
 def weight(item: object) -> int:
-    """How much of a transaction's room an item takes: a plain command is 1."""
+    """Return the weight of an item in a transaction of at most `MAX_BATCH`; a plain command weighs 1."""
+    # A claim reads each named queue, so many names would lengthen the transaction of the other commands.
     if isinstance(item, FetchRequest):
         return 1 + len(item.queues) // NAMES_A_WEIGHT
     if isinstance(item, list):
-        if len(item) >= MAX_BATCH:  # it has a transaction for itself, whatever it weighs
+        if len(item) >= MAX_BATCH:  # fills a transaction alone; adding up the sizes of its jobs is not worth it
             return len(item)
         return sum(1 + len(job.text) // BYTES_A_WEIGHT for job in item)
     return 1
 
 
 class Turn:
-    """One set of items."""
+    """Items of one exchange, sorted by kind."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = items
@@ -45,7 +49,7 @@ class Turn:
         self.requests = [item for item in items if isinstance(item, FetchRequest)]
 
     def answers(self, told: Told) -> list[Any]:
-        """To each item what `push`, `ack` or `fetch` answers."""
+        """Return the answer of `push`, `ack` or `fetch` for each item, in the order of `items`."""
         pushed, acked, fetched = map(iter, told)
         answers: list[Any] = []
         for item in self.items:
@@ -57,9 +61,10 @@ class Turn:
 
 
 def take_turn(broker: Broker, items: Sequence[Item]) -> list[Any]:
-    """Carry out the items: to each what `push`, `ack` or `fetch` answers. One verb alone is carried out as itself."""
+    """Execute the items and return an answer for each. Items of one kind use `push`, `ack` or `fetch`; blocks."""
     turn = Turn(items)
     is_mixed = bool(turn.jobs) + bool(turn.acks) + bool(turn.requests) > 1
+    # Only `exchange` can mix verbs and prefetch jobs.
     if is_mixed or any(request.ahead for request in turn.requests):
         return turn.answers(broker.exchange(turn.jobs, turn.acks, turn.requests))
     pushed: Sequence[Any] = broker.push(turn.jobs) if turn.jobs else []
@@ -68,6 +73,6 @@ def take_turn(broker: Broker, items: Sequence[Item]) -> list[Any]:
 
 
 def begin_turn(lent: Lent, items: Sequence[Item]) -> InFlight[list[Any]] | None:
-    """`take_turn` on a lent connection, where it can go that way."""
+    """Send the items on a lent connection without waiting; None if they need `take_turn`."""
     turn = Turn(items)
     return lent(turn.jobs, turn.acks, turn.requests, turn.answers)

@@ -1,7 +1,7 @@
-"""Batches of which it is unknown whether they are stored: the connection was lost, and the client got an error.
+"""Remove batches that may have been stored although the client got an error, after a lost database connection.
 
-An orphan would keep its parent open until it expires. So it is removed: its id was drawn before the attempt, and no
-client knows it.
+Such an orphan would keep its parent batch open until it expires. Removal is safe: its id was chosen before the attempt,
+and no client knows it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ..errors import BrokerUnavailable, FaktoryError
 
 CHECK_EVERY_S = 2.0
 CHECKS = 5
-"""A commit may still be under way in the database when its client has gone."""
+"""Checks of each batch: the database may still be committing after the connection was lost."""
 
 MOST_AT_ONCE = 500
 MOST_KNOWN = 10_000
-"""After a long outage the oldest are left to their expiry."""
+"""Batches that are remembered; after a long outage the oldest are left to expire."""
 
 Withdraw = Callable[[Collection[str], Callable[[FaktoryError | None], None]], None]
 
 
 class UncertainBatches:
-    """Those of the node. `withdraw` carries out `Broker.withdraw_batches`, and calls back with its answer."""
+    """Uncertain batches of the node. `withdraw` runs `Broker.withdraw_batches` and passes its error, or None, on."""
 
     def __init__(self, withdraw: Withdraw, loop: asyncio.AbstractEventLoop) -> None:
         self._withdraw, self._loop = withdraw, loop
@@ -31,14 +31,14 @@ class UncertainBatches:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, bid: str) -> None:
-        """Remove this batch when the database can be reached, if it is stored."""
+        """Remove this batch, if it is stored, once the database is available."""
         self._checks[bid] = CHECKS
         if len(self._checks) > MOST_KNOWN:
             del self._checks[next(iter(self._checks))]
         self._check_later()
 
     def stop(self) -> None:
-        """Leave what is left to its expiry."""
+        """Stop checking; remaining orphans are left to expire."""
         self._checks.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -53,8 +53,9 @@ class UncertainBatches:
 
     def _checked(self, bids: Collection[str], error: FaktoryError | None) -> None:
         self._timer = None
+        # While the database is unavailable a check does not count.
         for bid in () if isinstance(error, BrokerUnavailable) else bids:
             checks = self._checks.pop(bid, 0)
             if checks > 1:
-                self._checks[bid] = checks - 1  # behind those with more checks to come
+                self._checks[bid] = checks - 1  # at the end, so that each batch gets its turn
         self._check_later()

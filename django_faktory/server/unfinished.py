@@ -1,7 +1,7 @@
-"""Lines that have begun and not ended, of all connections together: they may hold so much memory and no more.
+"""Cap the total memory buffered for incomplete command lines across all connections.
 
-Where more comes, the line that began first goes. A client that sends its line and is done is never the one that began
-first for long; who holds lines open, to keep others out, is. A small line needs no room here.
+Beyond the cap the oldest incomplete line is rejected: a client that sends its line without pauses is rarely the oldest,
+a client that keeps lines open to block other clients is. Small lines do not count.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SMALL_BYTES = 64 * 1024
-"""A line is not counted before it has so much."""
+"""Bytes of a line that are not counted."""
 
 LONGEST_AT_ONCE = 16
-"""So many of the longest command lines."""
+"""The cap, as a number of lines of MAX_COMMAND_BYTES."""
 
 
 class Unfinished:
-    """How much each has, in the order in which they began. `most` is in bytes."""
+    """Buffered bytes of each incomplete line, oldest first. `most` is the cap in bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -24,14 +24,15 @@ class Unfinished:
         self._sum = 0
 
     def holds(self, turn_away: Callable[[], None], size: int) -> None:
-        """A line has so much now; `turn_away` ends it, and forgets it here."""
+        """Set the size of an incomplete line; reject the oldest lines, with their `turn_away`, while over the cap."""
         self._sum += size - self._held.get(turn_away, 0)
+        # An update keeps the position in the dict, so the order is that of the first bytes.
         self._held[turn_away] = size
         while self._sum > self._most:
             first = next(iter(self._held))
-            self.forgets(first)
+            self.forgets(first)  # before the callback, which closes the connection and so calls `forgets` again
             first()
 
     def forgets(self, turn_away: Callable[[], None]) -> None:
-        """It has ended, or its client is gone."""
+        """Remove a line that has ended or lost its connection; idempotent."""
         self._sum -= self._held.pop(turn_away, 0)

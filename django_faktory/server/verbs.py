@@ -1,6 +1,7 @@
-"""Command → broker call → reply. One entry for each command; no rule about jobs, they are the broker's.
+"""Handlers of the commands: call the broker and reply. `VERBS` maps each command class to its handler.
 
-A handler returns the reply, or None where `connection.finish` will be called with it later.
+A handler returns the reply, or None if it passes the reply to `connection.finish` later. The rules about jobs are in
+the broker.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 JOBS_A_STEP = 1000
-"""Of a PUSHB that was read: about a millisecond."""
+"""Jobs of a PUSHB that are handled in one step of about a millisecond."""
 
 Handler = Callable[["Server", "Connection", Any], bytes | None]
 
 
 def hello(server: Server, connection: Connection, command: Hello) -> bytes | None:
-    """A producer is welcome at once; a worker process is registered first, and is none where that failed (W2)."""
+    """Accept a producer at once; register a worker first, and close its connection if that fails (W2)."""
     if not command.identity.wid:
         return resp.OK
     server.joins(connection)
@@ -65,16 +66,17 @@ def hello(server: Server, connection: Connection, command: Hello) -> bytes | Non
 
 
 def end(server: Server, connection: Connection, command: End) -> bytes | None:  # noqa: ARG001
-    """Say goodbye, and close (W4)."""
+    """Reply with OK and close the connection (W4)."""
     connection.dismiss(resp.OK)
     return None
 
 
 def push(server: Server, connection: Connection, command: Push) -> bytes | None:
-    """Store a job."""
+    """Store a job, reply after the commit, and wake waiting FETCHes of its queue (W29)."""
 
     def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
         refusal = told if isinstance(told, FaktoryError) else told[0]
+        # Before the reply: afterwards no job that was prefetched earlier may be delivered ahead of this one.
         if command.job.priority > 0:
             server.shelf.makes_way([command.job.queue])
         connection.finish(_ok(refusal))
@@ -86,7 +88,7 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
 
 
 def push_bulk(server: Server, connection: Connection, command: PushBulk) -> bytes | None:
-    """Store the good ones; tell of the others (W12). In steps, where there are many."""
+    """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
     _in_steps(server, len(command.jobs), _push_bulk(server, connection, command))
     return None
 
@@ -133,7 +135,7 @@ def _pushed_bulk(
             if not place % JOBS_A_STEP:
                 yield
     connection.finish(resp.bulk(jsontext.encode(refused)))
-    while good:  # let go of them in steps too: to free many takes as long as to look at them
+    while good:  # free them in steps too: freeing many objects takes as long as reading them
         server.stored(good[-JOBS_A_STEP:])
         del good[-JOBS_A_STEP:]
         if good:
@@ -141,7 +143,7 @@ def _pushed_bulk(
 
 
 def _in_steps(server: Server, count: int, steps: Steps[None]) -> None:
-    """A few at once; many in turn with what else takes long."""
+    """Run the steps now if there are few jobs, else in turn with other long commands."""
     if count <= JOBS_A_STEP:
         jsonsteps.run(steps)
     else:
@@ -149,33 +151,35 @@ def _in_steps(server: Server, count: int, steps: Steps[None]) -> None:
 
 
 def _sent_by(connection: Connection, job: JobPayload) -> JobPayload:
-    """With the sender's wid, where a batch will ask for it."""
+    """Add the sender's wid to a job of a batch, which checks it."""
     if job.options is None or not job.options.bid:
         return job
     return replace(job, options=replace(job.options, by=connection.identity.wid))
 
 
 def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | None:
-    """Wait for a job; who has gone, or sends no more, gets none (W14)."""
+    """Reply with a job, or null after two seconds (W13); a client that has closed its half gets none (W14)."""
     if connection.is_ending:
         return resp.NULL
     wid = connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
-        return without_wid("FETCH")  # it could not end the job
+        return without_wid("FETCH")  # without a wid it could not end the job
 
     def answer(told: Reservation | FaktoryError | None) -> None:
         if not isinstance(told, Reservation):
             connection.finish(resp.NULL if told is None else _error(told))
             return
+        # None: the job had corrupted text and is dead now. The client fetches again.
         if (reply := _job(server, told)) is None:
             connection.finish(resp.NULL)
         else:
-            if not told.is_ahead:  # the others are known since they left the buffer
+            if not told.is_ahead:  # prefetched jobs are tracked since they left the buffer
                 server.handed_out.add(told)
             connection.hand_over(reply, on_unsent=lambda: server.release([told]))
 
     request = FetchRequest(queues=command.queues, wid=wid, lease=Lease.DELIVERY)
     server.shelf.saw(request, id(connection))
+    # A prefetched job is returned as the reply at once, without entering the queue of waiting FETCHes.
     if job := server.shelf.take(request):
         reply = _job(server, job)
         if reply is not None:
@@ -188,10 +192,11 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
 
 
 def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None:
-    """A job is done; the broker decides whether this connection may end it (W16)."""
+    """Acknowledge a job; the broker decides whether this connection may end it (W16)."""
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
         return without_wid("ACK")
+    # Before the ACK is submitted, so that the claim and the ACK are in one transaction.
     server.fetchers.before_ack(jid)
     server.ack(Ack(jid=jid, wid=wid, attempt=server.handed_out.attempt_of(jid, wid)), _ended(server, connection, jid))
     return None
@@ -199,7 +204,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
 
 def _ended(server: Server, connection: Connection, jid: str) -> Callable[[FaktoryError | bool], None]:
     def answer(told: FaktoryError | bool) -> None:
-        if told is True:
+        if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
             server.handed_out.forget(jid)
         connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
 
@@ -207,7 +212,7 @@ def _ended(server: Server, connection: Connection, jid: str) -> Callable[[Faktor
 
 
 def fail(server: Server, connection: Connection, command: FailJob) -> bytes | None:
-    """A job failed (W17)."""
+    """Record the failure of a job, with the same check as for ACK (W17)."""
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
         return without_wid("FAIL")
@@ -224,7 +229,7 @@ def fail(server: Server, connection: Connection, command: FailJob) -> bytes | No
 
 
 def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes | None:
-    """A sign of life; the answer may ask for quiet or terminate (W21)."""
+    """Record a heartbeat; the reply may carry the state `quiet` or `terminate` (W21)."""
     wid = command.beat.wid
     if not connection.identity.wid:
         return resp.error("BEAT: expected a connection that gave its wid in HELLO; producers send no BEAT")
@@ -236,18 +241,19 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
             server.shelf.distrust(wid)
         if isinstance(state, FaktoryError):
             connection.finish(_error(state))
-            if isinstance(state, UnknownWorker):
+            if isinstance(state, UnknownWorker):  # considered lost (W20): it has to connect and register again
                 server.drop([wid])
         else:
             connection.finish(resp.bulk(jsontext.encode({"state": state})) if state else resp.OK)
 
+    # Extends the reservations of confirmed deliveries only: a job that never arrived must return (ADR 0026).
     sign = replace(command.beat, keeps_delivered=True) if conf.get("BEAT_KEEPS_JOBS") else command.beat
     server.sign(sign, answer)
     return None
 
 
 def info(server: Server, connection: Connection, command: Info) -> bytes | None:  # noqa: ARG001
-    """The numbers, in the original server's shape (W22)."""
+    """Reply with counts of jobs, queues and workers, in the original server's shape (W22)."""
 
     def answer(told: dict[str, Any] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
@@ -276,12 +282,12 @@ VERBS: dict[type[Any], Handler] = {
 
 
 def carry_out(server: Server, connection: Connection, command: Command) -> bytes | None:
-    """Do what the command asks."""
+    """Call the handler of a command and return its result."""
     return VERBS[type(command)](server, connection, command)
 
 
 def _job(server: Server, job: Reservation) -> bytes | None:
-    """The reply with a job; None where nobody could read it."""
+    """Return the reply with a job, or None, after killing the job, if its stored text is not JSON."""
     server.handed_out.know(job)
     try:
         return resp.bulk(job.wire())
@@ -291,7 +297,7 @@ def _job(server: Server, job: Reservation) -> bytes | None:
 
 
 def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
-    """A row that somebody spoilt can be given to no worker: it goes to dead, where a person finds it."""
+    """Move a job with corrupted text to dead: no worker could read it, but an operator can find it there."""
     logger.error("stored job is not JSON jid=%s queue=%s error=%s", job.jid, job.queue, error)
     report = failure(
         jid=job.jid,
@@ -309,7 +315,7 @@ def _ok(refusal: Any) -> bytes:
 
 
 def _told(refusal: FaktoryError) -> str:
-    """A refusal within PUSHB's reply: a code of its own stands before the text, as in `-CODE text`."""
+    """Return a refusal for PUSHB's reply: codes other than ERR precede the text, as in `-CODE text`."""
     return str(refusal) if refusal.code == FaktoryError.code else f"{refusal.code} {refusal}"
 
 
@@ -320,6 +326,7 @@ def _error(error: FaktoryError) -> bytes:
 def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC)
     sets = numbers["sets"]
+    # The original server reports its periodic tasks in this shape (W22); this one has no such counters.
     idle = {"cycles": 0, "enqueued": 0, "wall_time_sec": 0.0}
     return {
         "now": rfc3339(now),
@@ -351,6 +358,7 @@ def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _memory_mb() -> int:
-    """The largest this process has been."""
+    """Return the peak resident memory of this process in MiB."""
+    # `ru_maxrss` is in bytes on macOS and in KiB on Linux.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak // (1024 * 1024 if sys.platform == "darwin" else 1024)
