@@ -153,7 +153,7 @@ def outcome_of_failure(
 ) -> Outcome:
     """Return the new state of a failed job (W18).
 
-    `failures` counts the failures before this one. `keep` is true for jobs whose end must stay readable (Django tasks):
+    `failures` counts the failures before this one. `keep` is true for jobs with results (Django tasks):
     they become dead or discarded rows where other jobs are deleted. `verdict` is the task's own decision ("kill",
     "discard"), `wish_s` its own delay.
     """
@@ -177,7 +177,7 @@ def backoff(failures: int, rng: Random) -> float:
 
 
 def outcome_of_loss(losses: int) -> State:
-    """Return the new state of a job whose worker was lost; `losses` includes this loss.
+    """Return the new state of a job after its worker was lost; `losses` includes this loss.
 
     The third loss marks a poison pill, which becomes dead (W20).
     """

@@ -50,21 +50,22 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class AtLeast(int):
-    """A number that counting ended at; there are more. Pages say so, whoever prints it."""
+    """A lower bound at which counting stopped; its text ends with a plus sign."""
 
     def __str__(self) -> str:
         return f"{int(self):,}+"
 
 
 class CappedPaginator(CappedBase):
-    """Counts no further than `cap` rows: a list of millions opens as fast as a list of ten thousand."""
+    """Paginator that counts at most `cap` rows, so that a list of millions opens as fast as one of ten thousand."""
 
     cap = 10_000
 
     @cached_property
     def count(self) -> int:
-        """How many rows there are, at most `cap`."""
+        """The number of rows, at most `cap`."""
         rows: Any = self.object_list
+        # order_by() without arguments removes the order, which the count does not need.
         some = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
         count = len(some) if isinstance(some, list) else some.count()
         return AtLeast(self.cap) if count > self.cap else count
@@ -81,18 +82,19 @@ def asks(act: str) -> Callable[..., bool]:
 
 
 def why(request: HttpRequest) -> str:
-    """The reason somebody gave."""
+    """Return the reason that the user entered, at most 500 characters."""
     return request.POST.get("why", "").strip()[:500]
 
 
 def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
-    """Put on record who has done this to each, and why."""
+    """Write a log entry for each row: the user, the action and the reason."""
     said = told(request, done)
     found = list(rows)
     if not found:
         return
     kind = ContentType.objects.get_for_model(found[0], for_concrete_model=False)
     user_id: Any = request.user.pk
+    # One INSERT for all rows.
     LogEntry.objects.bulk_create(
         LogEntry(
             user_id=user_id, content_type=kind, object_id=row.pk, object_repr=str(row)[:200], action_flag=CHANGE,
@@ -103,18 +105,21 @@ def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
 
 
 def told(request: HttpRequest, done: str) -> str:
-    """What was done, with the reason where one was given."""
+    """Return a description of the action, with the reason if the user gave one."""
     reason = why(request)
     return f"{done}: {reason}" if reason else f"{done}."
 
 
 def is_in_unfold() -> bool:
-    """Whether django-unfold draws the admin: it shows no titles, and its script must know of an action once chosen."""
+    """Return True if django-unfold renders the admin.
+
+    It shows no titles, and its script must be notified of the chosen action.
+    """
     return apps.is_installed("unfold")
 
 
 def looks() -> forms.Media:
-    """Our style sheet; and what it lacks where django-unfold draws the admin."""
+    """Return the style sheet, with corrections if django-unfold renders the admin."""
     files = ["django_faktory/admin.css"]
     if is_in_unfold():
         files.insert(0, "django_faktory/unfold.css")
@@ -122,7 +127,7 @@ def looks() -> forms.Media:
 
 
 class LongText(NamedTuple):
-    """A column with long texts: the permission it takes, its redaction, and its type as a file."""
+    """A column with long texts: the permission that shows it, its redaction, and its file type."""
 
     field: str = ""
     """Its name in `permissions.FIELDS`."""
@@ -132,7 +137,7 @@ class LongText(NamedTuple):
 
 
 class ShownText(NamedTuple):
-    """The beginning of a text as a page shows it, and where all of it is."""
+    """The part of a text that a page shows, and the address of the whole text."""
 
     text: str
     size: int
@@ -141,7 +146,7 @@ class ShownText(NamedTuple):
 
 
 def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
-    """Return the beginning of a stored text, or of `text` which was made of it."""
+    """Return the beginning of a stored text, or of `text` if that is given instead."""
     made = texts.laid_out(stored.text) if text is None else text
     beginning = texts.cut(made)
     return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
@@ -194,7 +199,7 @@ class SafeChangeList(ChangeList):
 
 
 class ReasonForm(ActionForm):
-    """Beside the choice of an action: why."""
+    """Form of the action bar, extended by a reason."""
 
     why = forms.CharField(
         label="Why", required=False, max_length=500, widget=forms.TextInput({"placeholder": "reason, for the record"})
@@ -207,16 +212,16 @@ class ReasonForm(ActionForm):
 
 
 class Styled(AnyAdmin):
-    """A page with our own style sheet and script. Its list takes the parameters of its own filters only."""
+    """Admin with the package's style sheet and script. Its list accepts the parameters of its own filters only."""
 
     link_parameters: tuple[str, ...] = ()
-    """Fields that links of our pages filter this list by, without a filter on the list itself."""
+    """Fields by which links of other pages filter this list, without a filter on the list itself."""
 
     long_texts: ClassVar[Mapping[str, LongText]] = {}
-    """Columns that no list and no page reads whole, and that can be downloaded."""
+    """Columns that no list and no page reads whole; they can be downloaded."""
 
     beginnings: ClassVar[Mapping[str, int]] = {}
-    """Columns of `long_texts` that the list shows, and how many characters it reads of each."""
+    """Columns of `long_texts` that the list shows, and the number of characters it reads of each."""
 
     seen_with: ClassVar[Mapping[str, str]] = {}
     """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
@@ -239,11 +244,11 @@ class Styled(AnyAdmin):
         return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Leave out the fields that the policy hides from the user."""
+        """Omit columns that the policy hides from the user."""
         return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out the fields that the policy hides from the user."""
+        """Omit fields that the policy hides from the user."""
         found = [
             (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
             for title, options in super().get_fieldsets(request, obj)
@@ -321,6 +326,7 @@ class Styled(AnyAdmin):
         if self.date_hierarchy:
             found |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
         chosen: Any = self.list_filter if request is None else self.get_list_filter(request)
+        # A filter's own expected_parameters() is the source: a second list of names could differ from it.
         for one in chosen:
             if callable(one):
                 found.add(one.parameter_name)
@@ -352,12 +358,12 @@ class Styled(AnyAdmin):
 
     @property
     def media(self) -> forms.Media:
-        """Django's, and ours."""
+        """Django's files, and the package's."""
         return super().media + looks() + forms.Media(js=["django_faktory/admin.js"])
 
     action_form = ReasonForm
-    show_facets = admin.ShowFacets.NEVER  # they count whole tables
-    show_full_result_count = False  # so does that, beside a filtered list's own count
+    show_facets = admin.ShowFacets.NEVER  # facets count whole tables
+    show_full_result_count = False  # so does this, in addition to the filtered count
 
     @property
     def urls(self) -> list[URLPattern]:
@@ -370,7 +376,7 @@ class Styled(AnyAdmin):
     def confirmed(
         self, request: HttpRequest, question: str, *, what: Iterable[object], note: str, button: str
     ) -> HttpResponse | None:
-        """A page that asks once more, and None where that was answered with yes."""
+        """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
             return None
         kept = {"action": request.POST.get("action", ""), "why": why(request), "confirmed": "yes"}
@@ -391,12 +397,12 @@ class Styled(AnyAdmin):
         return TemplateResponse(request, "admin/django_faktory/confirm.html", context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Named for what it lists: nothing is selected to be changed."""
+        """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
         title = {"title": str(self.opts.verbose_name_plural).capitalize()}
         return super().changelist_view(request, {**title, **(extra_context or {})})
 
     def page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
-        """A page of our own in the admin's frame."""
+        """Return a page of the package inside the admin's frame."""
         whole: Mapping[str, Any] = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
@@ -408,7 +414,7 @@ class Styled(AnyAdmin):
 
 
 class LookOnly(Styled):
-    """No adding, editing or deleting by Django's forms: rows change by acts, which have addresses of their own."""
+    """Read-only admin: rows change by actions, which have addresses of their own, not by Django's forms."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
         """Return False for every user."""
@@ -440,7 +446,7 @@ class LookOnly(Styled):
         return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:  # noqa: ARG002
-        """All there is."""
+        """Return all fields of the model, and `extra_fields`."""
         return [*(field.name for field in self.model._meta.fields), *self.extra_fields]  # noqa: SLF001
 
     extra_fields: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Fencing token of its lock, if it has one: later locks of the same key have higher tokens."""
     limit_key: str | None = None
     passes: str | None = None
-    """Limiters whose permits it has. Empty: it must still acquire them; None: no limit applies to it (ADR 0016)."""
+    """Limiters that gave it permits. Empty: it must still acquire them; None: no limit applies to it (ADR 0016)."""
     is_batchless: bool = False
     """True if the job is known to be neither a member nor a callback of a batch."""
     is_ahead: bool = False
@@ -382,7 +382,7 @@ def failure(
     retry_in_s: float | None = None,
     verdict: str = "",
 ) -> Failure:
-    """Build a Failure whose texts are cut to the protocol's limits (W17)."""
+    """Build a Failure with texts cut to the protocol's limits (W17)."""
     return Failure(
         jid=jid,
         wid=wid,

@@ -100,15 +100,15 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.in_state(State.DEAD)
 
     def succeeded(self) -> Self:
-        """Filter jobs that succeeded and whose result is kept."""
+        """Filter jobs that succeeded and have a stored result."""
         return self.in_state(State.SUCCEEDED)
 
     def discarded(self) -> Self:
-        """Filter jobs that were dropped and whose rows are still kept."""
+        """Filter jobs that were dropped, until their rows are purged."""
         return self.in_state(State.DISCARDED)
 
     def expired(self) -> Self:
-        """Filter jobs that no worker took in time and whose rows are still kept."""
+        """Filter jobs that no worker took in time, until their rows are purged."""
         return self.in_state(State.EXPIRED)
 
     def queue(self, *names: str) -> Self:
@@ -150,7 +150,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.newest(among).filter(_has_args(jsontext.encode(encoded_call(args, {})[0])))
 
     def containing(self, *texts: str, among: int = queries.SEARCHED) -> Self:
-        """Filter jobs whose JSON, as it was sent, contains each of these texts; case-sensitive.
+        """Filter jobs by texts that their JSON, as it was sent, must all contain; case-sensitive.
 
         Searches the newest `among` jobs of the set only.
         """
