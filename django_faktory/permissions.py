@@ -1,11 +1,11 @@
 """The policy: which permission shows which resource and field, and which permission each act needs.
 
-Admin and API ask `may` and `may_see`, and name no permission themselves. The command line asks for none: its user is
-the machine's administrator, who can read the database anyway. `REDACT` applies to all three, see `redaction`.
+Admin and API call `may` and `may_see`, and name no permission themselves. The command line checks none: its user is
+the machine's administrator, with access to the database anyway. `REDACT` applies to all three, see `redaction`.
 
 Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
-shown by `view_job` only, wherever they are stored; an act shows nothing, so a user with permission to act but not to view learns
-only whether the act succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
+shown by `view_job` only, wherever they are stored; an act shows nothing, so a user with permission to act but not to
+view learns only whether the act succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
 """
 
 from __future__ import annotations
