@@ -27,7 +27,7 @@ class State(StrEnum):
     SCHEDULED = "scheduled"
     ENQUEUED = "enqueued"
     BLOCKED = "blocked"
-    """Enqueued, but not claimable: another job has its lock or precedes it (ADR 0015)."""
+    """Enqueued, but not claimable: a lock (ADR 0015), an earlier job of its key or a limiter (ADR 0016) blocks it."""
     WORKING = "working"
     RETRIES = "retries"
     DEAD = "dead"
@@ -62,6 +62,7 @@ class Event(StrEnum):
 GONE = None
 """Target state of a deleted row; the state of a job that is not stored."""
 
+# GONE is listed with a final state because the rows of some jobs only are kept, see `outcome_of_failure`.
 _failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
 _dropped = frozenset({State.DISCARDED, GONE})
 _expired = frozenset({State.EXPIRED, GONE})

@@ -62,6 +62,7 @@ class LimitForm(AnyLimitForm):
 
     def _post_clean(self) -> None:
         """Check uniqueness only. The model instance stays unchanged, because the store writes the row."""
+        # Django's own check of uniqueness needs a filled instance, which this form does not have.
         if not self.instance.pk and not self.errors:
             place = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
             if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**place).exists():  # noqa: SLF001

@@ -50,6 +50,7 @@ class Limit(models.Model):
                 & Q(per__gte=1),
             ),
             models.CheckConstraint(
+                # A row without numbers and without a pause would limit nothing.
                 name="faktory_limit_limits",
                 condition=Q(concurrency__isnull=False) | Q(rate__isnull=False) | Q(paused_at__isnull=False),
             ),
@@ -91,7 +92,9 @@ class Gate(models.Model):
     is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be parked at it.")
 
     class Meta:
+        # Internal rows without an admin page, so no permissions.
         default_permissions = ()
+        # Maintenance sleeps until the first of these; limiters that no job waits for have NULL.
         indexes: ClassVar = [IndexWhereSet(fields=["opens_at"], name="faktory_gate_opens")]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["scope", "name"], name="faktory_gate_name"),

@@ -71,6 +71,7 @@ def as_in_code(limit: Limit, *, using: str) -> bool:
         return False
     autodiscover()  # a web process may not have imported its tasks
     for one in read():
+        # Without this the limit would differ from the code until the next `sync`.
         if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
             limits.put(*one, using=using, origin=Limit.Origin.CODE)
     return True
@@ -126,6 +127,7 @@ def _of_worker(name: object, value: object) -> Wrong | None:
         allowed = Allowance.of(value)
     except InvalidLimit as error:
         return Wrong(where, str(error))
+    # A worker caps its concurrent jobs by itself; a rate needs the shared rows of the database.
     if isinstance(value, int) and allowed.concurrency == value:
         return None
     return Wrong(where, f"expected a whole number of jobs at a time, got {value!r:.80}")

@@ -71,6 +71,7 @@ class JobLockAdmin(LookOnly):
     @admin.display(description="jobs that wait for it")
     def waiting(self, lock: JobLock) -> str:
         """Return the number of blocked jobs, capped so that no large table is counted."""
+        # The state is compared too, because the index of lock keys has it as its second column.
         jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
         count = jobs.order_by()[:MOST_COUNTED].count()
         return f"{count:,} or more" if count == MOST_COUNTED else f"{count:,}"
@@ -82,6 +83,7 @@ class JobLockAdmin(LookOnly):
         asked = self.confirmed(request, "Release locks?", what=map(_told, held), note=_WARNING, button="Yes, release")
         if asked is not None:
             return asked
+        # By token, not by key: a lock acquired since the page was shown has a new token and stays.
         count = operations.free_locks([lock.pk for lock in held], using=queryset.db)
         log(request, held, "Released by hand")
         self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)

@@ -118,6 +118,7 @@ class Locket:
         self.heartbeat_s: float = found["HEARTBEAT_FREQUENCY"]
         self.lease_s: float = found["JOB_LOCK_DURATION"]
         self._key = key
+        # Not raised here, so that system checks can report it: `refuse_wrong` raises it before the first lock.
         self._problem = next((problem for problem in problems(settings) if not problem.is_warning), None)
 
     @property
@@ -153,6 +154,7 @@ class Locket:
 
     def _key_of(self, seen: LockedJob, job: JobPayload) -> str | None:
         if self._key is None:
+            # Works on raw texts: the default key needs no decoded arguments.
             members = jsontext.members(job.text)
             custom = members.get("custom", "null")
             kwargs = jsontext.last_members(custom).get("kwargs", "") if custom.startswith("{") else ""
@@ -183,6 +185,7 @@ def problems(settings: object, *, beat_s: float = LONGEST_BEAT_S) -> list[Proble
     found = {**DEFAULTS, **settings}
     heartbeat, duration = found["HEARTBEAT_FREQUENCY"], found["JOB_LOCK_DURATION"]
     wrong = [*_unknown(settings), *_wrong_times(heartbeat, duration), *_wrong_queues(found), *_wrong_key(found)]
+    # Warnings compare the values, so they need valid ones.
     return wrong or [*_unwise(heartbeat, duration, beat_s)]
 
 
@@ -237,6 +240,7 @@ def _unwise(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
             f"with a HEARTBEAT_FREQUENCY of {heartbeat:g}"
         )
         found.append(Problem("W1", told, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
+    # A worker in another language extends its locks by BEAT only, and one BEAT may be late.
     if duration < 2 * LONGEST_BEAT_S:
         told = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}): workers in other languages send a BEAT every {LONGEST_BEAT_S:g} "

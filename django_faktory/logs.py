@@ -35,6 +35,7 @@ def one_line(text: str) -> str:
     """Return the text with unprintable characters escaped: line breaks, escape sequences, bidirectional marks."""
     if text.isprintable():
         return text
+    # ascii() escapes the character; [1:-1] removes the quotes around it.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

@@ -83,6 +83,7 @@ def asks(act: str) -> Callable[..., bool]:
 
 def why(request: HttpRequest) -> str:
     """Return the reason that the user entered, at most 500 characters."""
+    # The form has the same maximum, but a client may post any text.
     return request.POST.get("why", "").strip()[:500]
 
 
@@ -170,6 +171,7 @@ class SafeChangeList(ChangeList):
         if lengths:
             rows = list(self.result_list)
             for row in rows:
+                # Fills the deferred columns: reading one would load the whole text, with one query for each row.
                 row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
             self.result_list = rows
 
@@ -307,6 +309,7 @@ class Styled(AnyAdmin):
             text = one.redact(row, text)
         kind, end = ("application/json", "json") if one.is_json else ("text/plain; charset=utf-8", "txt")
         return FileResponse(
+            # Lone surrogates, which JSON allows, cannot be encoded.
             BytesIO(text.encode("utf-8", "replace")),
             as_attachment=True,
             filename=f"{model}-{row.pk}-{column}.{end}",
@@ -379,6 +382,7 @@ class Styled(AnyAdmin):
         """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
             return None
+        # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
         kept = {"action": request.POST.get("action", ""), "why": why(request), "confirmed": "yes"}
         context = {
             **self.admin_site.each_context(request),

@@ -162,6 +162,7 @@ class Maintenance:
 
     def run(self) -> None:
         """Loop until `stop`. Waits for an unreachable database; an error in one step stops no other step."""
+        # Steps process hundreds of rows, so they get more time than a command (ADR 0017).
         deadlines.allow_this_thread(LONGEST_STEP_S)
         while not self._stopping.is_set():
             sleep_s = self._round()
@@ -182,6 +183,7 @@ class Maintenance:
         for step in self._steps:
             is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
+                # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
                 more = self._guarded(step.name, step.work, None)
                 pause_s = min(step.every_s, AFTER_FAILURE_S) if more is None else 0 if more else step.every_s
                 self._due_at[step.name] = time.monotonic() + pause_s
@@ -307,6 +309,7 @@ class Maintenance:
         return time.monotonic() - self._listens_since >= listen_s
 
     def _lose_vanished(self) -> bool:
+        # These wids were counted as lost while a claim of theirs was in flight, so there is no BEAT to wait for.
         return self._give_up(workers.vanished(VANISHED_S, using=self.alias))
 
     def _give_up(self, wids: list[str]) -> bool:
@@ -315,6 +318,7 @@ class Maintenance:
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
             self._on_lost(wids)
             if jobs:
+                # `lose` does not return the queues of the jobs.
                 wakeups.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
         return False
@@ -393,6 +397,7 @@ class Maintenance:
 
     def _expire(self) -> bool:
         dropped = 0
+        # A loop, not another round: one log line has the number of all expired jobs.
         while count := upkeep.expire(using=self.alias):
             dropped += count
             if count < upkeep.CHUNK or self._stopping.is_set():
@@ -402,6 +407,7 @@ class Maintenance:
         return False
 
     def _tidy(self) -> bool:
+        # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
         self._tidier.look()
         return False
 
@@ -418,6 +424,7 @@ class Maintenance:
 
     def _list_queues(self) -> bool:
         """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""
+        # Continues after the last name, so that each run reads a bounded number of queues.
         names = queues.names_in_use(using=self.alias, after=self._listed_to)
         queues.add(names, using=self.alias)
         self._listed_to = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""

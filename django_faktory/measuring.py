@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# bisect_left counts a time equal to a bound below it, as Prometheus' `le` requires.
 BOUNDS_S = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the histogram buckets, in seconds; one more bucket has no bound."""
 
@@ -100,6 +101,7 @@ class Recorder:
     def take(self) -> dict[tuple[str, str], Series]:
         """Return and reset the sums since the last call, by queue and jobtype."""
         with self._lock:
+            # Swapped, not copied: the caller writes to the database without this lock.
             taken, self._series = self._series, {}
         return taken
 
@@ -113,6 +115,7 @@ class Recorder:
         key = job.queue, job.jobtype
         found = self._series.get(key)
         if found is None:
+            # Queue and jobtype are chosen by clients, which could otherwise fill the memory.
             if len(self._series) >= MOST_SERIES:
                 key = OTHER, OTHER
             found = self._series.setdefault(key, Series())

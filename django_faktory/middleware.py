@@ -79,6 +79,7 @@ class TimeZone(Middleware):
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
         """Store the active time zone if it has a name."""
+        # Fixed offsets have no key, and a worker could not restore them by name.
         name = getattr(timezone.get_current_timezone(), "key", None)
         for call in calls:
             if name:
@@ -101,6 +102,7 @@ class Trace(Middleware):
         known = tracing.known()
         for call in calls:
             for name, value in known.items():
+                # setdefault: values that are already set, for example by another middleware, take precedence.
                 call.custom.setdefault(name, value)
         yield
 
@@ -145,6 +147,7 @@ async def arun(call: Call, function: Callable[[], Awaitable[Any]]) -> Any:
     return None
 
 
+# Cached by paths, so that a changed setting (override_settings in tests) takes effect.
 @lru_cache(maxsize=32)
 def _made(paths: tuple[str, ...]) -> tuple[Middleware, ...]:
     return tuple(made(path) for path in paths)
@@ -163,5 +166,6 @@ def made(path: str) -> Middleware:
 def _zone(name: object) -> ZoneInfo | None:
     try:
         return ZoneInfo(name) if isinstance(name, str) and name else None
+    # ValueError: ZoneInfo rejects absolute and parent paths, and `custom` is the client's.
     except (ZoneInfoNotFoundError, ValueError):
         return None

@@ -138,6 +138,7 @@ class Job(models.Model):
             PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
         ]
         constraints: ClassVar = [
+            # NULL for jobs that are not unique, so most jobs have no entry in this index.
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
             models.CheckConstraint(name="faktory_job_sound", condition=JOB_IS_SOUND),
         ]

@@ -28,6 +28,7 @@ class Mould:
             jobtype=task.jobtype,
             queue=task.queue_name,
             priority=int(task.priority),
+            # The protocol counts retries, Django's option counts all attempts.
             retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
             reserve_for=_reserve_for(task),
             backtrace=task.backtrace,
@@ -43,6 +44,7 @@ class Mould:
         args, kwargs = self._arguments(call.result)
         job = self._form.job(call.result.id, args, kwargs, call.custom)
         jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
+        # Only members of a batch need the wid of the pushing job: it proves that the job may add to the batch.
         if self._by and job.options:
             return replace(job, options=replace(job.options, by=self._by))
         return job

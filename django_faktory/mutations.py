@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+# Commands and sets of the original server.
 COMMANDS = ("clear", "kill", "discard", "requeue")
 TARGETS = ("scheduled", "retries", "dead")
 MAX_REGEXP, MAX_STARS, MAX_SEGMENT = 1000, 100, 100

@@ -82,6 +82,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
 
     `args` is JSON. Raises InvalidPayload with the name of the field.
     """
+    # Fast path: most jobs have no options.
     if _KEYS.isdisjoint(custom):
         return None
     return jsonsteps.run(read_options_in_steps(jobtype, queue, args, custom))
@@ -101,6 +102,7 @@ def read_options_in_steps(jobtype: str, queue: str, args: str, custom: Mapping[s
     bid, about = _bid(custom), _about(custom)
     locked_by = yield from _lock_key(jobtype, args, custom)
     limited_by = _limit_key(custom)
+    # Keys may be present and mean nothing, for example `"lock": false`.
     if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
         return None
     key = None
@@ -176,6 +178,7 @@ def lock_key(key: object) -> str:
     if not isinstance(key, str) or not key or "\x00" in key:
         raise ValueError("expected a string of one character or more, without NUL")
     raw = key.encode()  # UnicodeEncodeError is a ValueError
+    # The prefix shows that the column has a hash, not the key itself.
     return key if len(raw) <= MAX_LOCK_KEY else f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
@@ -187,6 +190,7 @@ def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
 def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
     named = [] if kwargs in (ABSENT, "{}") else [kwargs]
     digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
+    # The prefix of resque-locket.
     return f"locket:job_locks:{digest}"
 
 
@@ -218,6 +222,7 @@ def _digest(head: str, values: Sequence[str]) -> Steps[str]:
     """
     digest, written = hashlib.sha256(head.encode()), bytearray()
     for value in values:
+        # A separator, so that the same texts split differently have another hash.
         digest.update(b",")
         try:
             for _ in jsonsteps.canonical(value, written, most=MAX_COMPARED) if value else ():

@@ -22,6 +22,7 @@ from .jsonfields import quoted
 from .jsonfields import rfc3339 as rfc3339  # noqa: PLC0414
 from .options import JobOptions, kept_for, read_options
 
+# Defaults, ranges and lengths of the protocol: W9 for pushed jobs, W17 for failures.
 DEFAULT_QUEUE = "default"
 DEFAULT_RETRY = 25
 DEFAULT_RESERVE_FOR = 1800
@@ -316,9 +317,11 @@ class JobForm:
             behind["at"] = rfc3339(at)
         if created_at is not None:
             behind["created_at"] = rfc3339(created_at)
+        # Without their braces: `job` writes the arguments between these two parts, which are encoded once.
         self._before_args = jsontext.encode({"jobtype": jobtype, "queue": queue})[1:-1]
         self._behind_args = jsontext.encode(behind)[1:-1]
         self._kept: dict[str, Any] = {} if result_ttl is None else {"result_ttl": result_ttl}
+        # Most jobs add nothing to `custom`, so its usual text is encoded once too.
         self._usual_custom = self._custom({})
         self._jobtype, self._queue, self._result_ttl = jobtype, queue, result_ttl
         self._columns: dict[str, Any] = {
@@ -347,6 +350,7 @@ class JobForm:
                 extra["kwargs"] = kwargs
             last = self._custom(extra)
             if custom:
+                # Raw JSON texts, as for jobs from the wire: both ways of pushing share the rules of `read_options`.
                 told = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
                 options = read_options(self._jobtype, self._queue, args_text, told)
                 result_ttl = kept_for(told, result_ttl)
@@ -407,6 +411,7 @@ def kept_lines(backtrace: Sequence[str], wanted: int) -> Sequence[str]:
 
 def cut(text: str, max_bytes: int) -> str:
     """Shorten to at most `max_bytes` of UTF-8 at a character boundary; lone surrogates become '?'."""
+    # Lone surrogates are legal in JSON, but neither UTF-8 nor the databases can store them.
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
         return raw.decode() if not text.isascii() else text

@@ -102,6 +102,7 @@ def may(user: HasPermissions, act: str) -> bool:
 
 def may_see(user: HasPermissions, resource: str, field: str | None = None) -> bool:
     """Return whether the user may see this resource, or this field of it."""
+    # A field needs both permissions: that of its resource and that of the data that it shows.
     second = FIELDS.get(f"{resource}.{field}")
     return may(user, f"{resource}.view") and (second is None or may(user, second))
 

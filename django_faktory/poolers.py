@@ -22,6 +22,7 @@ def process_of(connection: Any, before: str = "") -> int:
     """Return the id of the answering server process. `before`: a statement to run in the same transaction."""
     with connection.cursor() as cursor:
         cursor.execute(f"{before}; SELECT pg_backend_pid()" if before else "SELECT pg_backend_pid()")
+        # psycopg 3 has a result for each statement; the last one is that of the SELECT.
         while before and cursor.description is None:
             cursor.nextset()
         found: int = cursor.fetchone()[0]

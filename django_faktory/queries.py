@@ -28,6 +28,7 @@ MOST_SEARCHED = 10_000_000
 """Largest number that `among:` accepts."""
 
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+# Nine digits at most for each unit, which bounds the work of int() on a client's text.
 _duration = re.compile(r"(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
 _key = re.compile(r"([a-z]+):")
 _bare = re.compile(r"[^\s,\"]+")
@@ -99,6 +100,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def has_index(self) -> bool:
         """True if an index leads to few rows, or to the rows that are shown first anyway: see docs/queries.md."""
+        # Conditions that filter row by row once the state has been found by its index.
         rest = self.queues or self.tasks or self.errors or self.older_s is not None or self.newer_s is not None
         # Succeeded rows can be millions: without another filter a page reads the newest ones only, with one it scans
         # them all.
@@ -211,6 +213,7 @@ def _unquoted(text: str, key: str) -> str:
 
 
 def _add(found: dict[str, Any], field: str, values: list[Any]) -> None:
+    # A key may occur several times; dict.fromkeys removes duplicates and keeps the order.
     found[field] = tuple(dict.fromkeys((*found.get(field, ()), *values)))
 
 
@@ -290,6 +293,7 @@ def _count(text: str) -> int:
 
 def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
     try:
+        # raw_decode finds the end of the array, which may contain spaces and commas.
         value, end = _decoder.raw_decode(text, at)
         jsontext.check_depth(text[at:end])
     except (ValueError, RecursionError, InvalidPayload):

@@ -84,7 +84,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.in_state(State.ENQUEUED)
 
     def blocked(self) -> Self:
-        """Filter jobs that wait for a lock that another job has."""
+        """Filter jobs that wait for a lock or a limiter."""
         return self.in_state(State.BLOCKED)
 
     def working(self) -> Self:
@@ -167,6 +167,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
         At most that number of rows is read, whatever the other filters are.
         """
+        # The latest key of the whole table, not of this set: finding that one could read every row.
         last = self.model._default_manager.using(self.db).order_by("-pk").values("pk")[:1]  # noqa: SLF001
         return self.filter(pk__gt=Coalesce(Subquery(last), Value(0)) - count)
 
@@ -176,6 +177,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         found = self.in_state(*asked.states) if asked.states else self
         for condition in _conditions(asked):
             found = found.filter(condition)
+        # Last, so that `newest` counts jobs that match all other conditions.
         if asked.searches:
             wanted = [] if asked.args is None else [_has_args(asked.args)]
             found = found.newest(asked.among).filter(*wanted, *map(_has_text, asked.texts))
@@ -215,6 +217,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     # Not exposed on the manager, so that `Job.objects.kill()` cannot hit every job by accident.
     retry.queryset_only = requeue.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
     discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
+    # Templates must not call these: Django renders a method with alters_data as an empty text.
     retry.alters_data = requeue.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
@@ -295,6 +298,7 @@ def _failed_with(patterns: Iterable[Pattern]) -> Q:
     Uses `RIGHT`, because LIKE is not exact on every database.
     """
     patterns = list(patterns)
+    # The dot is part of the compared text: `Timeout` matches `x.Timeout`, not `x.ReadTimeout`.
     ends = (
         Q(_Equals(Right("errtype", len(one.text) + 1), Value(f".{one.text}"))) for one in patterns if not one.is_prefix
     )
@@ -314,6 +318,7 @@ def _has_text(text: str) -> Q:
 
 def _has_args(args: str) -> Q:
     """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not."""
+    # Clients differ in spaces and escapes; the stored text is compared as it was sent.
     value = json.loads(args)
     spelled = {
         f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'

@@ -44,6 +44,7 @@ def with_readable_text(view: View) -> View:
 
 
 def _cleaned(response: HttpResponse) -> None:
+    # Only pages are changed; other content, such as JSON, must stay as it is.
     if not response.headers.get("Content-Type", "").startswith("text/html"):
         return
     page = response.content.decode(response.charset)

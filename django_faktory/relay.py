@@ -33,6 +33,7 @@ class Relay:
         """Relay once a second until stopped. The pause doubles, up to a limit, while the target is unreachable."""
         pause_s = EVERY_S
         while not self._stopping.is_set():
+            # Backoff: each attempt at an unreachable target costs its connect timeout.
             pause_s = EVERY_S if self.run_once() else min(pause_s * 2, LONGEST_PAUSE_S)
             self._stopping.wait(pause_s)
         self._outbox.target.close()

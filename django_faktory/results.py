@@ -102,6 +102,7 @@ class Attempt(msgspec.Struct):
         return self.kind == INTERRUPTED
 
 
+# An expired job never ran, so its history has no error that explains the status FAILED.
 _EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}
 
 
@@ -181,6 +182,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     )
     if job.result is not None:
         value = jsontext.decode(job.result)
+        # The dataclass is frozen, and Django sets the value in the same way.
         object.__setattr__(result, "_return_value", sealing.opened_value(value) if call.is_sealed else value)
     return result
 
@@ -249,6 +251,7 @@ def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str
     changes |= {"run_after": _instant(call.at), "about": job.about or ""}
     try:
         return replace(task, **changes)
+    # The queue may have been removed from the settings since the job was enqueued.
     except InvalidTask:
         return task
 

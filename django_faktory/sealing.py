@@ -39,6 +39,7 @@ def seal(jobtype: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, tells_
     jsontext.check_depth(text)
     envelope = {SEALED: fernet.encrypt(_bytes(text)).decode()}
     if tells_same:
+        # Fernet tokens of equal texts differ, so the fingerprint is what can be compared.
         envelope[SAME] = _mark(text)
     return [envelope]
 
@@ -56,6 +57,7 @@ def _is_token(value: object) -> bool:
 def opened(jobtype: str, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Decrypt arguments with any of the keys and check the jobtype. Raises CannotDecrypt, InvalidPayload."""
     found = _open(args[0][SEALED])
+    # Any of the keys may decrypt a token, so the content proves that it belongs to this jobtype.
     match found:
         case [str(own), list(positional), dict(named)] if own == jobtype:
             return positional, named

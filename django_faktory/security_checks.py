@@ -33,6 +33,7 @@ def check_bind(**_: Any) -> list[CheckMessage]:
     """Warn if other machines can reach the server and there is no password."""
     values, password = _values()
     host = _host(values)
+    # None: the password cannot be read, which another check reports.
     if password is None or password or host is None or is_loopback(host):
         return []
     return [
@@ -139,6 +140,7 @@ def _client() -> Iterable[CheckMessage]:
 
 def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
     """Warn about files with secrets that other users can read."""
+    # A value that begins with / is the path of a file with the password.
     secret = os.environ.get("FAKTORY_PASSWORD") or values["PASSWORD"]
     paths = {"FAKTORY['TLS_KEY']": values["TLS_KEY"] or values["TLS_CERT"]}
     if secret.startswith("/"):

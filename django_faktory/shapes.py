@@ -62,6 +62,7 @@ def whole_job_of(job: Job) -> dict[str, Any]:
         }
         for one in attempts_of(job.history)
     ]
+    # Separate from the attempts: an interruption is not a failure and uses no retry.
     interrupted = [
         {"worker": one.wid, "started_at": one.started_at or None, "interrupted_at": one.failed_at or None}
         for one in runs_of(job.history)
@@ -142,6 +143,7 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
 def cron_call_of(entry: CronEntry) -> dict[str, Any]:
     """Serialize the arguments and options of a cron entry's jobs, redacted."""
     found = {field: _read(getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    # Arguments occur twice, as columns and in the job's options, so both are redacted.
     found |= {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
     job = found["job"]
     if isinstance(job, dict) and isinstance(custom := job.get("custom"), dict) and "kwargs" in custom:

@@ -24,6 +24,7 @@ def about_of(subject: models.Model | str) -> str:
     meta = subject._meta.concrete_model._meta  # type: ignore[union-attr]  # noqa: SLF001  (documented)
     if subject.pk is None or subject._state.adding:  # noqa: SLF001  (documented)
         raise ValueError(f"about: an unsaved {meta.label_lower}: save it first, so that it has a key")
+    # Composite primary keys are tuples.
     key = ",".join(map(str, subject.pk)) if isinstance(subject.pk, tuple) else str(subject.pk)
     name = f"{meta.label_lower}/{key}"
     split_about(name)

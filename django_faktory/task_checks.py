@@ -22,6 +22,7 @@ from .backend import FaktoryBackend
 OURS = "django_faktory.backend.FaktoryBackend"
 FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
 
+# Folders of the standard library, installed packages and this package: their frames are not the project's.
 _NOT_THE_PROJECTS = (
     f"{Path(__file__).parent}{os.sep}",
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},

@@ -51,6 +51,7 @@ _CALLS_ELSEWHERE = {
 
 def option_meant(name: str, known: Iterable[str]) -> str:
     """Return a hint at a similar option, as the end of an error message; "" if none is similar."""
+    # Names of other libraries first: a similar spelling is a worse guess than a known meaning.
     near = [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -89,6 +89,7 @@ class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in D
         """
         if not self.control.bid:
             return None
+        # Test backends keep their batches in memory; any other backend uses the broker.
         keeper = getattr(self.task_result.task.get_backend(), "batch_keeper", get_broker)
         return RunningBatch(self.control.bid, self.control.wid, keeper)
 
@@ -205,6 +206,7 @@ class FaktoryTask(GenericTask[P, R]):
                 f"task {self.module_path}: atomic=True: expected a plain function, got a coroutine: Django's "
                 "transactions do not span awaits; write it as `def`"
             )
+        # The broker would reclaim the job before the timeout, and another worker would run it a second time.
         if self.timeout is not None and self.reserve_for is not None and self.reserve_for <= self.timeout:
             raise InvalidTask(
                 f"task {self.module_path}: timeout: expected less than reserve_for ({self.reserve_for} s), got "
@@ -230,6 +232,7 @@ class FaktoryTask(GenericTask[P, R]):
         changes = {key: value for key, value in wanted.items() if value is not None}
         if about is not None:
             changes["about"] = about_of(about)
+        # `starts_in` and `run_after` exclude each other, so the copy resets the one that is not given.
         if isinstance(run_after, timedelta):
             changes |= {"run_after": None, "starts_in": run_after}
         elif isinstance(run_after, datetime):
@@ -273,8 +276,10 @@ class FaktoryTask(GenericTask[P, R]):
         rejected ones.
         """
         task = self.due(timezone.now())
+        # All calls are parsed first: a bad one must not leave the ones before it enqueued.
         pairs = [_call(position, call) for position, call in enumerate(calls)]
         backend = task.get_backend()
+        # Backends of other libraries implement Django's interface only.
         several = getattr(backend, "enqueue_many", None)
         if several is None:
             return [backend.enqueue(task, args, kwargs) for args, kwargs in pairs]
@@ -348,6 +353,7 @@ def autodiscover() -> None:
 
 
 _registry: dict[str, FaktoryTask[..., Any]] = {}
+# The annotations of TaskOptions are the only list of options, so that type checkers and this check agree.
 _OPTIONS = TaskOptions.__annotations__.keys() | {"takes_context"}
 
 

@@ -43,6 +43,7 @@ def client_context(ca: str = "") -> ssl.SSLContext:
     if ca:
         _require(ca, "a CA's certificate")
     try:
+        # This context verifies certificate and host name by default.
         context = ssl.create_default_context(cafile=ca or None)
     except ssl.SSLError as error:
         raise UnusableFile(f"TLS: expected a CA's certificate (PEM) in {ca}, found none") from error
@@ -72,6 +73,7 @@ def _refuse_passphrase(key: str) -> Callable[[], str]:
 
 def _reason(certificate: str, key: str) -> str:
     """Find the cause of an error: OpenSSL's reasons name neither file and differ with the type of key."""
+    # Tested one after the other, because OpenSSL's message does not distinguish these cases.
     if not _has_certificate(certificate):
         return f"expected a certificate (PEM) in {certificate}, found none"
     with open(key, "rb") as file:

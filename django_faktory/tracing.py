@@ -59,6 +59,7 @@ def request_context(get_response: View) -> View:
             response: HttpResponseBase = get_response(request)
             return response
 
+    # Django chooses the sync or the async chain by this mark.
     return markcoroutinefunction(around_async) if iscoroutinefunction(get_response) else around
 
 

@@ -67,6 +67,7 @@ def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) 
 
 def made_batches() -> list[MadeBatch]:
     """Return the created batches, oldest first, so a parent before its children. Includes those of test backends."""
+    # Grouped once: searching all jobs for each batch would be quadratic.
     members: dict[str, list[EnqueuedJob]] = {}
     for job in enqueued_jobs():
         members.setdefault(job.bid, []).append(job)

@@ -209,6 +209,7 @@ class ImmediateBackend(_TestBackend):
             execution = Watched(reservation, call_of(job.text), replace(task, backend=self.alias))
             with self.batches.running(job, callback_of):
                 report = execution.perform(_no_store)
+            # The caller has this result object already, so its fields are updated in place; it is frozen.
             for name in _TOLD:
                 object.__setattr__(result, name, getattr(execution.result, name))
             if isinstance(report, Failure):

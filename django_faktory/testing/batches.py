@@ -147,6 +147,7 @@ class MemoryBatches:
     @contextmanager
     def running(self, job: JobPayload, callback_of: str = "") -> Iterator[None]:
         """Allow a running member to add to its batch, and a callback to the ancestors of its batch."""
+        # W26: a callback may add to the parents of its batch, because their success still depends on it.
         inside = [*self._ancestors(callback_of)] if callback_of else []
         if kept := self._of(job):
             inside.append(kept)

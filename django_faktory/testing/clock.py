@@ -37,6 +37,7 @@ class Clock:
         before = broker.clock
         broker.clock = self.for_store
         try:
+            # Patched in the module, where `timezone.now()` is looked up; `from … import now` stays unpatched.
             with mock.patch.object(timezone, "now", self.now):
                 yield
         finally:

@@ -103,6 +103,7 @@ class _Drain:
     def _run_until(self, end: datetime) -> None:
         """Advance the clock from one due job to the next; it is constant while jobs run."""
         while (due := self._next_due()) is not None and due <= end:
+            # max: a job may be overdue, and time must not run backwards.
             self._clock.move_to(max(due, self._clock.now()))
             self._run_ready()
         self._clock.move_to(end)
@@ -116,10 +117,12 @@ class _Drain:
         while True:
             self._keep_house()
             queues = self._queues()
+            # One job at a time, so that a job that it enqueues with a higher priority runs next.
             [found] = self._broker.fetch([FetchRequest(queues=queues, wid=WID)]) if queues else [[]]
             if not found:
                 return
             if len(self._ran) >= self._limit:
+                # The job must stay ready: the test may call drain again with a higher limit.
                 self._broker.release(found)
                 raise AssertionError(
                     f"drain: {self._limit} attempts, and jobs are still ready ({found[0].jid} in queue "
@@ -203,6 +206,7 @@ def _as_if_committed() -> Iterator[None]:
     yield
     for alias in held:
         connection = connections[alias]
+        # The task entered atomic() without leaving it, so the stack of savepoints differs.
         if len(connection.savepoint_ids) != depths[alias]:
             connection.savepoint_rollback(savepoints[alias])
             del connection.savepoint_ids[depths[alias] :], connection.atomic_blocks[depths[alias] + 1 :]
@@ -237,5 +241,6 @@ def _run_hooks(alias: str, first: int) -> None:
     """Run the on_commit hooks of the job, including hooks that hooks register."""
     connection = connections[alias]
     while len(connection.run_on_commit) > first:
+        # Removed before the call, so that the test's own commit does not run it a second time.
         hook = connection.run_on_commit.pop(first)
         hook[1]()

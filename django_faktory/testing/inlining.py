@@ -48,6 +48,7 @@ class _Inline:
         alias = broker.alias if isinstance(broker, OrmBroker) else "default"
         if _is_open(alias):
             self._waits = True
+            # As with a worker, which sees the job only after the commit.
             transaction.on_commit(self.run, using=alias)
         else:
             self.run()

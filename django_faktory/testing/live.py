@@ -61,6 +61,7 @@ class LiveFaktory:
             )
         try:
             self._start()
+        # Also for KeyboardInterrupt: threads left running would block the end of the test process.
         except BaseException:
             self.stop()
             raise
@@ -108,12 +109,14 @@ class LiveFaktory:
     def _start(self) -> None:
         autodiscover()
         alias = self._broker.alias
+        # Port 0: the system chooses a free one, so that parallel test runs do not collide.
         server = Server(self._broker, port=0, listen=partial(wakeups.listen, alias))
         self._run("server", server.run, server.stop)
         if not server.started.wait(START_S):
             raise FaktoryError(f"the server did not start within {START_S:g} s")
         host, port = server.address
         self.url = f"tcp://{host}:{port}"
+        # Scheduled jobs and retries need the same loop as in production.
         maintenance = Maintenance(alias, on_lost=server.drop, on_work=server.wake)
         server.on_scheduled = maintenance.expect
         self._run("maintenance", maintenance.run, maintenance.stop)
@@ -124,6 +127,7 @@ class LiveFaktory:
                 queues=queues,
                 concurrency=self._concurrency,
                 listen=partial(wakeups.listen, alias, [name.partition(":")[0] for name in queues]),
+                # Short times, because a test waits for them.
                 poll_interval=0.1,
                 shutdown_timeout=5.0,
             )
