@@ -99,6 +99,7 @@ def definitions() -> Iterator[Definition]:
 
 def read() -> Iterator[Definition | Wrong]:
     """Yield each limit, or the problem with it."""
+    # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
     for task in registered():
         if task.limit is not None:
             scope = Scope.TASK if task.limit_key is None else Scope.KEY

@@ -178,9 +178,11 @@ class Maintenance:
         found_s = self._guarded("due jobs", self._enqueue_due, None)
         if found_s is not None:
             self._success_at = time.monotonic()
+        # A failed query restarts this: while the database was unreachable no BEAT could be stored (ADR 0017).
         self._listens_since = math.inf if found_s is None else min(self._listens_since, time.monotonic())
         sleep_s = LONGEST_SLEEP_S if found_s is None else found_s
         for step in self._steps:
+            # A step without a time in _due_at has not run yet: each runs in the first round.
             is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
                 # A step with more work runs again in the next round, so that a backlog does not delay due jobs.

@@ -51,6 +51,7 @@ class Job(models.Model):
     finished_at = models.DateTimeField(null=True)
     purge_at = models.DateTimeField(null=True)
 
+    # db_default: the INSERT of `store` names only the columns that a new job needs.
     wid = ExactCharField(max_length=255, default="", db_default="", help_text="Who holds it, or held it last.")
     attempt = models.IntegerField(
         default=0, db_default=0, help_text="How often it was handed out; fences late reports."
@@ -92,6 +93,7 @@ class Job(models.Model):
         null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
     )
 
+    # No save() and no post_save signal is part of a job's life: `store` writes raw SQL and updates (ADR 0003).
     objects = JobQuerySet.as_manager()
 
     class Meta:
@@ -125,9 +127,11 @@ class Job(models.Model):
                 name="faktory_expiring",
                 condition=Q(expires_at__isnull=False, state__in=["scheduled", "enqueued", "blocked", "retries"]),
             ),
+            # Finds the next job of a key in the order of claims (ADR 0015).
             IndexWhereSet(
                 fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
             ),
+            # Finds the next jobs of a limiter, for each queue in the order of claims (ADR 0016).
             IndexWhereSet(fields=["gate", "queue", "weight", "enqueued_at", "id"], name="faktory_at_gate"),
             models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
             models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
@@ -220,6 +224,7 @@ class Batch(models.Model):
                 fields=["reopened_until"], name="faktory_batch_reopened", condition=Q(reopened_until__isnull=False)
             ),
             models.Index(fields=["finished_at"], name="faktory_batch_over", condition=Q(finished_at__isnull=False)),
+            # Finished batches are kept for BATCH_TTL, so the live ones have an index of their own.
             models.Index(fields=["id"], name="faktory_batch_live", condition=Q(finished_at__isnull=True)),
         ]
         constraints: ClassVar = [
@@ -234,6 +239,7 @@ class Batch(models.Model):
                 & Q(open_children__lte=F("unsucceeded_children"), unsucceeded_children__lte=F("children")),
             ),
             models.CheckConstraint(
+                # The success callback is enqueued only after the complete callback has succeeded.
                 name="faktory_batch_progress",
                 condition=Q(complete_st__in=["", "1", "2"], success_st__in=["", "1", "2"])
                 & (~Q(success_st__in=["1", "2"]) | Q(complete_st="2")),
@@ -277,6 +283,7 @@ class Batch(models.Model):
 class JobLock(models.Model):
     """A key that a running job has locked (ADR 0015). Its id is the fencing token: later locks have higher ids."""
 
+    # Exclusion rests on this unique key alone; the state `blocked` only saves reads and wakeups (ADR 0015).
     key = ExactCharField(max_length=255, unique=True, db_column="lock_key")
     jid = ExactCharField(max_length=255)
     attempt = models.IntegerField()

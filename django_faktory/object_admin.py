@@ -93,6 +93,7 @@ def _row(job: Job) -> tuple[Any, ...]:
 
 
 def _when(job: Job) -> str:
+    # The latest or the next event, whichever says most about the state.
     moment: datetime = (
         job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
     )

@@ -190,7 +190,7 @@ def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
 def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
     named = [] if kwargs in (ABSENT, "{}") else [kwargs]
     digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
-    # The prefix of resque-locket.
+    # The prefix keeps default keys apart from keys that tasks choose themselves.
     return f"locket:job_locks:{digest}"
 
 
@@ -257,6 +257,7 @@ def _identity(args: str) -> Steps[str]:
     for part in jsonsteps.cut(args, "[]"):
         if part is None:
             yield
+        # An envelope is the only argument, and an object; anything else is compared as it is.
         elif found or not part.lstrip().startswith("{"):
             return args
         else:

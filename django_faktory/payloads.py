@@ -117,6 +117,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def wire(self) -> str:
         """Return the job as FETCH sends it: the stored text, with the server's own members appended."""
+        # Appended as text, without a parse: the client's numbers must come back digit for digit (W11).
         added: list[tuple[str, str]] = []
         # A client may have sent `created_at` itself; a second member of that name would make the object ambiguous.
         if self.created_at is not None and not _has_member(self.text, "created_at"):

@@ -138,6 +138,7 @@ def split_about(label: str) -> tuple[str, str]:
 
 def is_about(label: str) -> bool:
     """Return True if this names an object, as `app.model/pk`."""
+    # 255 is the length of the column `about`.
     return len(label) <= 255 and label.isprintable() and _label.fullmatch(label) is not None
 
 

@@ -32,6 +32,7 @@ def is_on() -> bool:
 
 def shown(jobtype: str, arguments: Any) -> Any:
     """Return the visible part of arguments, in JSON types: of a list of positional or a dict of keyword arguments."""
+    # Through JSON, so that the project's function receives the same types from every caller.
     return jsontext.decode(_shown(jobtype, jsontext.encode(arguments))) if is_on() else arguments
 
 
@@ -83,6 +84,7 @@ def _shown(jobtype: str, text: str) -> str:
     try:
         hook = import_string(path) if isinstance(path, str) else path
         found = jsontext.encode(hook(jobtype, jsontext.decode(text)))
+        # The result is the project's: deeper JSON would fail later, where the page is rendered.
         jsontext.check_depth(found)
     except Exception as error:  # noqa: BLE001  (anybody's code; its message may quote what it was given)
         if str(path) not in _failed:

@@ -91,6 +91,7 @@ class Attempt(msgspec.Struct):
     wid: str = ""
     errtype: str = ""
     message: str = ""
+    # msgspec copies mutable defaults for each instance.
     backtrace: list[str] = []
     started_at: str = ""
     failed_at: str = ""

@@ -112,6 +112,7 @@ def _fernet(error: type[CannotDecrypt | CannotEncrypt]) -> MultiFernet:
         ) from None
 
 
+# Cached by keys, so that a changed setting takes effect.
 @lru_cache(maxsize=8)
 def _made(keys: tuple[str, ...]) -> MultiFernet:
     from cryptography.fernet import Fernet, MultiFernet  # an optional dependency
@@ -130,4 +131,5 @@ def _mark(text: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
+    # JSON allows lone surrogates, which strict UTF-8 rejects.
     return text.encode("utf-8", "surrogatepass")

@@ -37,6 +37,7 @@ def job_of(job: Job) -> dict[str, Any]:
         "attempt": job.attempts,
         "failures": job.failures,
         "interruptions": job.interruptions,
+        # The columns are empty texts where the API has null.
         "errtype": job.errtype or None,
         "about": job.about,
         "batch": job.bid,

@@ -172,6 +172,7 @@ class FaktoryTask(GenericTask[P, R]):
     starts_in: timedelta | None = None
     """Delay that is counted from each enqueue; set by `using(run_after=timedelta)`."""
 
+    # Hidden from type checkers: they would accept any attribute because of `__getattr__`.
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
 

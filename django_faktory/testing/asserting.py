@@ -114,6 +114,7 @@ def assert_enqueues(
     found: list[EnqueuedJob] = []
     yield found
     new = [job for job in enqueued_jobs() if job.jid not in before]
+    # The list was yielded already, so it is extended in place.
     found += _checked(new, task, args=args, kwargs=kwargs, queue=queue, count=count)
 
 

@@ -64,6 +64,7 @@ class _TestBackend(FaktoryBackend):
 
     def _admit(self, job: JobPayload) -> FaktoryError | None:
         """Add a job to its batch and acquire its unique lock, or return the error."""
+        # The batch is checked first: a rejected job must not keep a lock.
         refusal = self.batches.refusal(job) or self._lock(job)
         if refusal is None:
             self.batches.joined(job)
@@ -188,6 +189,7 @@ class ImmediateBackend(_TestBackend):
                 self._unlock(job)  # a dead job too: its lock must not affect the next test
 
     def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:
+        # The store adds these members when it enqueues a callback (W26).
         text = jsontext.members(job.text)
         custom = jsontext.last_members(text["custom"]) if "custom" in text else {}
         custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
@@ -249,6 +251,7 @@ def _reserved(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:
         attempt=len(attempts) + 1,
         enqueued_at=now,
         started_at=now,
+        # In the form of the store: `retry_count` counts from 0.
         failure=msgspec.json.encode({"retry_count": len(attempts) - 1}).decode() if attempts else "",
         history=msgspec.json.encode(attempts).decode() if attempts else "",
         reserve_for=job.reserve_for,

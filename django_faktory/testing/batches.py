@@ -182,6 +182,7 @@ class MemoryBatches:
     def settle(self) -> None:
         """Perform all due steps, those of the deepest batch first, until none is left."""
         # Children first, as in the store: a parent's step may depend on the final state of its children.
+        # any() stops at the first batch with steps, so that deeper batches are examined again after each.
         while not self._level and any(map(self._takes_steps, sorted(self.kept.values(), key=_by_depth))):
             pass
 

@@ -132,6 +132,7 @@ class _Drain:
 
     def _keep_house(self) -> None:
         alias, moment = self._broker.alias, self._clock.for_store()
+        # The steps of maintenance that depend on time. Loops, because each call handles a bounded number of rows.
         while upkeep.enqueue_due(using=alias, now=moment):
             pass
         while upkeep.expire(using=alias, now=moment):
@@ -178,6 +179,7 @@ class _Drain:
 
     def _note(self, reservation: Reservation, execution: Watched | None, error: BaseException | None) -> None:
         row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
+        # A deleted row has no state to read: without a `result_ttl` a finished row is deleted at once.
         gone = State.DISCARDED if error else State.SUCCEEDED
         ran = Ran(
             jid=reservation.jid,
@@ -200,7 +202,7 @@ def _as_if_committed() -> Iterator[None]:
     """Give a job inside a test's transaction the behaviour of a connection of its own."""
     # Only connections with an open transaction need it; on the other ones a job commits normally.
     held = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
-    savepoints = {alias: connections[alias].savepoint() or "" for alias in held}  # "" where there are none
+    savepoints = {alias: connections[alias].savepoint() or "" for alias in held}  # "" if savepoints are unsupported
     hooks = {alias: len(connections[alias].run_on_commit) for alias in held}
     depths = {alias: len(connections[alias].savepoint_ids) for alias in held}
     yield

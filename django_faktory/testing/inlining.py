@@ -24,6 +24,7 @@ def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
     precede the new ones in the queue. Yields the list of attempts, which grows.
     """
     ran: list[Ran] = []
+    # Both signals, because the commit of a batch can make a callback ready.
     inlined = _Inline(ran, raise_errors=raise_errors)
     for signal in (task_enqueued, batch_committed):
         signal.connect(inlined.enqueued)

@@ -142,6 +142,7 @@ class LiveFaktory:
             finally:
                 connections[alias].close()  # an open connection would prevent the test database from being dropped
 
+        # A daemon: a thread that hangs must not keep the test process alive.
         thread = threading.Thread(target=main, name=f"live-faktory-{name}", daemon=True)
         thread.start()
         self._running.append((thread, stop))
