@@ -39,10 +39,10 @@ class State(StrEnum):
 class Event(StrEnum):
     """Every event that can change a stored job."""
 
-    PUSH = "push"  # a client sends the jid again
-    DUE = "due"  # its time has come
-    PARK = "park"  # another job has its lock, or precedes it
-    READY = "ready"  # its lock is free, and it is first in line
+    PUSH = "push"  # a client pushes the jid, again or for the first time
+    DUE = "due"  # its `run_at` is reached
+    PARK = "park"  # a lock, an earlier job of its key or a limiter blocks it
+    READY = "ready"  # it is the next job for its lock or limiter
     FETCH = "fetch"  # claimed for a worker
     ACK = "ack"  # the worker reports success
     FAIL = "fail"  # the worker reports a failure
@@ -51,7 +51,7 @@ class Event(StrEnum):
     RELEASE = "release"  # released: not begun (run now or later), or interrupted by its worker's stop
     REQUEUE = "requeue"  # a person wants it to run now
     DEFER = "defer"  # a person wants it to run again, at a time of its own
-    KILL = "kill"  # a person gives it up
+    KILL = "kill"  # a person moves it to dead
     DISCARD = "discard"  # a person drops it
     EXPIRE = "expire"  # no worker took it in time
     PURGE = "purge"  # its retention time is over

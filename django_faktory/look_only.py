@@ -1,7 +1,7 @@
-"""Base classes of the admin pages: parameters of addresses, effects of a POST, long texts, records of acts.
+"""Base classes of the admin pages: filter parameters, POST requests, long texts, log entries of actions.
 
-Lists are filtered by their own filters only, and pages that only show accept no POST. Each act requires its own
-permission and asks for a reason; acts that destroy ask for confirmation.
+`Styled` lists accept the parameters of their own filters only; `LookOnly` pages accept no POST. Each action requires
+its own permission and takes a reason; destructive actions need a confirmation.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class CappedPaginator(CappedBase):
 
 
 def asks(act: str) -> Callable[..., bool]:
-    """Return a method `has_…_permission` of an admin for this act, `resource.verb`."""
-    permissions.needs(act)  # an act without an entry fails at import
+    """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
+    permissions.needs(act)  # an action without an entry fails at import
 
     def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
         return permissions.may(request.user, act)
@@ -183,7 +183,7 @@ class SafeChangeList(ChangeList):
         return found
 
     def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
-        """Ignore columns that are not in `sortable_by`: Django only leaves their links out, and still sorts by them."""
+        """Ignore columns that are not in `sortable_by`: Django only omits their links, and still sorts by them."""
         asked: dict[str, str] = {}
         for part in self.params.pop(ORDER_VAR, "").split("."):
             asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
@@ -233,11 +233,11 @@ class Styled(AnyAdmin):
         return permissions.may_see(request.user, str(self.opts.model_name))
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may edit: a form also shows, so that takes both permissions."""
+        """Return whether the user may edit. A form also shows the data, so both permissions are needed."""
         return self.has_view_permission(request, obj) and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete: the page that confirms also shows."""
+        """Return whether the user may delete. The confirmation page also shows the data."""
         return self.has_view_permission(request, obj) and super().has_delete_permission(request, obj)
 
     def sees(self, request: HttpRequest, name: str) -> bool:
@@ -258,7 +258,7 @@ class Styled(AnyAdmin):
         return [(title, options) for title, options in found if options["fields"]]
 
     def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
-        """Leave long texts in the database."""
+        """Defer the columns with long texts, so that they are not read."""
         return super().get_queryset(request).defer(*self.long_texts)
 
     def get_urls(self) -> list[URLPattern]:
@@ -272,7 +272,7 @@ class Styled(AnyAdmin):
         return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
 
     def url_of_download(self, row: Model, column: str) -> str:
-        """Return the address that all of this text is downloaded from."""
+        """Return the download address of the whole text."""
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
         return reverse(name, args=[quote(row.pk), column])
 
@@ -348,7 +348,7 @@ class Styled(AnyAdmin):
     def changeform_view(
         self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
     ) -> Any:
-        """Reject `_saveasnew` unless the page offers it: Django obeys it either way."""
+        """Reject `_saveasnew` unless the page offers it, because Django obeys it in any case."""
         if "_saveasnew" in request.POST and not self.save_as:
             raise PermissionDenied
         return super().changeform_view(request, object_id, form_url, extra_context)
@@ -370,7 +370,7 @@ class Styled(AnyAdmin):
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Return the addresses of `get_urls`; their pages show control characters as signs."""
+        """Return the addresses of `get_urls`; their pages show control characters as symbols."""
         found = self.get_urls()
         for one in found:
             one.callback = with_readable_text(one.callback)

@@ -1,10 +1,10 @@
-"""The policy: which permission shows which resource and field, and which permission each act needs.
+"""The policy: which permission shows which resource and field, and which permission each action needs.
 
 Admin and API call `may` and `may_see`, and name no permission themselves. The command line checks none: its user is
 the machine's administrator, with access to the database anyway. `REDACT` applies to all three, see `redaction`.
 
 Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
-shown by `view_job` only, wherever they are stored; an act shows nothing, so a user with permission to act but not to
+shown by `view_job` only, wherever they are stored; an action shows nothing, so a user with permission to act but not to
 view learns only whether the act succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
 """
 
@@ -73,7 +73,7 @@ FIELDS: Mapping[str, str] = {
     "queue.limit": "limit.view",
     "workerprocess.running": "job.view",
 }
-"""Fields that need a second act besides `view` of their resource. All other fields are shown with their resource."""
+"""Fields that need the permission of a second action in addition to `view` of their resource; no other field does."""
 
 OPEN_WORDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
 """Query fields by which a user without `job.view` may select jobs for an action.
