@@ -1,7 +1,7 @@
-"""A job's life: every state, every event, and what a failure leads to. The only place that knows.
+"""The state machine of jobs: states, events, legal transitions, and the outcome of a failure.
 
-Pure: callers pass the clock's time and the randomness. `TRANSITIONS` is total over the legal pairs;
-what is not in it is refused. Source: the protocol specification, "Work unit state diagram"; W14 to W20.
+Pure: callers pass the clock's time and the randomness. `TRANSITIONS` has every legal pair; any other pair is rejected.
+No other module defines a transition. Source: the protocol specification, "Work unit state diagram"; W14 to W20.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import NamedTuple
 from .errors import InvalidTransition
 
 DEAD_FOR_S = 180 * 86_400
+"""Seconds a dead job is kept: 180 days."""
 MAX_LOSSES = 3
+"""Losses of its worker after which a job becomes dead (W20)."""
 
 WORKER_LOST = "WorkerLost"
-"""Error type of a loss in a job's history."""
+"""Error type of a lost worker in a job's history."""
 
 
 class State(StrEnum):
-    """Where a job is; spelled as the protocol's own sets are."""
+    """State of a job; spelled like the protocol's sets."""
 
     SCHEDULED = "scheduled"
     ENQUEUED = "enqueued"
     BLOCKED = "blocked"
-    """Enqueued, and out of the claims' way: another job holds its lock, or comes before it (ADR 0015)."""
+    """Enqueued, but not claimable: a lock (ADR 0015), an earlier job of its key or a limiter (ADR 0016) blocks it."""
     WORKING = "working"
     RETRIES = "retries"
     DEAD = "dead"
@@ -35,31 +37,32 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to a stored job."""
+    """Every event that can change a stored job."""
 
-    PUSH = "push"  # a client sends the jid again
-    DUE = "due"  # its time has come
-    PARK = "park"  # another job holds its lock, or comes before it
-    READY = "ready"  # its lock is free, and it is the next
-    FETCH = "fetch"  # handed to a worker
-    ACK = "ack"  # done, says the worker
-    FAIL = "fail"  # failed, says the worker
-    REAP = "reap"  # its reservation ran out: counts as a failure
-    LOSE = "lose"  # its worker is gone: not its fault
-    RELEASE = "release"  # given back: not begun (for now or for later), or interrupted by its worker's stop
+    PUSH = "push"  # a client pushes the jid, again or for the first time
+    DUE = "due"  # its `run_at` is reached
+    PARK = "park"  # a lock, an earlier job of its key or a limiter blocks it
+    READY = "ready"  # it is the next job for its lock or limiter
+    FETCH = "fetch"  # claimed for a worker
+    ACK = "ack"  # the worker reports success
+    FAIL = "fail"  # the worker reports a failure
+    REAP = "reap"  # its reservation expired: counts as a failure
+    LOSE = "lose"  # its worker was lost: uses no retry
+    RELEASE = "release"  # released: not begun (run now or later), or interrupted by its worker's stop
     REQUEUE = "requeue"  # a person wants it to run now
     DEFER = "defer"  # a person wants it to run again, at a time of its own
-    KILL = "kill"  # a person gives it up
+    KILL = "kill"  # a person moves it to dead
     DISCARD = "discard"  # a person drops it
-    EXPIRE = "expire"  # nobody took it in time
-    PURGE = "purge"  # kept long enough
-    IMPORT = "import"  # comes from another server, with its past
-    EXPORT = "export"  # goes to another server
+    EXPIRE = "expire"  # no worker took it in time
+    PURGE = "purge"  # its retention time is over
+    IMPORT = "import"  # received from another server, with its history
+    EXPORT = "export"  # moved to another server
 
 
 GONE = None
-"""The row is deleted; the state of a job nobody stores."""
+"""Target state of a deleted row; the state of a job that is not stored."""
 
+# GONE is listed with a final state because the rows of some jobs only are kept, see `outcome_of_failure`.
 _failed = frozenset({State.RETRIES, State.DEAD, State.DISCARDED, GONE})
 _dropped = frozenset({State.DISCARDED, GONE})
 _expired = frozenset({State.EXPIRED, GONE})
@@ -127,12 +130,12 @@ FINISHED = frozenset(State) - LIVE
 
 
 def sources(event: Event) -> frozenset[State]:
-    """The states in which `event` is legal: what a guarded UPDATE names in its WHERE."""
+    """Return the states in which `event` is legal: a guarded UPDATE names them in its WHERE clause."""
     return frozenset(state for state, events in TRANSITIONS.items() if state is not GONE and event in events)
 
 
 def targets(state: State | None, event: Event) -> frozenset[State | None]:
-    """Where `event` may lead from `state`. Raises InvalidTransition for a pair the table does not have."""
+    """Return the states to which `event` may lead from `state`. Raises InvalidTransition for an illegal pair."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:
@@ -140,7 +143,7 @@ def targets(state: State | None, event: Event) -> frozenset[State | None]:
 
 
 class Outcome(NamedTuple):
-    """What a failure leads to; `retry_in_s` is set where the state is `retries`."""
+    """Result of a failure; `retry_in_s` is set if the state is `retries`."""
 
     state: State | None
     retry_in_s: float | None = None
@@ -149,11 +152,11 @@ class Outcome(NamedTuple):
 def outcome_of_failure(
     *, retry: int, failures: int, keep: bool, verdict: str = "", wish_s: float | None = None, rng: Random
 ) -> Outcome:
-    """Decide where a failing job goes (W18).
+    """Return the new state of a failed job (W18).
 
-    `failures` counts those before this one; `keep` is true for jobs whose end must stay readable
-    (Django tasks): they become dead or discarded rows where others vanish. `verdict` is the task's
-    own ("kill", "discard"), `wish_s` its own delay.
+    `failures` counts the failures before this one. `keep` is true for jobs with results (Django tasks):
+    they become dead or discarded rows where other jobs are deleted. `verdict` is the task's own decision ("kill",
+    "discard"), `wish_s` its own delay.
     """
     if verdict == "kill":
         return Outcome(State.DEAD)
@@ -167,13 +170,16 @@ def outcome_of_failure(
 
 
 def backoff(failures: int, rng: Random) -> float:
-    """Seconds until the next try after `failures` earlier ones: count⁴ + 15 + rand(0..29)·(count+1) (W18).
+    """Return seconds until the next attempt after `failures` earlier ones: count⁴ + 15 + rand(0..29)·(count+1) (W18).
 
-    Capped at 30 days, which count 40 reaches: a longer wait helps nobody and overflows dates.
+    Capped at 30 days, which count 40 reaches: a longer delay has no use and overflows dates.
     """
     return float(min(failures**4 + 15 + rng.randrange(30) * (failures + 1), 30 * 86_400))
 
 
 def outcome_of_loss(losses: int) -> State:
-    """Where a job goes whose worker was lost; `losses` counts this one. The third is a poison pill (W20)."""
+    """Return the new state of a job after its worker was lost; `losses` includes this loss.
+
+    The third loss marks a poison pill, which becomes dead (W20).
+    """
     return State.DEAD if losses >= MAX_LOSSES else State.ENQUEUED

@@ -1,4 +1,4 @@
-"""Limits in the admin: what they allow and how they are used; set, edited and taken away while jobs run, and paused."""
+"""Admin page of limits: shows allowance and usage, and edits, removes or pauses limits while jobs run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS = ("concurrency", "rate", "burst")
 
 
 class LimitForm(AnyLimitForm):
-    """A limit as settings have it; what is wrong is said at its field."""
+    """Form of a limit, with the rate as settings write it; an error is shown at its field."""
 
     rate = forms.CharField(
         required=False, max_length=40, help_text='How many start in a time: "100/s", "10/m", "5/30s".'
@@ -45,21 +45,24 @@ class LimitForm(AnyLimitForm):
         self.allowance = Allowance()
 
     def clean(self) -> dict[str, Any]:
-        """Judge it as settings are judged."""
+        """Validate with the rules that apply to settings."""
         found: dict[str, Any] = super().clean() or {}
         told = {field: found[field] for field in _NUMBERS if found.get(field) not in (None, "")}
         try:
+            # A paused limit without numbers is valid: the pause itself is a limit of zero.
             if told or self.instance.paused_at is None:
                 self.allowance = Allowance.of(told)
             if "name" in found:
                 found["name"] = limiting.checked_name(found.get("scope", ""), found["name"])
         except InvalidLimit as error:
+            # The message begins with the field's name, so it is shown next to that field.
             field = str(error).partition(":")[0]
             self.add_error(field if field in self.fields else None, ValidationError(str(error)))
         return found
 
     def _post_clean(self) -> None:
-        """Leave the row as it is: the store writes it."""
+        """Check uniqueness only. The model instance stays unchanged, because the store writes the row."""
+        # Django's own check of uniqueness needs a filled instance, which this form does not have.
         if not self.instance.pk and not self.errors:
             place = {"scope": self.cleaned_data["scope"], "name": self.cleaned_data["name"]}
             if Limit.objects.using(self.instance._state.db or Limit.objects.db).filter(**place).exists():  # noqa: SLF001
@@ -86,7 +89,7 @@ def _as_in_code(limit: Limit) -> str:
 
 @admin.register(Limit)
 class LimitAdmin(WithButtons):
-    """Each change holds at once, on all nodes. One of code that is edited stays as it was edited."""
+    """Admin of limits. A change takes effect at once on all nodes; an edited limit of code keeps the edit."""
 
     form = LimitForm
     list_display = ("name", "scope", "allows", "in_use", "waiting", "opens_at", "origin")
@@ -110,21 +113,21 @@ class LimitAdmin(WithButtons):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Limit]:
-        """With how they are used, of all their gates together."""
+        """Annotate each limit with its usage, summed over its limiters."""
         found: Any = super().get_queryset(request)
         return found.annotate(used=Sum("gates__in_use"), opens=Min("gates__opens_at"))  # type: ignore[no-any-return]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Limit | None = None) -> tuple[str, ...]:  # noqa: ARG002
-        """What it is for stays."""
+        """Make scope and name read-only once the limit exists."""
         mine = tuple(map(str, self.readonly_fields))
         return ("scope", "name", *mine) if obj is not None else mine
 
     def get_fieldsets(self, request: HttpRequest, obj: Limit | None = None) -> Any:
-        """Nobody uses a new one yet."""
+        """Omit the usage section for a new limit."""
         return super().get_fieldsets(request, obj)[: None if obj else 1]
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """With the rate, which is two columns, as one field."""
+        """Leave `rate` and `per` out of the model fields: the form edits both as one text."""
         mine = [
             field
             for field in ("scope", "name", "concurrency", "burst")
@@ -133,28 +136,28 @@ class LimitAdmin(WithButtons):
         return super().get_form(request, obj, change=change, **{**kwargs, "fields": mine})
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:  # noqa: ARG002
-        """Let the store write it: its gates follow, and who waits is let go."""
+        """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
         told = form.cleaned_data
         place = (obj.scope, obj.name) if change else (told["scope"], told["name"])
         written = limits.put(*place, form.allowance, using=_alias(obj))
-        obj.__dict__.update(written.__dict__)  # what the log calls it by
+        obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
-        """And let all go that waits for it."""
+        """Remove the limit and unblock all jobs that wait for it."""
         limits.remove(obj, using=_alias(obj))
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """One after the other."""
+        """Remove the limits one by one, because each removal unblocks jobs."""
         for limit in queryset:
             self.delete_model(request, limit)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:  # noqa: ARG002
-        """Its gates go with it: they ask for no permission of their own."""
+        """List the limits only. Their limiters are deleted with them and need no permission of their own."""
         found = [str(limit) for limit in objs]
         return found, {"limits": len(found)}, set(), []
 
     def buttons(self, row: Limit) -> list[tuple[str, str]]:
-        """Tasks are paused here; what was edited can be taken back."""
+        """Offer pause or resume for tasks, and the reset of an edit."""
         found = [("as_in_code", "As in code")] if row.origin == Limit.Origin.EDITED else []
         if row.scope == Scope.TASK:
             found.append(("resume", "Resume") if row.paused_at else ("pause", "Pause"))
@@ -162,17 +165,17 @@ class LimitAdmin(WithButtons):
 
     @admin.display(description="allows")
     def allows(self, limit: Limit) -> str:
-        """In words."""
+        """Return the allowance as text."""
         return limit.told
 
     @admin.display(description="in use")
     def in_use(self, limit: Any) -> str:
-        """Running jobs that hold a place; a rate alone counts none."""
+        """Return the number of permits in use; a limit with a rate only has none."""
         return "–" if limit.concurrency is None else str(limit.used or 0)
 
     @admin.display(description="waiting")
     def waiting(self, limit: Limit) -> str:
-        """Jobs that are held back; those of a queue stay in it."""
+        """Return the number of jobs that wait for it; those of a queue limit stay in their queue."""
         if limit.scope == Scope.QUEUE:
             return "in the queue"
         count = limits.waiting(limit, using=_alias(limit))
@@ -180,22 +183,22 @@ class LimitAdmin(WithButtons):
 
     @admin.display(description="opens at")
     def opens_at(self, limit: Any) -> str:
-        """When the next of those that wait for a rate may start."""
+        """Return when the next job that waits for the rate may start."""
         return localtime(limit.opens).strftime("%Y-%m-%d %H:%M:%S") if limit.opens else "–"
 
     @admin.action(description="Pause tasks", permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """None of their jobs starts until they are resumed."""
+        """Stop jobs of these tasks from starting until they are resumed."""
         self.carry_out(request, queryset, "pause")
 
     @admin.action(description="Resume tasks", permissions=["resume"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """Their jobs start again, as their limits allow."""
+        """Let jobs of these tasks start again, within their limits."""
         self.carry_out(request, queryset, "resume")
 
     @admin.action(description="As in code", permissions=["change"])
     def as_in_code(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
-        """Take edits back."""
+        """Reset edited limits to their definition in code."""
         self.carry_out(request, queryset, "as_in_code")
 
 

@@ -1,4 +1,4 @@
-"""System checks of limits: those of `FAKTORY["LIMITS"]`, each error with its place."""
+"""System checks of `FAKTORY["LIMITS"]`; each message names the entry."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HOW = '5 at a time, "100/s" started in a time, or {"concurrency": 5, "rate": "1
 
 @register
 def check_limits(**_: Any) -> Iterable[CheckMessage]:
-    """Limits can be read, and somebody looks at them."""
+    """Check that limits can be read and that the configured broker enforces them."""
     try:
         broker = conf.get("BROKER")
     except ImproperlyConfigured:
         return
     if not isinstance(conf.get("LIMITS"), Mapping) or broken_modules():
-        return  # said elsewhere; and what those tasks ask for is not known
+        return  # other checks report it; the limits of broken tasks modules are unknown
     wrong = [one for one in limiting.read() if isinstance(one, Wrong)]
     for one in wrong:
         number = "E050" if one.is_place else "E051"

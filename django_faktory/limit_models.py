@@ -1,4 +1,4 @@
-"""Limits and their gates (ADR 0016). Changed by `store.limits` and `store.gates` only."""
+"""Models of limits and their limiters (ADR 0016). Only `store.limits` and `store.gates` change them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SCOPES = [(str(scope), str(scope)) for scope in Scope]
 
 
 class Limit(models.Model):
-    """How many jobs of a queue, a task or a key run at a time, or start in a time; or that none does."""
+    """A limit for a queue, a task or a key: jobs that run concurrently, starts per period, or a pause."""
 
     class Origin(models.TextChoices):
-        """Who says so. An edit overrules code until it is taken back."""
+        """Source of the definition. An edit overrides code until it is reset."""
 
         CODE = "code"
         EDITED = "edited"
@@ -50,6 +50,7 @@ class Limit(models.Model):
                 & Q(per__gte=1),
             ),
             models.CheckConstraint(
+                # A row without numbers and without a pause would limit nothing.
                 name="faktory_limit_limits",
                 condition=Q(concurrency__isnull=False) | Q(rate__isnull=False) | Q(paused_at__isnull=False),
             ),
@@ -60,20 +61,20 @@ class Limit(models.Model):
 
     @property
     def allowance(self) -> Allowance:
-        """What it allows while it is not paused."""
+        """The allowance while the limit is not paused."""
         return Allowance(concurrency=self.concurrency, rate=self.rate, per=self.per, burst=self.burst)
 
     @property
     def told(self) -> str:
-        """In words."""
+        """The limit as text."""
         allowed = str(self.allowance)
         return (f"paused, else {allowed}" if allowed else "paused") if self.paused_at else allowed
 
 
 class Gate(models.Model):
-    """A limit at work: one for each queue and task that has one, and for each key in use.
+    """A limiter: the state of a limit for one queue, one task, or one key in use.
 
-    It has the limit's numbers too: who has locked its row knows what holds now.
+    It repeats the limit's numbers: a transaction that has locked this row knows the current values.
     """
 
     limit = models.ForeignKey(Limit, on_delete=models.CASCADE, related_name="gates")
@@ -91,7 +92,9 @@ class Gate(models.Model):
     is_awaited = models.BooleanField(default=False, db_default=False, help_text="Whether jobs may be parked at it.")
 
     class Meta:
+        # Internal rows without an admin page, so no permissions.
         default_permissions = ()
+        # Maintenance sleeps until the first of these; limiters that no job waits for have NULL.
         indexes: ClassVar = [IndexWhereSet(fields=["opens_at"], name="faktory_gate_opens")]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["scope", "name"], name="faktory_gate_name"),

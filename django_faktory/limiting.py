@@ -1,4 +1,7 @@
-"""Limits of this project's code and settings. Stands between the rows, which know no task, and the tasks."""
+"""Limits defined in this project's code and settings; `sync` writes them to the rows.
+
+Connects the rows, which do not know tasks, with the tasks.
+"""
 
 from __future__ import annotations
 
@@ -16,45 +19,46 @@ from .store.limits import Definition
 from .tasks import FaktoryTask, autodiscover, registered
 
 PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
-"""The keys of `FAKTORY["LIMITS"]`."""
+"""Keys of `FAKTORY["LIMITS"]` and their scopes."""
 
 
 class Wrong(NamedTuple):
-    """What is wrong with a limit of the settings, and where."""
+    """An invalid limit of the settings, and its place."""
 
     place: str
     problem: str
     is_place: bool = False
-    """Whether it is the place that nobody knows, not the limit."""
+    """True if the place is unknown, not the limit invalid."""
 
 
 def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
-    """Let no job of these tasks start from now on, on any worker; returns those that were not paused yet.
+    """Stop jobs of these tasks from starting, on all workers; return the tasks that were not paused before.
 
-    What runs goes on, and jobs can be enqueued. A task is named, or given itself; one of another language's worker too.
+    Running jobs continue, and jobs can be enqueued. A task is given itself or by name, which may belong to a worker in
+    another language.
     """
     return limits.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
 
 
 def resume(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
-    """Let jobs of these tasks start again, as their limits allow; returns those that were paused."""
+    """Let jobs of these tasks start again, within their limits; return the tasks that were paused."""
     return limits.resume(map(_jobtype, tasks), using=conf.get("DATABASE"))
 
 
 def paused() -> list[str]:
-    """The tasks that are paused, by name."""
+    """Return the names of the paused tasks."""
     return limits.paused_tasks(using=conf.get("DATABASE"))
 
 
 def set_limit(scope: str, name: str, value: object) -> Limit:
-    """Set a limit, or change it, as somebody does in the admin: it overrules code. Raises InvalidLimit."""
+    """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
     return limits.put(scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
 
 
 def remove_limit(scope: str, name: str) -> bool:
-    """Take a limit away; whether there was one. What code says comes back."""
+    """Remove a limit and return whether it existed. A definition in code takes effect again."""
     found = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=name).first()
     if found is not None:
         limits.remove(found, using=conf.get("DATABASE"))
@@ -62,11 +66,12 @@ def remove_limit(scope: str, name: str) -> bool:
 
 
 def as_in_code(limit: Limit, *, using: str) -> bool:
-    """Take back what was edited of a limit: what code says holds at once; whether it was edited."""
+    """Reset an edited limit: the definition in code takes effect at once. Return whether it was edited."""
     if not limits.take_edit_back(limit, using=using):
         return False
-    autodiscover()  # a web process need not have met its tasks
+    autodiscover()  # a web process may not have imported its tasks
     for one in read():
+        # Without this the limit would differ from the code until the next `sync`.
         if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
             limits.put(*one, using=using, origin=Limit.Origin.CODE)
     return True
@@ -77,12 +82,13 @@ def _jobtype(task: FaktoryTask[..., Any] | str) -> str:
 
 
 def sync(*, using: str) -> None:
-    """Bring the rows up to what the code of this process says. Tasks must have been imported."""
+    """Update the rows to the limits that this process's code defines. Tasks must have been imported."""
     limits.sync(definitions(), using=using)
 
 
 def definitions() -> Iterator[Definition]:
-    """Every limit of the tasks and of the settings, which come second, and win. Raises InvalidLimit."""
+    """Yield every limit of the tasks and of the settings; settings override tasks. Raises InvalidLimit."""
+    # A dict removes duplicates: settings are read last, so they replace the task's definition.
     found: dict[tuple[str, str], Definition] = {}
     for one in read():
         if isinstance(one, Wrong):
@@ -92,7 +98,8 @@ def definitions() -> Iterator[Definition]:
 
 
 def read() -> Iterator[Definition | Wrong]:
-    """Each limit, or what is wrong with it."""
+    """Yield each limit, or the problem with it."""
+    # A limit_key limits keys; their kind, the part before the colon, is the jobtype.
     for task in registered():
         if task.limit is not None:
             scope = Scope.TASK if task.limit_key is None else Scope.KEY
@@ -108,7 +115,7 @@ def read() -> Iterator[Definition | Wrong]:
             yield Wrong("LIMITS", f"no such scope: {place!r:.80}; known: {known}", is_place=True)
         elif not isinstance(entries, Mapping):
             yield Wrong(f"LIMITS[{place!r}]", f"expected a dict of names and limits, got {entries!r:.80}")
-        elif place == "workers":  # no rows: a worker asks for no more
+        elif place == "workers":  # no rows: each worker limits its own FETCHes
             yield from filter(None, (_of_worker(name, value) for name, value in entries.items()))
         else:
             yield from (_entry(place, name, value) for name, value in entries.items())
@@ -121,6 +128,7 @@ def _of_worker(name: object, value: object) -> Wrong | None:
         allowed = Allowance.of(value)
     except InvalidLimit as error:
         return Wrong(where, str(error))
+    # A worker caps its concurrent jobs by itself; a rate needs the shared rows of the database.
     if isinstance(value, int) and allowed.concurrency == value:
         return None
     return Wrong(where, f"expected a whole number of jobs at a time, got {value!r:.80}")
@@ -135,7 +143,7 @@ def _entry(place: str, name: object, value: object) -> Definition | Wrong:
 
 
 def checked_name(scope: str, name: object) -> str:
-    """The name that a limit of this scope may have. Raises InvalidLimit."""
+    """Return the name if a limit of this scope may have it. Raises InvalidLimit."""
     try:
         if scope == Scope.QUEUE and isinstance(name, str) and name:
             return queue_name(name)

@@ -1,4 +1,4 @@
-"""Locks in the admin: which keys are held, by whom and until when; and a way to release one by hand."""
+"""Admin page of locks: keys in use, their holders and expiry, and a manual release."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .models import Job, JobLock
 from .store import operations
 
 MOST_COUNTED = 10_000
+"""Largest number of waiting jobs that a page counts."""
 _WARNING = (
     "The jobs that hold these locks run on. Whatever waits for the same key may run beside them from now on, so "
     "release a lock only where you know that its holder does nothing any more."
@@ -28,7 +29,7 @@ _WARNING = (
 
 @admin.register(JobLock)
 class JobLockAdmin(LookOnly):
-    """Locks: found by key, jid or wid; released by hand."""
+    """Admin of locks: searched by key, jid or wid; released manually."""
 
     list_display = ("key", "holder", "wid", "since", "until")
     search_fields = ("key", "jid__exact", "wid__exact")
@@ -46,22 +47,22 @@ class JobLockAdmin(LookOnly):
 
     @admin.display(description="token")
     def token(self, lock: JobLock) -> int:
-        """What its holder can fence its writes with."""
+        """Return the fencing token, which the holder can attach to its writes."""
         return int(lock.pk)
 
     @admin.display(description="holder", ordering="jid")
     def holder(self, lock: JobLock) -> SafeString:
-        """The job that has it, by its jid."""
+        """Return a link to the job that has the lock."""
         return format_html('<a href="{}">{}</a>', _jobs(q=lock.jid), lock.jid)
 
     @admin.display(description="since", ordering="acquired_at")
     def since(self, lock: JobLock) -> str:
-        """When it was taken."""
+        """Return when the lock was acquired."""
         return _shown(lock.acquired_at)
 
     @admin.display(description="until", ordering="expires_at")
     def until(self, lock: JobLock) -> SafeString | str:
-        """When it is over unless it is extended; whether it is."""
+        """Return when the lock expires unless it is extended, marked if it has expired."""
         shown = _shown(lock.expires_at)
         if lock.expires_at > datetime.now(UTC):
             return shown
@@ -69,18 +70,20 @@ class JobLockAdmin(LookOnly):
 
     @admin.display(description="jobs that wait for it")
     def waiting(self, lock: JobLock) -> str:
-        """How many, counted no further than needed."""
+        """Return the number of blocked jobs, capped so that no large table is counted."""
+        # The state is compared too, because the index of lock keys has it as its second column.
         jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
         count = jobs.order_by()[:MOST_COUNTED].count()
         return f"{count:,} or more" if count == MOST_COUNTED else f"{count:,}"
 
     @admin.action(description="Release by hand", permissions=["release"])
     def release(self, request: HttpRequest, queryset: QuerySet[JobLock]) -> HttpResponse | None:
-        """Ask first; then the next job of each key may run beside the one that has lost its lock."""
+        """Release locks after a confirmation: the next job of a key may then run while its former holder still runs."""
         held = list(queryset)
         asked = self.confirmed(request, "Release locks?", what=map(_told, held), note=_WARNING, button="Yes, release")
         if asked is not None:
             return asked
+        # By token, not by key: a lock acquired since the page was shown has a new token and stays.
         count = operations.free_locks([lock.pk for lock in held], using=queryset.db)
         log(request, held, "Released by hand")
         self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
@@ -88,13 +91,14 @@ class JobLockAdmin(LookOnly):
 
 
 def holder_of(job: Job) -> SafeString | str:
-    """Who holds the key of this job: itself, another, or nobody."""
+    """Return the holder of this job's key: the job itself, another job, or none."""
     if job.lock_key is None:
         return "–"
     lock = JobLock.objects.using(job._state.db).filter(key=job.lock_key).first()  # noqa: SLF001  (documented)
     if lock is None:
         return "nobody"
     shown = format_html('<a href="{}">{}</a>', reverse("admin:django_faktory_joblock_change", args=[lock.pk]), lock.jid)
+    # The row of an expired lock can still exist, so the row alone does not prove that the key is in use.
     if lock.expires_at <= datetime.now(UTC):
         return format_html("nobody: that of {} was over at {}", shown, _shown(lock.expires_at))
     whose = "this job" if lock.pk == job.lock_token else "another job"

@@ -1,6 +1,7 @@
-"""resque-locket's settings: identical jobs of the locketed queues run one at a time. What they mean, and what is wrong.
+"""Settings of resque-locket: identical jobs of the selected queues run one at a time.
 
-Pure: knows no Django; a job's creation is the clock's only where it does not say. Docs: `docs/locks.md`.
+`Locket` applies the settings, `problems` validates them. Pure: no Django; the clock is read only for a job without
+`created_at`. Docs: `docs/locks.md`.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ DEFAULTS: dict[str, Any] = {
 }
 
 SLACK_S = 5
-"""What an extension may be late by."""
+"""Seconds by which an extension may be late."""
 
 LONGEST_BEAT_S = 15.0
-"""Seconds between two BEATs, as the protocol recommends them."""
+"""Seconds between two BEATs, as the protocol recommends."""
 
 _NONE = JobOptions()
 
 
 class Problem(NamedTuple):
-    """What is wrong with the settings; an error, or where `is_warning` only unwise."""
+    """An error in the settings, or a warning if `is_warning`."""
 
     code: str
     """E1 to E6, W1 to W3."""
@@ -46,7 +47,7 @@ class Problem(NamedTuple):
 
     @property
     def is_warning(self) -> bool:
-        """Whether it works all the same."""
+        """True if the settings work despite the problem."""
         return self.code.startswith("W")
 
 
@@ -57,7 +58,7 @@ def locket(
     job_lock_duration: int = 35,
     job_lock_key: Callable[[LockedJob], str | None] | str | None = None,
 ) -> dict[str, Any]:
-    """For the settings: `FAKTORY = {"LOCKET": locket(["unique", "queues"])}`; without queues all are locketed."""
+    """Return the settings: `FAKTORY = {"LOCKET": locket(["unique", "queues"])}`; without queues it applies to all."""
     return {
         "ENABLED": True,
         "QUEUES": queues,
@@ -68,11 +69,11 @@ def locket(
 
 
 unique_queues = locket
-"""The name that resque-locket's README has for it."""
+"""Alias; the name that the README of resque-locket uses."""
 
 
 class LockedJob:
-    """What a key callable is given: a job as its client sent it, to look at."""
+    """Argument of a key callable: a read-only view of a job as its client sent it."""
 
     def __init__(self, job: JobPayload) -> None:
         self._job = job
@@ -80,19 +81,19 @@ class LockedJob:
 
     @cached_property
     def payload(self) -> dict[str, Any]:
-        """All of it."""
+        """The whole job, decoded."""
         found: dict[str, Any] = jsontext.decode(self._job.text)
         return found
 
     @property
     def args(self) -> list[Any]:
-        """Its arguments."""
+        """The positional arguments of the job."""
         found: list[Any] = self.payload["args"]
         return found
 
     @property
     def custom(self) -> dict[str, Any]:
-        """What it asks for beside; keyword arguments of a Django task are in `custom["kwargs"]`."""
+        """The job's options; keyword arguments of a Django task are in `custom["kwargs"]`."""
         return self.payload.get("custom") or {}
 
     @property
@@ -102,13 +103,13 @@ class LockedJob:
 
     @property
     def created_at(self) -> datetime:
-        """When it was made. (Part of a key, it makes every key another.)"""
+        """When the job was created. (As part of a key it makes every key unique.)"""
         told = self.payload.get("created_at")
         return parse_instant("created_at", told) if told else datetime.now(UTC)
 
 
 class Locket:
-    """The settings, read; for the side that pushes and the side that fetches."""
+    """The parsed settings, used by the pushing and the fetching side."""
 
     def __init__(self, settings: Mapping[str, Any], *, key: Callable[[LockedJob], str | None] | None = None) -> None:
         found = {**DEFAULTS, **settings}
@@ -117,28 +118,33 @@ class Locket:
         self.heartbeat_s: float = found["HEARTBEAT_FREQUENCY"]
         self.lease_s: float = found["JOB_LOCK_DURATION"]
         self._key = key
+        # Not raised here, so that system checks can report it: `refuse_wrong` raises it before the first lock.
         self._problem = next((problem for problem in problems(settings) if not problem.is_warning), None)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it concerns no job at all: it is not enabled, and there is nothing to refuse."""
+        """True if no job is affected: it is disabled and there is no error to raise."""
         return not self.is_enabled and self._problem is None
 
     def refuse_wrong(self) -> None:
-        """Raise FaktoryError where the settings are wrong: before any lock is taken."""
+        """Raise FaktoryError if the settings are invalid, before any lock is acquired."""
         if self._problem is not None:
             raise FaktoryError(f"{self._problem.message}; {self._problem.remedy}")
 
     def is_locketed(self, queue: str) -> bool:
-        """Whether jobs of this queue lock each other out without asking for it."""
+        """Return True if LOCKET applies to this queue: its jobs get lock keys without asking for them."""
         return self.is_enabled and (self.queues is None or queue in self.queues)
 
     def keyed(self, job: JobPayload) -> JobPayload:
-        """The job with its key. Raises InvalidPayload where the callable fails: the job is not to be stored."""
+        """Return the job with its lock key.
+
+        Raises InvalidPayload if the callable fails; the job must then not be stored.
+        """
         options = job.options or _NONE
         if not self.is_locketed(job.queue) or options.lock_key is not None:
             return job
         seen = LockedJob(job)
+        # The text search comes first: decoding every job to find this rare option would cost more.
         if '"lock"' in job.text and seen.custom.get("lock") is False:
             return job
         key = self._key_of(seen, job)
@@ -148,6 +154,7 @@ class Locket:
 
     def _key_of(self, seen: LockedJob, job: JobPayload) -> str | None:
         if self._key is None:
+            # Works on raw texts: the default key needs no decoded arguments.
             members = jsontext.members(job.text)
             custom = members.get("custom", "null")
             kwargs = jsontext.last_members(custom).get("kwargs", "") if custom.startswith("{") else ""
@@ -155,6 +162,8 @@ class Locket:
         try:
             key = self._key(seen)
         except Exception as error:
+            # A failed key callable rejects the job: without its key the job could run concurrently with an identical
+            # one.
             told = f"JOB_LOCK_KEY: {type(error).__name__}: {error}".splitlines()[0]
             raise InvalidPayload(f"{told:.200}; the job was not stored", jid=job.jid) from error
         if key is None:
@@ -166,7 +175,7 @@ class Locket:
 
 
 def problems(settings: object, *, beat_s: float = LONGEST_BEAT_S) -> list[Problem]:
-    """What is wrong with the settings, and how to mend it."""
+    """Return the problems of the settings, each with a remedy."""
     if not isinstance(settings, Mapping):
         return [
             Problem(
@@ -176,6 +185,7 @@ def problems(settings: object, *, beat_s: float = LONGEST_BEAT_S) -> list[Proble
     found = {**DEFAULTS, **settings}
     heartbeat, duration = found["HEARTBEAT_FREQUENCY"], found["JOB_LOCK_DURATION"]
     wrong = [*_unknown(settings), *_wrong_times(heartbeat, duration), *_wrong_queues(found), *_wrong_key(found)]
+    # Warnings compare the values, so they need valid ones.
     return wrong or [*_unwise(heartbeat, duration, beat_s)]
 
 
@@ -230,6 +240,7 @@ def _unwise(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
             f"with a HEARTBEAT_FREQUENCY of {heartbeat:g}"
         )
         found.append(Problem("W1", told, f"Let it be {int(heartbeat + SLACK_S + 0.999)} or more."))
+    # A worker in another language extends its locks by BEAT only, and one BEAT may be late.
     if duration < 2 * LONGEST_BEAT_S:
         told = (
             f"LOCKET: JOB_LOCK_DURATION ({duration}): workers in other languages send a BEAT every {LONGEST_BEAT_S:g} "
@@ -238,6 +249,7 @@ def _unwise(heartbeat: float, duration: int, beat_s: float) -> list[Problem]:
         found.append(
             Problem("W2", told, f"Let it be {2 * LONGEST_BEAT_S:g} or more, unless all workers are this project's.")
         )
+    # A lock must survive one late extension: SLACK_S for long locks, half the duration for short ones.
     if min(beat_s, heartbeat) > max(duration - SLACK_S, duration / 2):
         told = f"LOCKET: with a BEAT_INTERVAL of {beat_s:g} s locks of {duration} s are over before they are extended"
         found.append(Problem("W3", told, f"Let JOB_LOCK_DURATION be {int(beat_s + SLACK_S + 1)} or more."))

@@ -1,7 +1,7 @@
-"""Loggers whose records cannot be forged: what clients, peers and tasks wrote stays inside the record it is told in.
+"""Loggers with records that cannot be forged: text of clients, peers and tasks stays inside its record.
 
-Knows the standard library only. A name or a message with a line break would otherwise begin a line of its own in a log
-file, and look like a record; an escape sequence would command the terminal of who reads it.
+A name or message with a line break would otherwise start a new line in a log file and look like a record of its own; an
+escape sequence would control the terminal that displays it. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import traceback
 from typing import Any
 
 MARGIN = "    | "
-"""Begins each further line of a record that has several: no record begins like that."""
+"""Prefix of each further line of a record: no record starts like that."""
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of this name, for `__name__`: arguments and tracebacks are made harmless before any handler."""
+    """Return the logger of this name, for `__name__`. Arguments and tracebacks are sanitized before any handler."""
     found = logging.getLogger(name)
-    found.addFilter(_in_place)  # the same function each time: it is added once
+    found.addFilter(_in_place)  # addFilter ignores a filter that was added before
     return found
 
 
 class Lines:
-    """An argument that has several lines on purpose: they are shown below the record, each behind the margin."""
+    """An argument with intended line breaks: shown below the record, each line behind the margin."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -32,19 +32,20 @@ class Lines:
 
 
 def one_line(text: str) -> str:
-    """The text with all that is not printed spelled out: line breaks, escapes, marks that turn text round."""
+    """Return the text with unprintable characters escaped: line breaks, escape sequences, bidirectional marks."""
     if text.isprintable():
         return text
+    # ascii() escapes the character; [1:-1] removes the quotes around it.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def behind_margin(text: str) -> str:
-    """Each line by itself made harmless, and moved in."""
+    """Sanitize each line separately and indent it."""
     return "\n".join(MARGIN + one_line(line.expandtabs(4)) for line in text.split("\n"))
 
 
 class _Shown:
-    """Stands for an argument whose text had to be changed, however it is formatted."""
+    """Proxy for an argument that is sanitized when it is formatted, with `%s` or `%r`."""
 
     def __init__(self, argument: object) -> None:
         self._argument = argument
@@ -57,17 +58,18 @@ class _Shown:
 
 
 def _in_place(record: logging.LogRecord) -> bool:
-    """A filter that lets all pass, and changes what could be read as another record."""
+    """Filter that accepts every record and sanitizes it in place."""
     if isinstance(record.args, tuple):
         record.args = tuple(map(_harmless, record.args))
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
-        # Formatters take this text where it is there; who reads `exc_info` (Sentry, JSON) still can.
+        # Formatters use exc_text where it is set. Handlers that read `exc_info` (Sentry, JSON) still can.
         told = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
         record.exc_text = behind_margin(told)
     return True
 
 
 def _harmless(argument: Any) -> Any:
+    # Numbers keep their type, because formats such as %d need it.
     if argument is None or isinstance(argument, int | float | Lines):
         return argument
     if isinstance(argument, str):

@@ -1,7 +1,7 @@
-"""Base classes of the admin pages: parameters of addresses, effects of a POST, long texts, records of acts.
+"""Base classes of the admin pages: filter parameters, POST requests, long texts, log entries of actions.
 
-Lists are filtered by their own filters only, and pages that only show accept no POST. Each act requires its own
-permission and asks for a reason; acts that destroy ask for confirmation.
+`Styled` lists accept the parameters of their own filters only; `LookOnly` pages accept no POST. Each action requires
+its own permission and takes a reason; destructive actions need a confirmation.
 """
 
 from __future__ import annotations
@@ -50,29 +50,30 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class AtLeast(int):
-    """A number that counting ended at; there are more. Pages say so, whoever prints it."""
+    """A lower bound at which counting stopped; its text ends with a plus sign."""
 
     def __str__(self) -> str:
         return f"{int(self):,}+"
 
 
 class CappedPaginator(CappedBase):
-    """Counts no further than `cap` rows: a list of millions opens as fast as a list of ten thousand."""
+    """Paginator that counts at most `cap` rows, so that a list of millions opens as fast as one of ten thousand."""
 
     cap = 10_000
 
     @cached_property
     def count(self) -> int:
-        """How many rows there are, at most `cap`."""
+        """The number of rows, at most `cap`."""
         rows: Any = self.object_list
+        # order_by() without arguments removes the order, which the count does not need.
         some = rows[: self.cap + 1] if isinstance(rows, list) else rows.order_by()[: self.cap + 1]
         count = len(some) if isinstance(some, list) else some.count()
         return AtLeast(self.cap) if count > self.cap else count
 
 
 def asks(act: str) -> Callable[..., bool]:
-    """Return a method `has_…_permission` of an admin for this act, `resource.verb`."""
-    permissions.needs(act)  # an act without an entry fails at import
+    """Return a method `has_…_permission` of an admin for this action, `resource.verb`."""
+    permissions.needs(act)  # an action without an entry fails at import
 
     def has_permission(_: Any, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG001  (Django's signature)
         return permissions.may(request.user, act)
@@ -81,18 +82,20 @@ def asks(act: str) -> Callable[..., bool]:
 
 
 def why(request: HttpRequest) -> str:
-    """The reason somebody gave."""
+    """Return the reason that the user entered, at most 500 characters."""
+    # The form has the same maximum, but a client may post any text.
     return request.POST.get("why", "").strip()[:500]
 
 
 def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
-    """Put on record who has done this to each, and why."""
+    """Write a log entry for each row: the user, the action and the reason."""
     said = told(request, done)
     found = list(rows)
     if not found:
         return
     kind = ContentType.objects.get_for_model(found[0], for_concrete_model=False)
     user_id: Any = request.user.pk
+    # One INSERT for all rows.
     LogEntry.objects.bulk_create(
         LogEntry(
             user_id=user_id, content_type=kind, object_id=row.pk, object_repr=str(row)[:200], action_flag=CHANGE,
@@ -103,18 +106,21 @@ def log(request: HttpRequest, rows: Iterable[Model], done: str) -> None:
 
 
 def told(request: HttpRequest, done: str) -> str:
-    """What was done, with the reason where one was given."""
+    """Return a description of the action, with the reason if the user gave one."""
     reason = why(request)
     return f"{done}: {reason}" if reason else f"{done}."
 
 
 def is_in_unfold() -> bool:
-    """Whether django-unfold draws the admin: it shows no titles, and its script must know of an action once chosen."""
+    """Return True if django-unfold renders the admin.
+
+    It shows no titles, and its script must be notified of the chosen action.
+    """
     return apps.is_installed("unfold")
 
 
 def looks() -> forms.Media:
-    """Our style sheet; and what it lacks where django-unfold draws the admin."""
+    """Return the style sheet, with corrections if django-unfold renders the admin."""
     files = ["django_faktory/admin.css"]
     if is_in_unfold():
         files.insert(0, "django_faktory/unfold.css")
@@ -122,7 +128,7 @@ def looks() -> forms.Media:
 
 
 class LongText(NamedTuple):
-    """A column with long texts: the permission it takes, its redaction, and its type as a file."""
+    """A column with long texts: the permission that shows it, its redaction, and its file type."""
 
     field: str = ""
     """Its name in `permissions.FIELDS`."""
@@ -132,7 +138,7 @@ class LongText(NamedTuple):
 
 
 class ShownText(NamedTuple):
-    """The beginning of a text as a page shows it, and where all of it is."""
+    """The part of a text that a page shows, and the address of the whole text."""
 
     text: str
     size: int
@@ -141,7 +147,7 @@ class ShownText(NamedTuple):
 
 
 def shown_text(stored: texts.StoredText, url: str, text: str | None = None) -> ShownText:
-    """Return the beginning of a stored text, or of `text` which was made of it."""
+    """Return the beginning of a stored text, or of `text` if that is given instead."""
     made = texts.laid_out(stored.text) if text is None else text
     beginning = texts.cut(made)
     return ShownText(beginning, stored.size, not stored.is_whole or len(beginning) < len(made), url)
@@ -165,6 +171,7 @@ class SafeChangeList(ChangeList):
         if lengths:
             rows = list(self.result_list)
             for row in rows:
+                # Fills the deferred columns: reading one would load the whole text, with one query for each row.
                 row.__dict__.update({column: getattr(row, f"{column}_beginning") for column in lengths})
             self.result_list = rows
 
@@ -176,7 +183,7 @@ class SafeChangeList(ChangeList):
         return found
 
     def get_ordering(self, request: HttpRequest, queryset: AnyQuerySet) -> Any:
-        """Ignore columns that are not in `sortable_by`: Django only leaves their links out, and still sorts by them."""
+        """Ignore columns that are not in `sortable_by`: Django only omits their links, and still sorts by them."""
         asked: dict[str, str] = {}
         for part in self.params.pop(ORDER_VAR, "").split("."):
             asked.setdefault(self._column(part), part)  # once each: databases limit the terms of ORDER BY
@@ -194,7 +201,7 @@ class SafeChangeList(ChangeList):
 
 
 class ReasonForm(ActionForm):
-    """Beside the choice of an action: why."""
+    """Form of the action bar, extended by a reason."""
 
     why = forms.CharField(
         label="Why", required=False, max_length=500, widget=forms.TextInput({"placeholder": "reason, for the record"})
@@ -207,16 +214,16 @@ class ReasonForm(ActionForm):
 
 
 class Styled(AnyAdmin):
-    """A page with our own style sheet and script. Its list takes the parameters of its own filters only."""
+    """Admin with the package's style sheet and script. Its list accepts the parameters of its own filters only."""
 
     link_parameters: tuple[str, ...] = ()
-    """Fields that links of our pages filter this list by, without a filter on the list itself."""
+    """Fields by which links of other pages filter this list, without a filter on the list itself."""
 
     long_texts: ClassVar[Mapping[str, LongText]] = {}
-    """Columns that no list and no page reads whole, and that can be downloaded."""
+    """Columns that no list and no page reads whole; they can be downloaded."""
 
     beginnings: ClassVar[Mapping[str, int]] = {}
-    """Columns of `long_texts` that the list shows, and how many characters it reads of each."""
+    """Columns of `long_texts` that the list shows, and the number of characters it reads of each."""
 
     seen_with: ClassVar[Mapping[str, str]] = {}
     """Columns and fields of pages that show a field of `permissions.FIELDS`, and its name there."""
@@ -226,11 +233,11 @@ class Styled(AnyAdmin):
         return permissions.may_see(request.user, str(self.opts.model_name))
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may edit: a form also shows, so that takes both permissions."""
+        """Return whether the user may edit. A form also shows the data, so both permissions are needed."""
         return self.has_view_permission(request, obj) and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete: the page that confirms also shows."""
+        """Return whether the user may delete. The confirmation page also shows the data."""
         return self.has_view_permission(request, obj) and super().has_delete_permission(request, obj)
 
     def sees(self, request: HttpRequest, name: str) -> bool:
@@ -239,11 +246,11 @@ class Styled(AnyAdmin):
         return field is None or permissions.may_see(request.user, str(self.opts.model_name), field)
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Leave out the fields that the policy hides from the user."""
+        """Omit columns that the policy hides from the user."""
         return [one for one in super().get_list_display(request) if self.sees(request, str(one))]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Leave out the fields that the policy hides from the user."""
+        """Omit fields that the policy hides from the user."""
         found = [
             (title, {**options, "fields": [one for one in options["fields"] if self.sees(request, str(one))]})
             for title, options in super().get_fieldsets(request, obj)
@@ -251,7 +258,7 @@ class Styled(AnyAdmin):
         return [(title, options) for title, options in found if options["fields"]]
 
     def get_queryset(self, request: HttpRequest) -> AnyQuerySet:
-        """Leave long texts in the database."""
+        """Defer the columns with long texts, so that they are not read."""
         return super().get_queryset(request).defer(*self.long_texts)
 
     def get_urls(self) -> list[URLPattern]:
@@ -265,7 +272,7 @@ class Styled(AnyAdmin):
         return [path("<path:object_id>/download/<slug:column>/", view, name=name), *super().get_urls()]
 
     def url_of_download(self, row: Model, column: str) -> str:
-        """Return the address that all of this text is downloaded from."""
+        """Return the download address of the whole text."""
         name = f"{self.admin_site.name}:{self.opts.app_label}_{self.opts.model_name}_download"
         return reverse(name, args=[quote(row.pk), column])
 
@@ -302,6 +309,7 @@ class Styled(AnyAdmin):
             text = one.redact(row, text)
         kind, end = ("application/json", "json") if one.is_json else ("text/plain; charset=utf-8", "txt")
         return FileResponse(
+            # Lone surrogates, which JSON allows, cannot be encoded.
             BytesIO(text.encode("utf-8", "replace")),
             as_attachment=True,
             filename=f"{model}-{row.pk}-{column}.{end}",
@@ -321,6 +329,7 @@ class Styled(AnyAdmin):
         if self.date_hierarchy:
             found |= {f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day")}
         chosen: Any = self.list_filter if request is None else self.get_list_filter(request)
+        # A filter's own expected_parameters() is the source: a second list of names could differ from it.
         for one in chosen:
             if callable(one):
                 found.add(one.parameter_name)
@@ -339,7 +348,7 @@ class Styled(AnyAdmin):
     def changeform_view(
         self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
     ) -> Any:
-        """Reject `_saveasnew` unless the page offers it: Django obeys it either way."""
+        """Reject `_saveasnew` unless the page offers it, because Django obeys it in any case."""
         if "_saveasnew" in request.POST and not self.save_as:
             raise PermissionDenied
         return super().changeform_view(request, object_id, form_url, extra_context)
@@ -352,16 +361,16 @@ class Styled(AnyAdmin):
 
     @property
     def media(self) -> forms.Media:
-        """Django's, and ours."""
+        """Django's files, and the package's."""
         return super().media + looks() + forms.Media(js=["django_faktory/admin.js"])
 
     action_form = ReasonForm
-    show_facets = admin.ShowFacets.NEVER  # they count whole tables
-    show_full_result_count = False  # so does that, beside a filtered list's own count
+    show_facets = admin.ShowFacets.NEVER  # facets count whole tables
+    show_full_result_count = False  # so does this, in addition to the filtered count
 
     @property
     def urls(self) -> list[URLPattern]:
-        """Return the addresses of `get_urls`; their pages show control characters as signs."""
+        """Return the addresses of `get_urls`; their pages show control characters as symbols."""
         found = self.get_urls()
         for one in found:
             one.callback = with_readable_text(one.callback)
@@ -370,9 +379,10 @@ class Styled(AnyAdmin):
     def confirmed(
         self, request: HttpRequest, question: str, *, what: Iterable[object], note: str, button: str
     ) -> HttpResponse | None:
-        """A page that asks once more, and None where that was answered with yes."""
+        """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
             return None
+        # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
         kept = {"action": request.POST.get("action", ""), "why": why(request), "confirmed": "yes"}
         context = {
             **self.admin_site.each_context(request),
@@ -391,12 +401,12 @@ class Styled(AnyAdmin):
         return TemplateResponse(request, "admin/django_faktory/confirm.html", context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Named for what it lists: nothing is selected to be changed."""
+        """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
         title = {"title": str(self.opts.verbose_name_plural).capitalize()}
         return super().changelist_view(request, {**title, **(extra_context or {})})
 
     def page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
-        """A page of our own in the admin's frame."""
+        """Return a page of the package inside the admin's frame."""
         whole: Mapping[str, Any] = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
@@ -408,7 +418,7 @@ class Styled(AnyAdmin):
 
 
 class LookOnly(Styled):
-    """No adding, editing or deleting by Django's forms: rows change by acts, which have addresses of their own."""
+    """Read-only admin: rows change by actions, which have addresses of their own, not by Django's forms."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
         """Return False for every user."""
@@ -440,7 +450,7 @@ class LookOnly(Styled):
         return super().change_view(request, object_id, form_url, {**title, **buttons, **(extra_context or {})})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:  # noqa: ARG002
-        """All there is."""
+        """Return all fields of the model, and `extra_fields`."""
         return [*(field.name for field in self.model._meta.fields), *self.extra_fields]  # noqa: SLF001
 
     extra_fields: tuple[str, ...] = ()

@@ -1,11 +1,9 @@
-"""What time does, on every node: due jobs, reservations, lost workers, purging. No leader: steps may run twice.
+"""Time-based maintenance on every node: due jobs, reservations, lost workers, purging.
 
-One loop over a table of steps. Due jobs and cron entries have a clock of their own: the loop sleeps until the next one
-is due, a second at most, so that a job is picked up when it should be. Pushes of this node that are due sooner end its
-sleep.
-The look for them asks every few seconds whether anything else is to be done, so that an idle node sends one statement
-a second.
-Knows no protocol and no worker's threads.
+`Maintenance` runs one loop over a table of steps. There is no leader: a step may run on two nodes. The loop sleeps
+until the next job or cron entry is due, at most one second, and a push on this node that is due sooner ends the sleep.
+Every few seconds the query for due jobs also checks for other work, so an idle node sends one statement a second.
+Independent of the protocol and of worker threads.
 """
 
 from __future__ import annotations
@@ -48,45 +46,47 @@ D = TypeVar("D")
 logger = get_logger(__name__)
 
 LONGEST_SLEEP_S = 1.0
-"""Bounds how late a job is that another node scheduled for sooner than all that this one knew of."""
+"""Longest sleep in seconds: the delay of a job that another node scheduled earlier than all jobs known here."""
 
 LOOK_AGAIN_S = 0.02
-"""Another node is enqueueing what is due: look again when it has committed."""
+"""Seconds before the next query while another node is enqueueing the due jobs: its commit will follow soon."""
 
 LOOK_AROUND_S = 3.0
-"""Between two looks at reservations, workers and expired jobs: with the sleep less than the 5 s of W19 and W20."""
+"""Seconds between checks of reservations, workers and expired jobs; with the sleep below the 5 s of W19 and W20."""
 
 FORGET_UNSEEN_S = 3600
-"""How long a worker process that never sent a BEAT is listed after it was last seen."""
+"""Seconds for which a worker process that never sent a BEAT is listed after it was last seen."""
 
 
 HEARD_WITHIN_S = 30.0
-"""Twice the time between two BEATs: a worker that lives is heard so soon after an outage, if it lives.
+"""Seconds after an outage within which every live worker is heard: twice the time between two BEATs.
 
-While no server or no database was there, no BEAT could be received: a node counts no worker as lost, and ends no
-reservation that a BEAT may extend, before it has listened that long itself. Else each outage longer than
-WORKER_TIMEOUT, or than a reservation, would let running jobs run twice."""
+While no server or no database was reachable, no BEAT could be received. A node counts no worker as lost, and ends no
+reservation that a BEAT may extend, before it has itself listened for that time. Otherwise each outage longer than
+WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
+"""
 
 IDLE_GATES_S = 50.0
-"""How long nobody looks after gates where none was in use."""
+"""Seconds between checks of the limiters' counts while no limiter is in use."""
 
 VANISHED_S = 10.0
-"""How long a job is left with a holder nobody knows: longer than any claim takes from its start to its commit."""
+"""Seconds a job stays with an unknown holder: longer than any claim takes from its start to its commit."""
 
 
 WHEN_SEEN = math.inf
+"""Interval of steps that run only when the query for pending work finds something."""
 
 LONGEST_STEP_S = 120.0
-"""How long the database may take for one of a step's transactions."""
+"""Timeout in seconds for each transaction of a step."""
 
 AFTER_FAILURE_S = 10.0
-"""When a step that failed is tried again, unless it would be sooner."""
+"""Seconds before a failed step is tried again, unless its interval is shorter."""
 
 
 class Step(NamedTuple):
-    """Run `work` every `every_s` seconds, again at once as long as it says that more is left.
+    """Run `work` every `every_s` seconds, and again at once while it returns True (more is left).
 
-    `every_s` is WHEN_SEEN for what a look sees by itself; those are taken once at the start too.
+    `every_s` is WHEN_SEEN for steps that run when a query finds work for them; these run once at the start too.
     """
 
     name: str
@@ -95,8 +95,11 @@ class Step(NamedTuple):
 
 
 class Maintenance:
-    """The loop. `on_lost` hears the wids given up (a server closes their connections), `on_work` the queues
-    that got work, None for any (a server tries its waiting fetchers)."""
+    """The maintenance loop.
+
+    `on_lost` receives the wids of lost workers (a server closes their connections). `on_work` receives the queues that
+    have new work, None for any queue (a server tries its waiting fetchers).
+    """
 
     def __init__(
         self,
@@ -111,11 +114,11 @@ class Maintenance:
         self._stopping = threading.Event()
         self._alarm = threading.Event()  # ends the sleep
         self._awake_at = math.inf
-        self._next_due_at: float | None = None  # as the latest look saw it
+        self._next_due_at: float | None = None  # as of the latest query
         self._look_around_at = 0.0
-        self._seen: set[str] = set()  # steps that have something to do
-        self._due_at: dict[str, float] = {}  # the others
-        self._listens_since = math.inf  # without a break
+        self._seen: set[str] = set()  # steps for which the latest query found work
+        self._due_at: dict[str, float] = {}  # next run of the steps with an interval
+        self._listens_since = math.inf  # without interruption; inf while the database is unreachable
         self._keyless_after: backfill.Position | None = None
         self._swept_to: locks.Place | None = None
         self._folded_to: tuple[str, str] | None = None
@@ -158,7 +161,8 @@ class Maintenance:
         )
 
     def run(self) -> None:
-        """Loop until `stop`; a database that is away is waited for, an error in one step stops no other."""
+        """Loop until `stop`. Waits for an unreachable database; an error in one step stops no other step."""
+        # Steps process hundreds of rows, so they get more time than a command (ADR 0017).
         deadlines.allow_this_thread(LONGEST_STEP_S)
         while not self._stopping.is_set():
             sleep_s = self._round()
@@ -167,18 +171,21 @@ class Maintenance:
         connections[self.alias].close()
 
     def _round(self) -> float:
-        """Look, and take the steps that are due; returns how long to sleep then."""
+        """Query for due work and run the due steps; return the seconds to sleep."""
         self._seen.clear()
-        self._awake_at = math.inf  # what is scheduled while it looks is looked for again
+        self._awake_at = math.inf  # a push during this round must end the next sleep
         self._alarm.clear()
         found_s = self._guarded("due jobs", self._enqueue_due, None)
         if found_s is not None:
             self._success_at = time.monotonic()
+        # A failed query restarts this: while the database was unreachable no BEAT could be stored (ADR 0017).
         self._listens_since = math.inf if found_s is None else min(self._listens_since, time.monotonic())
         sleep_s = LONGEST_SLEEP_S if found_s is None else found_s
         for step in self._steps:
+            # A step without a time in _due_at has not run yet: each runs in the first round.
             is_due = step.name in self._seen or time.monotonic() >= self._due_at.get(step.name, 0.0)
             if is_due and not self._stopping.is_set():
+                # A step with more work runs again in the next round, so that a backlog does not delay due jobs.
                 more = self._guarded(step.name, step.work, None)
                 pause_s = min(step.every_s, AFTER_FAILURE_S) if more is None else 0 if more else step.every_s
                 self._due_at[step.name] = time.monotonic() + pause_s
@@ -188,25 +195,28 @@ class Maintenance:
         return sleep_s
 
     def since_round_s(self) -> float:
-        """How long ago the loop went round, whatever came of it. From any thread."""
+        """Return seconds since the loop's last round, successful or not. From any thread."""
         return time.monotonic() - self._round_at
 
     def since_success_s(self) -> float:
-        """How long ago its look at the database succeeded. From any thread."""
+        """Return seconds since the last successful query. From any thread."""
         return time.monotonic() - self._success_at
 
     def stop(self) -> None:
-        """Ask the loop to end after the step at hand; from any thread or a signal handler."""
+        """Ask the loop to end after the current step; from any thread or a signal handler."""
         self._stopping.set()
         self._alarm.set()
 
     def expect(self, at: datetime) -> None:
-        """A job was stored that is due then: sleep no longer than that. From any thread; its clock is good enough."""
+        """Sleep no longer than until `at`, when a stored job is due. From any thread.
+
+        Compares with this machine's clock, which is accurate enough.
+        """
         if time.monotonic() + (at - datetime.now(UTC)).total_seconds() < self._awake_at:
             self._alarm.set()
 
     def run_once(self) -> None:
-        """Every step once, until nothing is left to do: for commands and tests. As if it had listened all the time."""
+        """Run every step until no work is left: for commands and tests. Assumes that it has listened long enough."""
         self._listens_since = -math.inf
         while self._enqueue_due() <= 0:
             pass
@@ -219,13 +229,13 @@ class Maintenance:
             return work()
         except BrokerUnavailable as error:
             logger.warning("maintenance waits for the database step=%s error=%s", name, error)
-        except Exception:  # a loop: says what happened, and goes on
+        except Exception:  # the loop must survive: log and continue
             logger.exception("maintenance step failed step=%s", name)
             connections[self.alias].close()
         return otherwise
 
     def _enqueue_due(self) -> float:
-        """Enqueue what is due, set by set; returns how long there is nothing to do, in seconds."""
+        """Enqueue due jobs, one set at a time; return the seconds until there is more to do."""
         wait_s, sleep_s = self._look()
         if wait_s is None or wait_s > 0:
             self._hear_of_others(wait_s)
@@ -240,8 +250,10 @@ class Maintenance:
         return LOOK_AGAIN_S
 
     def _look(self) -> tuple[float | None, float]:
-        """How long until the next job is due, and how long to sleep where none is; now and then also what else there is
-        to do."""
+        """Return seconds until the next job is due (None: no job), and the longest sleep.
+
+        Every LOOK_AROUND_S the same query also checks for all other work.
+        """
         looks_around = time.monotonic() >= self._look_around_at
         found = looking.look(using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None)
         if looks_around:
@@ -257,11 +269,14 @@ class Maintenance:
             "gates": opens_in_s <= 0,
         }
         self._seen.update(name for name, is_seen in saw.items() if is_seen)
-        # A tick that is due and cannot be taken is with another node, for the length of a transaction.
+        # A due cron run that cannot be taken is locked by another node, for the length of a transaction: do not spin.
         return found.due_in_s, min(max(min(tick_in_s, opens_in_s), LOOK_AGAIN_S), LONGEST_SLEEP_S)
 
     def _hear_of_others(self, wait_s: float | None) -> None:
-        """What should be due by now and is gone, another node has enqueued: its hint may not come here."""
+        """Wake fetchers if a job that should be due by now is gone: another node enqueued it.
+
+        The notification of that node may not reach this one.
+        """
         now = time.monotonic()
         if self._next_due_at is not None and self._next_due_at <= now:
             self._on_work(None)
@@ -272,7 +287,7 @@ class Maintenance:
         return False
 
     def _take_ticks(self) -> bool:
-        """Enqueue the jobs of entries that are due. What it scheduled, or left over, the next look sees."""
+        """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
         queues = ticks.take_due(crontab.enqueue, using=self.alias)
         if queues:
             wakeups.announce(self.alias, queues)
@@ -282,6 +297,7 @@ class Maintenance:
     def _reap(self) -> bool:
         may_judge = self._has_listened()
         dead_for_s = conf.get("DEAD_TTL")
+        # Before the node has listened long enough, reservations that a BEAT may extend are spared.
         return failures.reap(using=self.alias, dead_for_s=dead_for_s, spares_kept=not may_judge) == failures.CHUNK
 
     def _lose(self) -> bool:
@@ -290,11 +306,12 @@ class Maintenance:
         return self._give_up(workers.silent(conf.get("WORKER_TIMEOUT"), using=self.alias))
 
     def _has_listened(self) -> bool:
-        """Whether each worker and server that lives has had the time to say so since the database is there."""
+        """Return True if every live worker and server has had time to report since the database became reachable."""
         listen_s: float = min(conf.get("WORKER_TIMEOUT"), HEARD_WITHIN_S)
         return time.monotonic() - self._listens_since >= listen_s
 
     def _lose_vanished(self) -> bool:
+        # These wids were counted as lost while a claim of theirs was in flight, so there is no BEAT to wait for.
         return self._give_up(workers.vanished(VANISHED_S, using=self.alias))
 
     def _give_up(self, wids: list[str]) -> bool:
@@ -303,6 +320,7 @@ class Maintenance:
             logger.warning("workers lost wids=%s jobs=%d", ",".join(wids), jobs)
             self._on_lost(wids)
             if jobs:
+                # `lose` does not return the queues of the jobs.
                 wakeups.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
         return False
@@ -318,12 +336,12 @@ class Maintenance:
         return False
 
     def _open_gates(self) -> bool:
-        """Let the next sets of jobs go that wait for their rate. What comes after them, the next look sees."""
+        """Unblock the next jobs that wait for a rate. The next query finds later ones."""
         self._tell(gates.open_due(using=self.alias))
         return False
 
     def _look_after_gates(self) -> bool:
-        """Where none is in use, now and then: an idle node sends few statements."""
+        """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
         if time.monotonic() >= self._gates_rest_until and gates.sweep(using=self.alias) is None:
             self._gates_rest_until = time.monotonic() + IDLE_GATES_S
         return False
@@ -349,7 +367,7 @@ class Maintenance:
         return len(stranded) == locks.CHUNK
 
     def _look_after_blocked(self) -> bool:
-        """A bounded number of jobs each time: where more are blocked, the next time goes on."""
+        """Check a bounded number of blocked jobs; the next run continues where this one ended."""
         healed, self._swept_to = locks.sweep(using=self.alias, after=self._swept_to)
         if healed:
             logger.warning("keys had blocked jobs and none was ready, the next job of each is now keys=%d", healed)
@@ -357,7 +375,7 @@ class Maintenance:
         return False
 
     def _give_keys(self) -> bool:
-        """Give keys to jobs that were pushed before their queue was locketed: all that wait are looked through."""
+        """Give lock keys to jobs that were pushed before LOCKET applied to their queue; scans all waiting jobs."""
         locket = configured_locket()
         if not locket.is_enabled or (locket.queues is not None and not locket.queues):
             return False
@@ -367,7 +385,7 @@ class Maintenance:
         return self._keyless_after is not None
 
     def _look_after_batches(self) -> bool:
-        """Give up those never committed, let go of those long ended, and make sure that none waits for nothing."""
+        """Expire batches never committed, purge those finished long ago, and recover batches with overdue steps."""
         expired = batches.expire(using=self.alias)
         purged = batches.purge(using=self.alias, kept_for_s=conf.get("BATCH_TTL"))
         healed = batches.sweep(using=self.alias)
@@ -381,6 +399,7 @@ class Maintenance:
 
     def _expire(self) -> bool:
         dropped = 0
+        # A loop, not another round: one log line has the number of all expired jobs.
         while count := upkeep.expire(using=self.alias):
             dropped += count
             if count < upkeep.CHUNK or self._stopping.is_set():
@@ -390,6 +409,7 @@ class Maintenance:
         return False
 
     def _tidy(self) -> bool:
+        # The vacuum itself runs in a thread of its own: due jobs do not wait for it (ADR 0009).
         self._tidier.look()
         return False
 
@@ -400,12 +420,13 @@ class Maintenance:
         return measures.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == measures.CHUNK
 
     def _fold_measures(self) -> bool:
-        """All rows of totals, a bounded number at a time."""
+        """Fold all rows of totals, a bounded number at a time."""
         self._folded_to = measures.fold_unused(using=self.alias, after=self._folded_to)
         return self._folded_to is not None
 
     def _list_queues(self) -> bool:
-        """Add rows of queues that jobs wait in: one that was not pushed to it, such as a callback, adds none."""
+        """Add rows of queues in which jobs wait: a job that was not pushed, such as a callback, adds none."""
+        # Continues after the last name, so that each run reads a bounded number of queues.
         names = queues.names_in_use(using=self.alias, after=self._listed_to)
         queues.add(names, using=self.alias)
         self._listed_to = names[-1] if len(names) == queues.NAMES_AT_ONCE else ""

@@ -1,6 +1,7 @@
-"""What one process sees of the jobs that pass through it: how many, how long they waited, how long they ran.
+"""Timings of the jobs that pass through one process: numbers, waiting times and run times.
 
-Sums and histograms by queue and task, until somebody takes them and adds them to the database's. Knows no database.
+`Recorder` keeps sums and histograms by queue and task until a caller takes them and adds them to the database's.
+Imports no database code.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+# bisect_left counts a time equal to a bound below it, as Prometheus' `le` requires.
 BOUNDS_S = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
-"""Upper ends of the histograms' buckets; a last one takes the rest."""
+"""Upper bounds of the histogram buckets, in seconds; one more bucket has no bound."""
 
 BUCKETS = len(BOUNDS_S) + 1
 MOST_SERIES = 1000
-"""Pairs of queue and task a process tells apart between two takes: their names are the clients' to choose."""
+"""Pairs of queue and task that a process distinguishes between two takes: clients choose the names without limit."""
 
 OTHER = "(other)"
+"""Queue and task of the series that receives all further pairs."""
 
 
 class Passed(NamedTuple):
-    """A job that began, or ended: after so many seconds of waiting, or of running."""
+    """A job that started or ended, with the seconds it waited or ran."""
 
     queue: str
     jobtype: str
@@ -43,11 +46,11 @@ class Series:
     waited_s: float = 0.0
     ran_s: float = 0.0
     waits: list[int] = field(default_factory=_none)
-    """How many waited up to each of `BOUNDS_S`, and no less than the bound before it."""
+    """Number of jobs by waiting time: up to each of `BOUNDS_S`, and above the bound before it."""
     runs: list[int] = field(default_factory=_none)
 
     def add(self, other: Series) -> None:
-        """Add what another one has."""
+        """Add the sums of another series."""
         self.started += other.started
         self.succeeded += other.succeeded
         self.failed += other.failed
@@ -57,7 +60,7 @@ class Series:
         self.runs = [sum(pair) for pair in zip(self.runs, other.runs, strict=True)]
 
     def subtract(self, other: Series) -> None:
-        """Take away what another one has; no sum becomes negative."""
+        """Subtract the sums of another series; no sum becomes negative."""
         self.started = max(0, self.started - other.started)
         self.succeeded = max(0, self.succeeded - other.succeeded)
         self.failed = max(0, self.failed - other.failed)
@@ -68,14 +71,14 @@ class Series:
 
 
 class Recorder:
-    """Takes note, from any thread; a set of jobs at a time."""
+    """Thread-safe recorder; takes several jobs per call, to acquire its lock once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str], Series] = {}
 
     def started(self, jobs: Iterable[Passed]) -> None:
-        """These were handed to workers."""
+        """Record jobs that were delivered to workers."""
         with self._lock:
             for job in jobs:
                 series = self._series.get((job.queue, job.jobtype)) or self._of(job)
@@ -84,7 +87,7 @@ class Recorder:
                 series.waits[bisect_left(BOUNDS_S, job.seconds)] += 1
 
     def ended(self, jobs: Iterable[Passed], *, well: bool) -> None:
-        """These were reported by the workers that held them."""
+        """Record jobs that their workers reported as ended."""
         with self._lock:
             for job in jobs:
                 series = self._series.get((job.queue, job.jobtype)) or self._of(job)
@@ -96,13 +99,14 @@ class Recorder:
                 series.runs[bisect_left(BOUNDS_S, job.seconds)] += 1
 
     def take(self) -> dict[tuple[str, str], Series]:
-        """What was noted since the last time, by queue and jobtype."""
+        """Return and reset the sums since the last call, by queue and jobtype."""
         with self._lock:
+            # Swapped, not copied: the caller writes to the database without this lock.
             taken, self._series = self._series, {}
         return taken
 
     def give_back(self, taken: dict[tuple[str, str], Series]) -> None:
-        """These could not be kept: they are taken again, with what was noted since."""
+        """Restore sums that could not be stored: the next `take` returns them, added to newer ones."""
         with self._lock:
             for (queue, jobtype), series in taken.items():
                 self._of(Passed(queue, jobtype, 0.0)).add(series)
@@ -111,6 +115,7 @@ class Recorder:
         key = job.queue, job.jobtype
         found = self._series.get(key)
         if found is None:
+            # Queue and jobtype are chosen by clients, which could otherwise fill the memory.
             if len(self._series) >= MOST_SERIES:
                 key = OTHER, OTHER
             found = self._series.setdefault(key, Series())

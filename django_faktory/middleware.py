@@ -1,7 +1,7 @@
-"""What wraps every enqueue and every run: a base class, and the pieces of context that jobs carry in their `custom`.
+"""Middleware around every enqueue and every run; context travels in the `custom` of jobs.
 
-`FAKTORY = {"MIDDLEWARE": ["django_faktory.middleware.Language", …]}`, the first one outermost; `docs/middleware.md`.
-Where the list is empty nothing here is called.
+`FAKTORY = {"MIDDLEWARE": ["django_faktory.middleware.Language", …]}`, outermost first; `docs/middleware.md`. With an
+empty list nothing here is called.
 """
 
 from __future__ import annotations
@@ -23,40 +23,42 @@ from .errors import FaktoryError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A job on its way in, or one that runs: `result` tells its id, task and arguments, as JSON has them."""
+    """A job being enqueued or run: `result` has its id, task and arguments, in JSON types."""
 
     result: TaskResult[..., Any]
     custom: dict[str, Any] = field(default_factory=dict)
-    """What travels with the job: to be filled before it is pushed, to be read where it runs. JSON's types."""
+    """Data that travels with the job, in JSON types: filled before the push, read at the run."""
 
 
 class Middleware:
-    """Made once a process, without arguments; used by many threads at once. An error raised here is the enqueue's,
-    or that of the attempt."""
+    """Base class. One instance per process, created without arguments and used by many threads.
+
+    An error raised here becomes the error of the enqueue or of the attempt.
+    """
 
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:  # noqa: ARG002
-        """Around one push: of one job, or of all those of `enqueue_many`."""
+        """Wrap one push: of one job, or of all jobs of `enqueue_many`."""
         yield
 
     @contextmanager
     def run(self, call: Call) -> Iterator[None]:  # noqa: ARG002
-        """Around one run, in its thread and, where the task is atomic, in its transaction."""
+        """Wrap one run, in its thread and, for an atomic task, in its transaction."""
         yield
 
     @asynccontextmanager
     async def arun(self, call: Call) -> AsyncIterator[None]:
-        """Around one run of an `async def` task, on the event loop: `run`, unless this is overridden."""
+        """Wrap one run of an `async def` task, on the event loop; calls `run` unless overridden."""
         with self.run(call):
             yield
 
 
 class Language(Middleware):
-    """Tasks run in the language that was active when they were enqueued; `locale`, as Faktory's Ruby client has it."""
+    """Run tasks in the language that was active at enqueue; key `locale`, as in Faktory's Ruby client."""
 
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
-        """Note the active language."""
+        """Store the active language."""
         language = translation.get_language()
         for call in calls:
             if language:
@@ -65,18 +67,19 @@ class Language(Middleware):
 
     @contextmanager
     def run(self, call: Call) -> Iterator[None]:
-        """Activate it."""
+        """Activate the stored language."""
         language = call.custom.get("locale")
         with translation.override(language) if isinstance(language, str) and language else nullcontext():
             yield
 
 
 class TimeZone(Middleware):
-    """Tasks run in the time zone that was active when they were enqueued."""
+    """Run tasks in the time zone that was active at enqueue."""
 
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
-        """Note the active time zone, where it has a name."""
+        """Store the active time zone if it has a name."""
+        # Fixed offsets have no key, and a worker could not restore them by name.
         name = getattr(timezone.get_current_timezone(), "key", None)
         for call in calls:
             if name:
@@ -85,47 +88,49 @@ class TimeZone(Middleware):
 
     @contextmanager
     def run(self, call: Call) -> Iterator[None]:
-        """Activate it; an unknown one is left alone."""
+        """Activate the stored time zone; an unknown one is ignored."""
         with timezone.override(zone) if (zone := _zone(call.custom.get("timezone"))) else nullcontext():
             yield
 
 
 class Trace(Middleware):
-    """Tasks know the request they come from: `tracing.request_id` and `tracing.traceparent` (W3C) are as they were."""
+    """Run tasks with the `tracing.request_id` and `tracing.traceparent` (W3C) of the request that enqueued them."""
 
     @contextmanager
     def enqueue(self, calls: Sequence[Call]) -> Iterator[None]:
-        """Note what is known."""
+        """Store the ids of the current request."""
         known = tracing.known()
         for call in calls:
             for name, value in known.items():
+                # setdefault: values that are already set, for example by another middleware, take precedence.
                 call.custom.setdefault(name, value)
         yield
 
     @contextmanager
     def run(self, call: Call) -> Iterator[None]:
-        """Know it again, and nothing of another request."""
+        """Restore the stored ids, and clear those of any other request."""
         with tracing.known_as(call.custom):
             yield
 
 
 def configured() -> tuple[Middleware, ...]:
-    """MIDDLEWARE, the outermost first. Raises ImportError or TypeError for what is none."""
+    """Return the instances of MIDDLEWARE, outermost first. Raises ImportError or TypeError for an invalid entry."""
     return _made(tuple(conf.get("MIDDLEWARE")))
 
 
 def enqueue(calls: Sequence[Call], push: Callable[[], None]) -> None:
-    """Push, inside the `enqueue` of all of them."""
+    """Push inside the `enqueue` of all middleware."""
     with ExitStack() as stack:
         for one in configured():
             stack.enter_context(one.enqueue(calls))
         push()
         return
+    # Reached only if a context manager suppressed the error of the push.
     raise FaktoryError("a middleware swallowed the error of an enqueue: expected it to be raised again")
 
 
 def run(call: Call, function: Callable[[], Any]) -> Any:
-    """Call the function inside the `run` of all of them. Where one of them swallows an error there is no result."""
+    """Call the function inside the `run` of all middleware. Return None if a middleware suppresses an error."""
     with ExitStack() as stack:
         for one in configured():
             stack.enter_context(one.run(call))
@@ -134,7 +139,7 @@ def run(call: Call, function: Callable[[], Any]) -> Any:
 
 
 async def arun(call: Call, function: Callable[[], Awaitable[Any]]) -> Any:
-    """Await the function inside the `arun` of all of them; see `run`."""
+    """Await the function inside the `arun` of all middleware; see `run`."""
     async with AsyncExitStack() as stack:
         for one in configured():
             await stack.enter_async_context(one.arun(call))
@@ -142,13 +147,14 @@ async def arun(call: Call, function: Callable[[], Awaitable[Any]]) -> Any:
     return None
 
 
+# Cached by paths, so that a changed setting (override_settings in tests) takes effect.
 @lru_cache(maxsize=32)
 def _made(paths: tuple[str, ...]) -> tuple[Middleware, ...]:
     return tuple(made(path) for path in paths)
 
 
 def made(path: str) -> Middleware:
-    """The middleware at this dotted path. Raises ImportError or TypeError where there is none."""
+    """Instantiate the middleware at this dotted path. Raises ImportError or TypeError."""
     found = import_string(path)
     if not (isinstance(found, type) and issubclass(found, Middleware)):
         raise TypeError(
@@ -160,5 +166,6 @@ def made(path: str) -> Middleware:
 def _zone(name: object) -> ZoneInfo | None:
     try:
         return ZoneInfo(name) if isinstance(name, str) and name else None
+    # ValueError: ZoneInfo rejects absolute and parent paths, and `custom` is the client's.
     except (ZoneInfoNotFoundError, ValueError):
         return None

@@ -1,6 +1,6 @@
-"""What is stored, and the constraints that state the invariants. No verbs here: state changes live in `store`.
+"""The stored models and the constraints that enforce their invariants. State changes live in `store`.
 
-Knows no broker, task or setting. Times are the database's, aware, UTC.
+Imports no broker, task or setting. Times are the database's, aware, in UTC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
 
 
 class Job(models.Model):
-    """One unit of work, from PUSH to its end. Changed by `store` only, by guarded updates."""
+    """One unit of work, from PUSH to its end. Only `store` changes it, by guarded updates."""
 
     jid = ExactCharField(max_length=255, unique=True)
     jobtype = ExactCharField(max_length=255)
@@ -51,6 +51,7 @@ class Job(models.Model):
     finished_at = models.DateTimeField(null=True)
     purge_at = models.DateTimeField(null=True)
 
+    # db_default: the INSERT of `store` names only the columns that a new job needs.
     wid = ExactCharField(max_length=255, default="", db_default="", help_text="Who holds it, or held it last.")
     attempt = models.IntegerField(
         default=0, db_default=0, help_text="How often it was handed out; fences late reports."
@@ -92,6 +93,7 @@ class Job(models.Model):
         null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
     )
 
+    # No save() and no post_save signal is part of a job's life: `store` writes raw SQL and updates (ADR 0003).
     objects = JobQuerySet.as_manager()
 
     class Meta:
@@ -100,11 +102,11 @@ class Job(models.Model):
             HotIndex(
                 fields=["queue", "weight", "enqueued_at", "id"], name="faktory_ready", condition=Q(state="enqueued")
             ),
-            # Where there are no partial indexes, that of ready jobs is led by the state, and serves these too.
+            # Without partial indexes (MariaDB) the index of ready jobs starts with the state, so it serves these too.
             models.Index(
                 fields=["queue", "weight", "enqueued_at", "id"], name="faktory_blocked", condition=Q(state="blocked")
             ),
-            # With the state, so that both sets are counted without a look at their rows.
+            # Includes the state, so that both sets are counted from the index alone.
             HotIndex(
                 fields=["run_at", "id"],
                 include=["state"],
@@ -117,26 +119,30 @@ class Job(models.Model):
                 name="faktory_purge",
                 condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
             ),
-            # Finished rows keep their expiry: in the index they would be most of it, and each look of maintenance
-            # would read past them. MariaDB has them in it, and maintenance clears theirs (`upkeep.expire`). No
-            # HotIndex: led by the state, MariaDB would have to touch it for each job that never expires.
+            # Finished rows keep their expiry. In the index they would be the majority, and each maintenance query would
+            # read past them. MariaDB indexes them, so maintenance clears theirs (`upkeep.expire`). Not a HotIndex: with
+            # the state first, MariaDB would have to update it for each job that never expires.
             models.Index(
                 fields=["expires_at"],
                 name="faktory_expiring",
                 condition=Q(expires_at__isnull=False, state__in=["scheduled", "enqueued", "blocked", "retries"]),
             ),
+            # Finds the next job of a key in the order of claims (ADR 0015).
             IndexWhereSet(
                 fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
             ),
+            # Finds the next jobs of a limiter, for each queue in the order of claims (ADR 0016).
             IndexWhereSet(fields=["gate", "queue", "weight", "enqueued_at", "id"], name="faktory_at_gate"),
             models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
             models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
             models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
-            # What people look for among millions that succeeded; no job that goes its straight way touches it.
+            # For searches of failed jobs among millions that succeeded; a job that succeeds directly never touches
+            # these indexes.
             PartialIndex(fields=["state", "errtype", "id"], name="faktory_failed", condition=_HAS_FAILED),
             PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
         ]
         constraints: ClassVar = [
+            # NULL for jobs that are not unique, so most jobs have no entry in this index.
             UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
             models.CheckConstraint(name="faktory_job_sound", condition=JOB_IS_SOUND),
         ]
@@ -151,23 +157,23 @@ class Job(models.Model):
 
     @property
     def attempts(self) -> int:
-        """Runs that failed, lost their worker, succeeded or go on now. Interrupted runs do not count.
+        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
 
-        The column `attempt` is a fence: it also counts claims that were given back.
+        The column `attempt` is a fence: it also counts claims that were released.
         """
         return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody cancelled it since it was enqueued last."""
+        """True if it was cancelled after its latest enqueue."""
         asked, enqueued = self.cancel_requested_at, self.enqueued_at
         return asked is not None and (enqueued is None or asked >= enqueued)
 
 
 class Batch(models.Model):
-    """Jobs that belong together, and what comes after them (W26). The rules are `batching`'s.
+    """A group of jobs and the callbacks that follow them (W26). `batching` has the rules.
 
-    The counters say what its rows in the table of jobs say, at every commit.
+    At every commit the counters equal what its rows in the table of jobs add up to.
     """
 
     bid = ExactCharField(max_length=255, unique=True)
@@ -218,6 +224,7 @@ class Batch(models.Model):
                 fields=["reopened_until"], name="faktory_batch_reopened", condition=Q(reopened_until__isnull=False)
             ),
             models.Index(fields=["finished_at"], name="faktory_batch_over", condition=Q(finished_at__isnull=False)),
+            # Finished batches are kept for BATCH_TTL, so the live ones have an index of their own.
             models.Index(fields=["id"], name="faktory_batch_live", condition=Q(finished_at__isnull=True)),
         ]
         constraints: ClassVar = [
@@ -232,6 +239,7 @@ class Batch(models.Model):
                 & Q(open_children__lte=F("unsucceeded_children"), unsucceeded_children__lte=F("children")),
             ),
             models.CheckConstraint(
+                # The success callback is enqueued only after the complete callback has succeeded.
                 name="faktory_batch_progress",
                 condition=Q(complete_st__in=["", "1", "2"], success_st__in=["", "1", "2"])
                 & (~Q(success_st__in=["1", "2"]) | Q(complete_st="2")),
@@ -243,38 +251,39 @@ class Batch(models.Model):
 
     @property
     def is_committed(self) -> bool:
-        """Whether its definition is complete."""
+        """True if its definition is complete."""
         return self.committed_at is not None
 
     @property
     def is_reopened(self) -> bool:
-        """Whether it was opened again after its commit: no callback comes until it is committed once more."""
+        """True if it was opened again after its commit: no callback is enqueued until it is committed again."""
         return self.reopened_until is not None
 
     @property
     def is_expired(self) -> bool:
-        """Whether it was not committed in time: its jobs run, its callbacks do not."""
+        """True if it was not committed in time: its jobs run, its callbacks do not."""
         return self.expired_at is not None
 
     @property
     def has_complete(self) -> bool:
-        """Whether something is to run when all members were executed."""
+        """True if it has a callback for when all members were executed."""
         return self.complete != ""
 
     @property
     def has_success(self) -> bool:
-        """Whether something is to run when all members succeeded."""
+        """True if it has a callback for when all members succeeded."""
         return self.success != ""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can happen to it any more."""
+        """True if it is final: nothing can change it."""
         return self.finished_at is not None
 
 
 class JobLock(models.Model):
-    """A key that a running job holds against others (ADR 0015). Its id is the token: later locks have higher ones."""
+    """A key that a running job has locked (ADR 0015). Its id is the fencing token: later locks have higher ids."""
 
+    # Exclusion rests on this unique key alone; the state `blocked` only saves reads and wakeups (ADR 0015).
     key = ExactCharField(max_length=255, unique=True, db_column="lock_key")
     jid = ExactCharField(max_length=255)
     attempt = models.IntegerField()
@@ -293,7 +302,7 @@ class JobLock(models.Model):
 
 
 class Tracking(models.Model):
-    """What a job says of itself by TRACK SET, while it runs and for a while after (W27). Its state is the job's."""
+    """Progress of a job, set by TRACK SET and kept for a while after its end (W27). The state is the job's column."""
 
     jid = ExactCharField(max_length=255, primary_key=True)
     percent = models.SmallIntegerField(null=True)
@@ -310,7 +319,7 @@ class Tracking(models.Model):
 
 
 class Queue(models.Model):
-    """A queue somebody used, and whether it is paused. Its jobs know it by name only."""
+    """A queue that was used, and whether it is paused. Jobs refer to it by name only, without a foreign key."""
 
     name = ExactCharField(max_length=255, primary_key=True)
     paused_at = models.DateTimeField(null=True, blank=True)
@@ -328,10 +337,10 @@ class Queue(models.Model):
 
 
 class WorkerProcess(models.Model):
-    """A process that said HELLO with a wid, in whatever language."""
+    """A process in any language that sent HELLO with a wid."""
 
     class State(models.TextChoices):
-        """One way: running, quiet, terminate."""
+        """State of a worker; it changes in one direction only: running, quiet, terminate."""
 
         RUNNING = "running"
         QUIET = "quiet"
@@ -363,7 +372,10 @@ class WorkerProcess(models.Model):
 
 
 class Counter(models.Model):
-    """How many jobs ended, by day: a row for each connection that counts, and one that the others are folded into."""
+    """Numbers of finished jobs by day: a row for each counting connection, and one into which the others are folded.
+
+    A row for each connection avoids that all transactions wait for the lock of one row.
+    """
 
     pk = models.CompositePrimaryKey("day", "slot")
     day = models.DateField()
@@ -377,7 +389,7 @@ class Counter(models.Model):
 
 
 class Measure(models.Model):
-    """What passed in one minute, by queue and task; and in the row of 1970, since the beginning. See `measuring`."""
+    """Timings of one minute by queue and task; the row of 1970 has the totals since the beginning. See `measuring`."""
 
     pk = models.CompositePrimaryKey("minute", "queue", "jobtype")
     minute = models.DateTimeField()
@@ -389,7 +401,7 @@ class Measure(models.Model):
     waited_s = models.FloatField(help_text="Seconds between enqueued and started, of all together.")
     ran_s = models.FloatField()
     used_at = models.DateTimeField(db_default=Now(), help_text="When something was added last.")
-    for _place in range(BUCKETS):  # the histograms' columns: SQL can add to them
+    for _place in range(BUCKETS):  # one column for each bucket of the histograms: SQL can add to them
         vars()[f"wait_{_place}"] = models.BigIntegerField()
         vars()[f"run_{_place}"] = models.BigIntegerField()
 
@@ -398,7 +410,7 @@ class Measure(models.Model):
 
 
 class OutboxEntry(models.Model):
-    """A job on its way to another database or to a Faktory server: see `brokers.outbox`."""
+    """A job in transit to another database or to a Faktory server: see `brokers.outbox`."""
 
     jid = ExactCharField(max_length=255)
     queue = ExactCharField(max_length=255)

@@ -1,4 +1,4 @@
-"""How the call of a task becomes a job: what all jobs of one enqueue share is found out once, the rest for each."""
+"""Builds jobs from calls of tasks: what all jobs of one enqueue share is computed once by `Mould`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tasks import FaktoryTask
 
 
 class Mould:
-    """For the jobs of one task, enqueued at one moment."""
+    """Job builder for one task at one moment."""
 
     def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
         self._task = task
@@ -28,6 +28,7 @@ class Mould:
             jobtype=task.jobtype,
             queue=task.queue_name,
             priority=int(task.priority),
+            # The protocol counts retries, Django's option counts all attempts.
             retry=_setting(task.max_attempts, "MAX_ATTEMPTS") - 1,
             reserve_for=_reserve_for(task),
             backtrace=task.backtrace,
@@ -39,27 +40,29 @@ class Mould:
         self._by = batch.by if batch is not None else ""
 
     def job(self, call: Call) -> JobPayload:
-        """The job of one call. Raises InvalidPayload for what no worker could read, CannotEncrypt without a key."""
+        """Build the job of one call. Raises InvalidPayload if no worker could read it, CannotEncrypt without a key."""
         args, kwargs = self._arguments(call.result)
         job = self._form.job(call.result.id, args, kwargs, call.custom)
-        jsontext.check_depth(job.text)  # FETCH would refuse to read it
+        jsontext.check_depth(job.text)  # FETCH rejects deeper JSON
+        # Only members of a batch need the wid of the pushing job: it proves that the job may add to the batch.
         if self._by and job.options:
             return replace(job, options=replace(job.options, by=self._by))
         return job
 
     def _arguments(self, result: TaskResult[..., Any]) -> tuple[list[Any], dict[str, Any]]:
-        """As the job carries them: encrypted, where the task or the project wants that."""
+        """Return the arguments as the job carries them: encrypted if the task or the project asks for it."""
         task = self._task
         if not self._is_sealed:
             if task.plain_json and sealing.is_sealed(result.args):
                 raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
             return result.args, result.kwargs
+        # Uniqueness and locks compare arguments, which encryption makes different each time: ask for a fingerprint.
         tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
         return sealing.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
 
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:
-    """Seconds of the reservation: where the task leaves them open, enough for its timeout."""
+    """Return the reservation in seconds: long enough for the timeout unless the task sets it."""
     seconds = _setting(task.reserve_for, "RESERVE_FOR")
     if task.timeout is None or task.reserve_for is not None:
         return seconds
@@ -67,7 +70,7 @@ def _reserve_for(task: FaktoryTask[..., Any]) -> int:
 
 
 def _aware(moment: datetime | None) -> datetime | None:
-    """Without USE_TZ, Django's times are naive and local."""
+    """Make a time aware: without USE_TZ Django's times are naive and local."""
     return timezone.make_aware(moment) if moment is not None and timezone.is_naive(moment) else moment
 
 

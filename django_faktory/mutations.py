@@ -1,24 +1,30 @@
-"""What MUTATE asks for: a change to all jobs of one set that a filter describes (W23). Shape only; no rule of jobs."""
+"""The MUTATE command: a change to all jobs of one set that a filter selects (W23). Data types only."""
 
 from __future__ import annotations
 
 import msgspec
 
+# Commands and sets of the original server.
 COMMANDS = ("clear", "kill", "discard", "requeue")
 TARGETS = ("scheduled", "retries", "dead")
 MAX_REGEXP, MAX_STARS, MAX_SEGMENT = 1000, 100, 100
-"""Of a glob, which is tried on every job of the set: its characters, its stars, and the characters between two stars
-where `?` or `[…]` is among them."""
+"""Limits of a glob: its characters, its stars, and characters between two stars if `?` or `[…]` is among them.
+
+They bound the CPU time, because a glob is matched with every job of the set.
+"""
 
 
 class Mutation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`command` on the jobs of `target`. With `jids` the other filters do not count; `jobtype` and `regexp` must
-    both be met; without any, it is the whole set. `clear` never looks at a filter. As the original server has it."""
+    """Apply `command` to the jobs of `target`, as the original server does.
+
+    With `jids` the other filters are ignored; `jobtype` and `regexp` must both match; without a filter the whole set is
+    selected. `clear` ignores all filters.
+    """
 
     command: str
     target: str
     jids: tuple[str, ...] | None = None
-    """These only; an empty one names none."""
+    """Only these jobs; an empty tuple selects none."""
     jobtype: str = ""
     regexp: str = ""
-    """A glob over the job's whole JSON as FETCH would give it, without white space between its tokens."""
+    """A glob over the job's whole JSON as FETCH sends it, without white space between tokens."""

@@ -1,4 +1,4 @@
-"""The jobs about an object on that object's own page in the admin: a mixin for any ModelAdmin."""
+"""ModelAdmin mixin that shows the jobs about an object on that object's admin page."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ COLUMNS = ("id", "jid", "jobtype", "state", "queue", "errtype", "created_at", "r
 
 
 class JobsOfObjectMixin(AnyAdmin):
-    """`class OrderAdmin(JobsOfObjectMixin, admin.ModelAdmin)`: adds the order's latest jobs to its page.
+    """Add the object's latest jobs: `class OrderAdmin(JobsOfObjectMixin, admin.ModelAdmin)`.
 
-    They are those enqueued by `using(about=order)`, shown to users who may view jobs.
+    The jobs are those enqueued with `using(about=order)`; viewing them requires the permission to view jobs.
     """
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """With the jobs, on the page of an object that exists."""
+        """Add the field with the jobs, if the object exists."""
         found = super().get_readonly_fields(request, obj)
         return [*found, FIELD] if _sees_jobs(request, obj) else found
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """With a section of their own, the last one."""
+        """Move the jobs to a section of their own, the last one."""
         found = [
             (name, {**options, "fields": [field for field in options["fields"] if field != FIELD]})
             for name, options in super().get_fieldsets(request, obj)
@@ -56,13 +56,14 @@ class JobsOfObjectMixin(AnyAdmin):
 
     @property
     def media(self) -> Media:
-        """With the looks of the table."""
+        """Django's files, and the style sheet of the table."""
         return super().media + looks()
 
     @admin.display(description="latest jobs")
     def jobs_about_it(self, obj: Model) -> SafeString | str:
-        """The latest, newest first, with links to them and to all."""
+        """Return a table of the latest jobs, newest first, with links to each and to the whole list."""
         about = about_of(obj)
+        # One row more than shown is read, to know whether there are more without a count.
         jobs = list(Job.objects.using(conf.get("DATABASE")).about(about).order_by("-pk").only(*COLUMNS)[: SHOWN + 1])
         if not jobs:
             return "–"
@@ -92,6 +93,7 @@ def _row(job: Job) -> tuple[Any, ...]:
 
 
 def _when(job: Job) -> str:
+    # The latest or the next event, whichever says most about the state.
     moment: datetime = (
         job.finished_at or job.run_at or (job.started_at if job.state == State.WORKING else None) or job.created_at
     )

@@ -1,6 +1,6 @@
-"""What a job asks for beyond the ordinary, by its `custom`: to be the only one, to expire, to be tracked (W27).
+"""Job options that clients set in `custom`: uniqueness, locks, limits, expiry, tracking, batches (W27).
 
-Pure. Semantics: docs/job-options.md.
+Pure. Semantics: docs/job-options.md. `read_options` parses them.
 """
 
 from __future__ import annotations
@@ -18,87 +18,91 @@ from .jsonsteps import Steps
 from .queries import is_about
 
 SEALED, SAME = "$encrypted", "same"
-"""The members of the envelope of encrypted arguments: what they are, and a mark that equal ones have in common."""
+"""Members of the envelope of encrypted arguments: the token, and the fingerprint that equal arguments share."""
 
 TRACKED_FOR_S = 1800
-"""How long after its end a tracked job tells of itself."""
+"""Seconds after its end for which the progress of a tracked job is kept."""
 
 _WITHIN = "custom."
 MAX_BID = 255
 _KEYS = frozenset({"unique_for", "expires_at", "expires_in", "bid", "lock", "limit", "about"})
 MAX_LOCK_KEY = 255
 MAX_COMPARED = 10_000
-"""Members of objects within each other in arguments that are compared: they are sorted, and kept until then."""
+"""Most object members, at all levels, in arguments that are compared: they are sorted, so they are kept in memory."""
 
 COMPARED_AT_ONCE = 1000
-"""Characters of arguments that are compared without steps: they take less than a millisecond."""
+"""Characters of arguments that are compared in one step: this takes less than a millisecond."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a job asks for beyond the ordinary. Jobs that ask for nothing have none.
+    """Options of a job. A job without options has no JobOptions.
 
-    Durations are seconds; what counts from PUSH is added up by the store, whose clock it is.
+    Durations are seconds; the store counts them from PUSH by its own clock.
     """
 
     unique_key: str | None = None
-    """64 hex digits: the same for the same task, arguments and queue. None: as many as there are."""
+    """64 hex digits, equal for the same task, arguments and queue. None: not unique."""
     unique_for: float = 0
     unique_until_start: bool = False
-    """Whether the lock ends when a worker takes the job, not when the job succeeds."""
+    """True if the uniqueness ends when a worker takes the job, not when the job succeeds."""
     expires_at: datetime | None = None
     expires_in: float | None = None
-    """Counts from PUSH, or from `at` where that comes later; of two ends the earlier one holds."""
+    """Counts from PUSH, or from `at` if that is later; the earlier of two expiry times applies."""
     lock_key: str | None = None
-    """Of the jobs with one key one runs at a time. None: it takes part in no lock."""
+    """Jobs with the same key run one at a time. None: no lock."""
     limit_key: str | None = None
-    """The key whose limit it is under. None: that of its queue and task alone."""
+    """Key of the limit that applies to the job. None: only the limits of its queue and task."""
     bid: str | None = None
-    """The batch it is to be a member of."""
+    """Batch that the job joins."""
     about: str | None = None
-    """The object it is about, as `app.model/pk`."""
+    """Object that the job is about, as `app.model/pk`."""
     by: str = ""
-    """The wid of who pushes it: once a batch is committed, only its own jobs may add to it."""
+    """Wid of the pushing worker: once a batch is committed, only its own running jobs may add to it."""
 
     @property
     def is_apart(self) -> bool:
-        """Whether its push may have to wait for another transaction: one that has just taken its key, or changes its
-        batch."""
+        """True if its push may have to wait for another transaction.
+
+        That transaction has just taken the same unique key, or changes the same batch.
+        """
         return self.unique_key is not None or self.bid is not None
 
     def lock_ends(self, begins: datetime) -> datetime | None:
-        """When the lock is over whatever happens, for a job that may run from `begins` on."""
+        """Return when the uniqueness ends at the latest, for a job that may run from `begins` on."""
         return later(begins, self.unique_for) if self.unique_key else None
 
     def expiry(self, begins: datetime) -> datetime | None:
-        """When the job is over unless it was taken before."""
+        """Return when the job expires unless a worker took it before."""
         ends = self.expires_at, None if self.expires_in is None else later(begins, self.expires_in)
         return min((end for end in ends if end), default=None)
 
 
 def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> JobOptions | None:
-    """The options in a job's `custom`, given as raw texts; None for the ordinary job, which has none.
+    """Parse the options in a job's `custom`, given as raw JSON texts; None for a job without options.
 
-    `args` is JSON. Raises InvalidPayload naming the field.
+    `args` is JSON. Raises InvalidPayload with the name of the field.
     """
+    # Fast path: most jobs have no options.
     if _KEYS.isdisjoint(custom):
         return None
     return jsonsteps.run(read_options_in_steps(jobtype, queue, args, custom))
 
 
 def takes_long(args: str, custom: Mapping[str, str]) -> bool:
-    """Whether the options are to be read in steps: long arguments are compared with those of other jobs."""
+    """Return True if the options must be read in steps, because long arguments have to be compared."""
     size = len(args) + len(custom.get("kwargs", ""))
     return size > COMPARED_AT_ONCE and ("unique_for" in custom or "lock" in custom)
 
 
 def read_options_in_steps(jobtype: str, queue: str, args: str, custom: Mapping[str, str]) -> Steps[JobOptions | None]:
-    """The same in steps of about a millisecond."""
+    """Parse the options in steps of about a millisecond; see `read_options`."""
     unique_for = seconds(custom, "unique_for", within=_WITHIN)
     expires_at = instant(custom, "expires_at", within=_WITHIN)
     expires_in = seconds(custom, "expires_in", within=_WITHIN)
     bid, about = _bid(custom), _about(custom)
     locked_by = yield from _lock_key(jobtype, args, custom)
     limited_by = _limit_key(custom)
+    # Keys may be present and mean nothing, for example `"lock": false`.
     if (unique_for, expires_at, expires_in, bid, locked_by, limited_by, about) == (None,) * 7:
         return None
     key = None
@@ -130,7 +134,7 @@ def _bid(custom: Mapping[str, str]) -> str | None:
 
 
 def _about(custom: Mapping[str, str]) -> str | None:
-    """The object's name. Other things under this key are their client's own: they are kept, and mean nothing here."""
+    """Return the object's name. Clients may use this key for other values: these are kept and ignored here."""
     about = string(custom.get("about", ABSENT))
     return about if about is not None and is_about(about) else None
 
@@ -159,8 +163,9 @@ def _limit_key(custom: Mapping[str, str]) -> str | None:
 
 
 def limit_key(key: object) -> str:
-    """The key as it is kept: a long one by its hash, behind the name of its kind. Raises ValueError for none."""
+    """Return the stored form of a key: a long one is hashed, behind the name of its kind. Raises ValueError."""
     kept = lock_key(key)
+    # The kind before the colon stays readable, because a limit for all keys of a kind is found by it.
     kind, colon, _ = str(key).partition(":")
     if kept == key or not colon:
         return kept
@@ -169,35 +174,37 @@ def limit_key(key: object) -> str:
 
 
 def lock_key(key: object) -> str:
-    """The key as it is kept: a long one by its hash. Raises ValueError for what can be none."""
+    """Return the stored form of a key: a long one is hashed. Raises ValueError for an invalid key."""
     if not isinstance(key, str) or not key or "\x00" in key:
         raise ValueError("expected a string of one character or more, without NUL")
     raw = key.encode()  # UnicodeEncodeError is a ValueError
+    # The prefix shows that the column has a hash, not the key itself.
     return key if len(raw) <= MAX_LOCK_KEY else f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
 def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
-    """The same for the same jobtype and arguments, in whatever queue. Raises InvalidPayload, see `_digest`."""
+    """Return the same key for the same jobtype and arguments, in any queue. Raises InvalidPayload, see `_digest`."""
     return jsonsteps.run(_default_lock_key(jobtype, args, kwargs))
 
 
 def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
     named = [] if kwargs in (ABSENT, "{}") else [kwargs]
     digest = yield from _digest(jsontext.encode(jobtype), [(yield from _identity(args)), *named])
+    # The prefix keeps default keys apart from keys that tasks choose themselves.
     return f"locket:job_locks:{digest}"
 
 
 def kept_for(custom: Mapping[str, str], result_ttl: int | None) -> int | None:
-    """Seconds the row stays after its end: a tracked job's tells for a while how it ended."""
+    """Return the seconds a row is kept after its end; the row of a tracked job is kept to show its outcome."""
     if custom.get("track", ABSENT) in (ABSENT, "false", "0", '""'):
         return result_ttl
     return max(result_ttl or 0, TRACKED_FOR_S)
 
 
 def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str:
-    """The same for the same JSON values, however they are spaced, escaped or ordered by key; 1 and 1.0 differ.
+    """Return the same key for equal JSON values, independent of spacing, escapes and key order; 1 and 1.0 differ.
 
-    A Django task's keyword arguments count as arguments: they have no other place.
+    A Django task's keyword arguments count as arguments, although they are in `custom`.
     """
     return jsonsteps.run(_unique_key(jobtype, queue, args, kwargs))
 
@@ -209,12 +216,13 @@ def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Steps[str]:
 
 
 def _digest(head: str, values: Sequence[str]) -> Steps[str]:
-    """SHA-256 of a text and JSON values in one spelling, joined by commas. Nothing but an object is kept whole.
+    """Return the SHA-256 of a text and canonical JSON values, joined by commas. Only objects are kept in memory whole.
 
-    Raises InvalidPayload for more than MAX_COMPARED members of objects within each other.
+    Raises InvalidPayload for more than MAX_COMPARED members of nested objects.
     """
     digest, written = hashlib.sha256(head.encode()), bytearray()
     for value in values:
+        # A separator, so that the same texts split differently have another hash.
         digest.update(b",")
         try:
             for _ in jsonsteps.canonical(value, written, most=MAX_COMPARED) if value else ():
@@ -241,13 +249,15 @@ def _is_until_start(custom: Mapping[str, str]) -> bool:
 
 
 def _identity(args: str) -> Steps[str]:
-    """What arguments are compared by: of an envelope, the mark that equal ones have in common."""
+    """Return the text that identifies arguments: for encrypted ones, the fingerprint that equal arguments share."""
+    # Encryption uses a random value, so the tokens of equal arguments differ.
     if SEALED not in args:
         return args
     found: list[str] = []
     for part in jsonsteps.cut(args, "[]"):
         if part is None:
             yield
+        # An envelope is the only argument, and an object; anything else is compared as it is.
         elif found or not part.lstrip().startswith("{"):
             return args
         else:
@@ -260,7 +270,7 @@ def _identity(args: str) -> Steps[str]:
 
 
 def canonical(text: str) -> str:
-    """JSON in one spelling: the same for the same values, however they are spaced, escaped or ordered by key."""
+    """Return canonical JSON: equal for equal values, independent of spacing, escapes and key order."""
     written = bytearray()
     jsonsteps.run(jsonsteps.canonical(text, written))
     return written.decode()

@@ -1,4 +1,4 @@
-"""Models that are pages of the admin and nothing else: they give them a place, an address and permissions. No table."""
+"""Proxy models without a table: they give admin pages a place in the index, an address and permissions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .models import Queue
 
 
 class Overview(Queue):
-    """All that goes on, at one look. Who may see it: `permissions.VIEW_STATISTICS`."""
+    """Dashboard of all jobs, queues and workers. Permission: `permissions.VIEW_STATISTICS`."""
 
     class Meta:
         app_label = "django_faktory"
@@ -17,7 +17,7 @@ class Overview(Queue):
 
 
 class GearMonkeyFunction(Queue):
-    """Functions themselves are in Redis."""
+    """Page of GearMonkey functions, which are stored in Redis."""
 
     class Meta:
         permissions = may.GEARMONKEY

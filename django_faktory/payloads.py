@@ -1,7 +1,8 @@
-"""What crosses a seam: jobs, reservations, and the reports of their end. Checked here, once.
+"""Validated data types that cross layer boundaries: jobs, reservations, reports of a job's end.
 
-Pure: no Django, I/O, clock or chance. Rules: `docs/protocol.md`, W9 to W11, W17.
-A job is kept as the JSON text its client sent; the attributes beside it are what we must query.
+Pure: no Django, I/O, clock or randomness. Rules: `docs/protocol.md`, W9 to W11, W17. A job is kept as the JSON text
+that its client sent; the other attributes are the fields that the store queries. Structs are declared `gc=False`: they
+contain no reference cycles, so the garbage collector does not need to track them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .jsonfields import quoted
 from .jsonfields import rfc3339 as rfc3339  # noqa: PLC0414
 from .options import JobOptions, kept_for, read_options
 
+# Defaults, ranges and lengths of the protocol: W9 for pushed jobs, W17 for failures.
 DEFAULT_QUEUE = "default"
 DEFAULT_RETRY = 25
 DEFAULT_RESERVE_FOR = 1800
@@ -32,17 +34,17 @@ MAX_DESC_BYTES = 1000
 MAX_BACKTRACE_LINE_BYTES = 1000
 
 FUNCTION = r"[A-Za-z0-9_.{}-]{1,100}"
-"""What a GearMonkey function may be called: no colon, which ends names in keys, and nothing that cannot be seen."""
+"""Pattern of a GearMonkey function name: no colon, because a colon ends names in keys, and no invisible characters."""
 
 _queue_name = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _nests = re.compile(r"[{\[\]]")
 
 
 class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job on its way in: `text` as it will be stored, and beside it what the store queries.
+    """A job to be stored: `text` is stored as it is, the other attributes are the columns that the store queries.
 
-    `priority` is Django's, -100 to 100, larger first; `at` is aware; `retry` is how many times a
-    failed job runs again, negative means never and keep it as dead, 0 means never and drop it.
+    `priority` is Django's, -100 to 100, larger first. `at` is an aware datetime. `retry` is how many times a failed job
+    is run again: a negative number means never and keep the job as dead, 0 means never and drop it.
     """
 
     jid: str
@@ -55,16 +57,16 @@ class JobPayload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     backtrace: int = 0
     at: datetime | None = None
     result_ttl: int | None = None
-    """Seconds a row is kept after its end; None: it goes at once, as the protocol says."""
+    """Seconds a row is kept after its end; None: it is deleted at once, as the protocol requires."""
     options: JobOptions | None = None
 
     def __repr__(self) -> str:
-        """Without its arguments: reprs end in logs, and in reports of errors."""
+        """Return a repr without the arguments, because reprs end up in logs and error reports."""
         return f"JobPayload(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r})"
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job handed to one worker. `attempt` fences it: an older attempt's report changes nothing."""
+    """A job claimed for one worker. `attempt` is a fence: a report of an older attempt changes nothing."""
 
     jid: str
     queue: str
@@ -73,46 +75,51 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wid: str
     attempt: int
     jobtype: str = ""
-    """As the row has it; empty where only the text is known."""
+    """The column of the row; empty where only the text is known."""
     created_at: datetime | None = None
     enqueued_at: datetime | None = None
     started_at: datetime | None = None
     failure: str = ""
-    """JSON of the latest failure; empty if it never failed."""
+    """JSON of the latest failure; empty if the job never failed."""
     history: str = ""
-    """JSON array of the failed attempts, for results; empty if none."""
+    """JSON array of the failed attempts, for task results; empty if there are none."""
     reserve_for: int = DEFAULT_RESERVE_FOR
     result_ttl: int | None = None
     lock_key: str | None = None
     lock_token: int | None = None
-    """Of its lock, where it has one: later locks of the same key have higher ones."""
+    """Fencing token of its lock, if it has one: later locks of the same key have higher tokens."""
     limit_key: str | None = None
     passes: str | None = None
-    """The gates it holds passes of; empty: it has yet to pass; None: no limit counts it (ADR 0016)."""
+    """Limiters that gave it permits. Empty: it must still acquire them; None: no limit applies to it (ADR 0016)."""
     is_batchless: bool = False
-    """Whether it is known to be of no batch, and no batch's callback."""
+    """True if the job is known to be neither a member nor a callback of a batch."""
     is_ahead: bool = False
-    """Whether it was read ahead, and is nobody's until it is handed out (ADR 0022)."""
+    """True if the job was prefetched; it belongs to no worker until it is delivered (ADR 0022)."""
 
     def __repr__(self) -> str:
-        """Without its arguments: reprs end in logs, and in reports of errors."""
+        """Return a repr without the arguments, because reprs end up in logs and error reports."""
         return f"Reservation(jid={self.jid!r}, jobtype={self.jobtype!r}, queue={self.queue!r}, attempt={self.attempt})"
 
     @property
     def waited_s(self) -> float:
-        """How long it was ready before it was handed out."""
+        """Seconds between enqueue and start; 0.0 if either time is unknown."""
         if self.started_at is None or self.enqueued_at is None:
             return 0.0
         return max(0.0, (self.started_at - self.enqueued_at).total_seconds())
 
     @property
     def ends_alone(self) -> bool:
-        """Whether its end is known to concern nobody else: no batch, nobody who waits for its lock or its place."""
+        """True if its end is known to affect no other row: no batch, no lock, no permits.
+
+        Otherwise blocked jobs, and the counters of a batch, have to be updated in the same transaction.
+        """
         return self.is_batchless and self.lock_token is None and self.passes is None
 
     def wire(self) -> str:
-        """The job as FETCH gives it: the stored text, with what the server knows at the end."""
+        """Return the job as FETCH sends it: the stored text, with the server's own members appended."""
+        # Appended as text, without a parse: the client's numbers must come back digit for digit (W11).
         added: list[tuple[str, str]] = []
+        # A client may have sent `created_at` itself; a second member of that name would make the object ambiguous.
         if self.created_at is not None and not _has_member(self.text, "created_at"):
             added.append(("created_at", f'"{rfc3339(self.created_at)}"'))
         if self.enqueued_at is not None:
@@ -123,17 +130,17 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """This job is done. `wid` "" and `attempt` None mean: the sender cannot say (W16)."""
+    """Report that a job is done. `wid` "" and `attempt` None mean that the sender does not know them (W16)."""
 
     jid: str
     wid: str = ""
     attempt: int | None = None
     result: str | None = None
-    """JSON of what the task returned, kept where the job has a `result_ttl`."""
+    """JSON of the task's return value; stored if the job has a `result_ttl`."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """This job failed; fenced like an Ack. Texts are cut to their limits when it is built by `failure`."""
+    """Report that a job failed; fenced like an Ack. `failure` builds it and cuts its texts to their limits."""
 
     jid: str
     wid: str = ""
@@ -142,29 +149,30 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: str = "unknown"
     backtrace: tuple[str, ...] = ()
     retry_in_s: float | None = None
-    """The task's own wish; None: the protocol's backoff."""
+    """Delay that the task chose; None: the protocol's backoff."""
     verdict: str = ""
-    """"" as the retry count says; "kill" to dead at once; "discard" gone at once; "later": it was
-    not begun, waits for `retry_in_s` and uses no retry, where the broker can do that."""
+    """"" follows the retry count; "kill" makes the job dead at once; "discard" drops it at once; "later" means that it
+    was not begun: it waits `retry_in_s` and uses no retry, if the broker supports that.
+    """
 
 
 INTERRUPTED = "interrupted"
-"""The kind of an entry in a job's history that is no failed attempt."""
+"""Kind of a history entry that is not a failed attempt."""
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A worker that stops gives back this job, which it has begun and not ended; fenced like an Ack."""
+    """Return a job that a stopping worker began and did not finish; fenced like an Ack."""
 
     jid: str
     wid: str
     attempt: int
     queue: str
     message: str
-    """Why; the failure's message, where the interruption has to count as one."""
+    """The reason; used as the failure's message where the interruption has to count as a failure."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Who said HELLO: a worker process, or a producer (wid "")."""
+    """Sender of a HELLO: a worker process, or a producer (wid "")."""
 
     wid: str = ""
     hostname: str = ""
@@ -173,34 +181,34 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A sign of life. `current_state` is what the worker says of itself, "" if nothing."""
+    """A heartbeat of a worker process. `current_state` is the state that the worker reports, "" if none."""
 
     wid: str
     current_state: str = ""
     rss_kb: int = 0
     held: tuple[tuple[str, int], ...] = ()
-    """Jid and attempt of each job that the worker process has: their reservations are extended. Not on the wire."""
+    """Jid and attempt of each job that the worker process has; their reservations are extended. Not on the wire."""
     keeps_delivered: bool = False
-    """Whether the reservations of all jobs known to be delivered to this wid are extended (`BEAT_KEEPS_JOBS`)."""
+    """True if the reservations of all jobs known to be delivered to this wid are extended (`BEAT_KEEPS_JOBS`)."""
 
 
 class TrackUpdate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a job says of itself while it runs, or anybody after it; None leaves what was said before."""
+    """Progress of a job, set while it runs or later by any client. None leaves the stored value unchanged."""
 
     jid: str
     wid: str = ""
-    """Who says so: only the holder can lengthen a reservation, or one who has no wid."""
+    """The sender: only the worker that has the job, or a sender without a wid, can lengthen the reservation."""
     percent: int | None = None
     desc: str | None = None
     reserve_until: datetime | None = None
     part: tuple[int, int] | None = None
-    """So much of so much, where a task told it in whole numbers; not on the wire."""
+    """(done, total), if the task reported whole numbers; not on the wire."""
     attempt: int | None = None
     """If given, the update counts only while this attempt runs; not on the wire."""
 
 
 class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a job is doing, in the words of TRACK GET: enqueued, working, success, failed, dead; or unknown."""
+    """Progress of a job in the terms of TRACK GET: enqueued, working, success, failed, dead or unknown."""
 
     jid: str
     percent: int | None = None
@@ -210,10 +218,10 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A batch to be made; the callbacks carry their `_bid` and `_cb` once they are enqueued."""
+    """A batch to create. Its callbacks get their `_bid` and `_cb` when they are enqueued."""
 
     bid: str = ""
-    """Drawn by the caller that may have to send it twice; "": the store draws one."""
+    """Set by a caller that may have to send the batch twice; "": the store chooses one."""
     description: str = ""
     parent_bid: str = ""
     complete: JobPayload | None = None
@@ -221,7 +229,7 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a batch is doing. `complete_st` and `success_st` are "" not yet, "1" enqueued, "2" finished well."""
+    """Progress of a batch. `complete_st` and `success_st`: "" not yet, "1" enqueued, "2" succeeded."""
 
     bid: str
     parent_bid: str = ""
@@ -236,20 +244,20 @@ class BatchStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Lease(StrEnum):
-    """What a claim's reservation lasts until, see `docs/adr/0026-leases.md`."""
+    """How long a claim reserves its job, see `docs/adr/0026-leases.md`."""
 
     RESERVE_FOR = ""
-    """The job's own `reserve_for`."""
+    """Until the job's own `reserve_for` has passed."""
     HEARTBEAT = "heartbeat"
-    """Each BEAT of its worker, which names the job, extends it. For workers that use this broker themselves."""
+    """Extended by each BEAT of its worker that names the job. For workers that use this broker directly."""
     DELIVERY = "delivery"
-    """A short lease until `Broker.confirm`; then `reserve_for`. For a server, whose clients get the jobs."""
+    """A short lease until `Broker.confirm`, then `reserve_for`. For a server, which claims jobs for its clients."""
 
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Up to `count` jobs from `queues`, tried in that order, for `wid` ("" for a nameless connection).
+    """Claim up to `count` jobs from `queues`, tried in that order, for `wid` ("": a connection without a wid).
 
-    `ahead` more of the first queue may come with them, for whoever asks next; `count` may be 0 then (ADR 0022).
+    `ahead` is the number of jobs of the first queue to prefetch for later requests; `count` may then be 0 (ADR 0022).
     """
 
     queues: tuple[str, ...]
@@ -257,19 +265,19 @@ class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     count: int = 1
     ahead: int = 0
     crowd: tuple[str, ...] = ()
-    """The workers that may ask next: where one of them is to get no jobs, nothing is read ahead."""
+    """Wids that may receive the prefetched jobs. If one of them must not get jobs, nothing is prefetched."""
     lease: Lease = Lease.RESERVE_FOR
 
 
 class HandedOut(NamedTuple):
-    """A job to confirm: claimed with `Lease.DELIVERY` or read ahead, and sent to its wid `ago_s` seconds ago."""
+    """A delivery to confirm: claimed with `Lease.DELIVERY` or prefetched, and sent to its wid `ago_s` seconds ago."""
 
     job: Reservation
     ago_s: float
 
 
 def shutdown_failure(interruption: Interruption) -> Failure:
-    """The failure that stands for an interruption where one cannot be given back."""
+    """Return the failure that replaces an interruption where the job cannot be released."""
     return failure(
         jid=interruption.jid,
         wid=interruption.wid,
@@ -280,9 +288,9 @@ def shutdown_failure(interruption: Interruption) -> Failure:
 
 
 class JobForm:
-    """What jobs made together share; `job` adds the rest of each.
+    """Template for jobs of one task; `job` builds each of them. Encodes the shared members once.
 
-    Of Python values of known good shape (tasks validate before); arguments and `custom` must be JSON types.
+    Input must be Python values of valid shape (tasks validate earlier); arguments and `custom` must be JSON types.
     """
 
     def __init__(
@@ -299,6 +307,7 @@ class JobForm:
         result_ttl: int | None = None,
     ) -> None:
         behind: dict[str, Any] = {"retry": retry}
+        # Members at the protocol's default are left out: the text is shorter, and its meaning is the same.
         if priority:
             behind["priority"] = priority_to_wire(priority)
         if reserve_for != DEFAULT_RESERVE_FOR:
@@ -309,9 +318,11 @@ class JobForm:
             behind["at"] = rfc3339(at)
         if created_at is not None:
             behind["created_at"] = rfc3339(created_at)
+        # Without their braces: `job` writes the arguments between these two parts, which are encoded once.
         self._before_args = jsontext.encode({"jobtype": jobtype, "queue": queue})[1:-1]
         self._behind_args = jsontext.encode(behind)[1:-1]
         self._kept: dict[str, Any] = {} if result_ttl is None else {"result_ttl": result_ttl}
+        # Most jobs add nothing to `custom`, so its usual text is encoded once too.
         self._usual_custom = self._custom({})
         self._jobtype, self._queue, self._result_ttl = jobtype, queue, result_ttl
         self._columns: dict[str, Any] = {
@@ -331,7 +342,7 @@ class JobForm:
         kwargs: Mapping[str, Any] | None = None,
         custom: Mapping[str, Any] | None = None,
     ) -> JobPayload:
-        """One of them: its text as `jsontext.encode` would write it, of which only its own part is encoded."""
+        """Build one job. Only its own members are encoded; the text equals that of `jsontext.encode`."""
         told: dict[str, str] = {}
         last, options, result_ttl, args_text = self._usual_custom, None, self._result_ttl, jsontext.encode(args)
         if custom or kwargs:
@@ -340,6 +351,7 @@ class JobForm:
                 extra["kwargs"] = kwargs
             last = self._custom(extra)
             if custom:
+                # Raw JSON texts, as for jobs from the wire: both ways of pushing share the rules of `read_options`.
                 told = {key: jsontext.encode(value) for key, value in (extra | self._kept).items()}
                 options = read_options(self._jobtype, self._queue, args_text, told)
                 result_ttl = kept_for(told, result_ttl)
@@ -347,7 +359,7 @@ class JobForm:
         return JobPayload(jid=jid, text=text, result_ttl=result_ttl, options=options, **self._columns)
 
     def _custom(self, extra: dict[str, Any]) -> str:
-        """The member that says it, behind others; "" for nothing."""
+        """Return the `custom` member, with the comma before it; "" if there is nothing to write."""
         extra = extra | self._kept
         return f',"custom":{jsontext.encode(extra)}' if extra else ""
 
@@ -360,7 +372,7 @@ def new_job(
     custom: Mapping[str, Any] | None = None,
     **shared: Any,
 ) -> JobPayload:
-    """A job that shares nothing; see JobForm."""
+    """Build a single job; `shared` are the arguments of `JobForm`."""
     return JobForm(**shared).job(jid, args, kwargs, custom)
 
 
@@ -375,7 +387,7 @@ def failure(
     retry_in_s: float | None = None,
     verdict: str = "",
 ) -> Failure:
-    """Build a Failure whose texts are within the protocol's limits (W17)."""
+    """Build a Failure with texts cut to the protocol's limits (W17)."""
     return Failure(
         jid=jid,
         wid=wid,
@@ -389,22 +401,30 @@ def failure(
 
 
 def kept_lines(backtrace: Sequence[str], wanted: int) -> Sequence[str]:
-    """The lines a job keeps: as many as it asks for, none where negative, 30 where it does not say (W17)."""
+    """Return the backtrace lines that a job keeps (W17).
+
+    As many as the job asks for, none if `wanted` is negative, 30 if it is 0 (the job does not say).
+    """
     if wanted < 0:
         return ()
     return backtrace[: min(wanted, MAX_BACKTRACE_LINES) or DEFAULT_BACKTRACE_LINES]
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Shorten to at most `max_bytes` of UTF-8 on a character boundary; lone surrogates become '?'."""
+    """Shorten to at most `max_bytes` of UTF-8 at a character boundary; lone surrogates become '?'."""
+    # Lone surrogates are legal in JSON, but neither UTF-8 nor the databases can store them.
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
         return raw.decode() if not text.isascii() else text
+    # "ignore" drops the bytes of a character that the limit cut in two.
     return raw[:max_bytes].decode("utf-8", "ignore")
 
 
 def is_storable(text: str) -> bool:
-    """Whether a database can hold, and so could know, this text: no NUL, no lone surrogate."""
+    """Return True if a database can store this text: no NUL, no lone surrogate.
+
+    A text that is not storable can be in no row, so callers answer without a query.
+    """
     try:
         return b"\x00" not in text.encode()
     except UnicodeEncodeError:
@@ -412,23 +432,23 @@ def is_storable(text: str) -> bool:
 
 
 def priority_from_wire(wire: int) -> int:
-    """1..9 → -100..100 in steps of 25; 5 is 0."""
+    """Convert 1..9 to -100..100 in steps of 25; 5 becomes 0."""
     return (wire - 5) * 25
 
 
 def priority_to_wire(priority: int) -> int:
-    """-100..100 → the nearest of 1..9; halves go away from 5."""
+    """Convert -100..100 to the nearest of 1..9; halves are rounded away from 5."""
     steps = int(abs(priority) / 25 + 0.5)
     return 5 + (steps if priority > 0 else -steps)
 
 
 def is_queue_name(name: str) -> bool:
-    """Whether a queue can have this name."""
+    """Return True if a queue can have this name."""
     return _queue_name.fullmatch(name) is not None
 
 
 def queue_name(value: str) -> str:
-    """Check a queue's name and return it; "" is `default`. Raises InvalidPayload."""
+    """Check a queue name and return it; "" becomes `default`. Raises InvalidPayload."""
     if not value:
         return DEFAULT_QUEUE
     if not _queue_name.fullmatch(value):
@@ -440,12 +460,12 @@ def queue_name(value: str) -> str:
 
 
 def _has_member(text: str, key: str) -> bool:
-    """Whether the stored object has this member; the cheap looks answer nearly always."""
+    """Return True if the stored object has this member. Two text searches decide nearly always, without a parse."""
     at = text.find(f'"{key}"')
     if at < 0:
         return False
     rest = text[at + len(key) + 2 :]
-    # Compact, and between here and the end of the object nothing begins or ends: it is a member of the object itself.
+    # The text is compact and no nested value or end of the object follows: the member belongs to the object itself.
     if text[at - 1] in ",{" and rest[:1] == ":" and rest.count("}") == 1 and not _nests.search(rest):
         return True
     return key in jsontext.members(text)

@@ -1,11 +1,11 @@
-"""The policy: which permission shows which resource and field, and which permission each act needs.
+"""The policy: which permission shows which resource and field, and which permission each action needs.
 
-Admin and API ask `may` and `may_see`, and name no permission themselves. The command line asks for none: its user is
-the machine's administrator, who can read the database anyway. `REDACT` applies to all three, see `redaction`.
+Admin and API call `may` and `may_see`, and name no permission themselves. The command line checks none: its user is
+the machine's administrator, with access to the database anyway. `REDACT` applies to all three, see `redaction`.
 
 Three rules: a resource is shown by its `view` permission; contents of jobs (arguments, results, errors, progress) are
-shown by `view_job` only, wherever they are stored; an act shows nothing, so a user who may act and not view learns
-whether the act succeeded and no more. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
+shown by `view_job` only, wherever they are stored; an action shows nothing, so a user with permission to act but not to
+view learns only whether the act succeeded. Pure tables: the models' Meta reads the labels. Docs: docs/security.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ACTS: Mapping[str, str] = {
     "gearmonkeyfunction.view": "view_gearmonkeyfunction",
     "gearmonkeyfunction.audit": "audit_gearmonkeyfunction",
 }
-"""Each act, as `resource.verb`, and the permission it needs. A resource is named as its model in the admin."""
+"""Every action, as `resource.verb`, and the permission it needs. A resource has the name of its admin model."""
 
 FIELDS: Mapping[str, str] = {
     "batch.callbacks": "job.view",  # they are jobs: jobtype, arguments, whether they failed
@@ -73,47 +73,49 @@ FIELDS: Mapping[str, str] = {
     "queue.limit": "limit.view",
     "workerprocess.running": "job.view",
 }
-"""Fields that need a second act besides `view` of their resource. All other fields are shown with their resource."""
+"""Fields that need the permission of a second action in addition to `view` of their resource; no other field does."""
 
 OPEN_WORDS = frozenset({"states", "queues", "tasks", "batches", "jids", "older_s", "newer_s", "among"})
-"""Fields of a Query that a user may select jobs by for an act without `job.view`.
+"""Query fields by which a user without `job.view` may select jobs for an action.
 
-Each answer to another one (`args`, `texts`, `errors`, `about`) would reveal a part of a job that the user may not see.
+Results of a selection by other fields (`args`, `texts`, `errors`, `about`) would reveal parts of a job that the user
+may not see.
 """
 
 
 class HasPermissions(Protocol):
-    """A user of Django's, or of a project's own."""
+    """A user of Django or of a project's own user model."""
 
     def has_perm(self, perm: str, obj: Any = None) -> bool:
         """Return whether the user has this permission."""
 
 
 def needs(act: str) -> str:
-    """Return the full name of the permission that an act needs. Raises KeyError for an act that is not in the table."""
+    """Return the full name of the permission that an action needs. Raises KeyError for an unknown action."""
     return f"{APP}.{ACTS[act]}"
 
 
 def may(user: HasPermissions, act: str) -> bool:
-    """Return whether the user may do this act, `resource.verb`. Raises KeyError for one that is not in the table."""
+    """Return whether the user may perform this action, `resource.verb`. Raises KeyError for an unknown action."""
     return bool(user.has_perm(needs(act)))
 
 
 def may_see(user: HasPermissions, resource: str, field: str | None = None) -> bool:
     """Return whether the user may see this resource, or this field of it."""
+    # A field needs both permissions: that of its resource and that of the data that it shows.
     second = FIELDS.get(f"{resource}.{field}")
     return may(user, f"{resource}.view") and (second is None or may(user, second))
 
 
 def hidden_words(user: HasPermissions, words: Iterable[str]) -> list[str]:
-    """Return those of a query's fields that this user may not select jobs by, sorted."""
+    """Return the fields of a query by which this user may not select jobs, sorted."""
     return [] if may_see(user, "job") else sorted(set(words) - OPEN_WORDS)
 
 
-# --- what Django stores of them
+# Permissions that Django stores
 
 Labels = tuple[tuple[str, str], ...]
-"""Permissions besides Django's own with their labels, as Meta.permissions has them."""
+"""Permissions in addition to Django's own, with their labels, in the form of Meta.permissions."""
 
 JOB: Labels = (
     ("retry_job", "Can run failed jobs again now"),

@@ -1,7 +1,7 @@
-"""Whether a pooler is between us and PostgreSQL, which may give each transaction another session.
+"""Detects a connection pooler, which may give each transaction another PostgreSQL session.
 
-Such a pooler makes up the number that it tells a client for its server process: it stands for any of them. Knows no
-Django; a connection is the driver's own, psycopg 3's or psycopg2's.
+Such a pooler reports an invented server process id to its client, because the id stands for any of its sessions.
+Imports no Django; a connection is the driver's own, of psycopg 3 or psycopg2.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from typing import Any
 
 
 def is_pooled(connection: Any) -> bool:
-    """Whether who answers on this connection is somebody else than was said when it was made.
+    """Return True if the answering process is not the one reported when the connection was made.
 
-    So it is behind PgBouncer in each of its modes. A pooler that told the truth, and changes sessions later, is not
-    found out so: who relies on a session must bear its loss all the same.
+    This is true behind PgBouncer in each of its modes. It does not detect a pooler that reports the real process id and
+    changes sessions later, so code that relies on a session must survive its loss anyway.
     """
     return bool(process_of(connection) != connection.info.backend_pid)
 
 
 def process_of(connection: Any, before: str = "") -> int:
-    """The server process that answers just now; `before`: a statement for it to carry out, in the same transaction."""
+    """Return the id of the answering server process. `before`: a statement to run in the same transaction."""
     with connection.cursor() as cursor:
         cursor.execute(f"{before}; SELECT pg_backend_pid()" if before else "SELECT pg_backend_pid()")
+        # psycopg 3 has a result for each statement; the last one is that of the SELECT.
         while before and cursor.description is None:
             cursor.nextset()
         found: int = cursor.fetchone()[0]

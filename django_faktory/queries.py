@@ -1,7 +1,7 @@
-"""The query language: which jobs are meant, in one line of text. The same in Python, the admin, the API and on the
-command line: `state:dead queue:mail task:shop.* error:Timeout about:shop.order/42 older:2d`.
+"""The query language for jobs, in one line of text, shared by Python, the admin, the API and the command line.
 
-Pure: text ↔ `Query`. What it means for rows is `querysets`' business. Grammar: docs/queries.md.
+Example: `state:dead queue:mail task:shop.* error:Timeout about:shop.order/42 older:2d`. Pure: `parse_query` reads a
+text into a `Query`, `str` writes it back; `querysets` applies it to rows. Grammar: docs/queries.md.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from .jsonfields import shown
 from .lifecycle import State
 
 MAX_TEXT = 4000
-"""Characters of a query."""
+"""Longest query, in characters."""
 MAX_VALUES = 200
+"""Most values of one key."""
 SEARCHED = 10_000
-"""Jobs that a search for text looks into, unless the query says otherwise: the newest of what the rest of it finds."""
+"""Jobs that a text search reads unless the query says otherwise: the newest that match the other conditions."""
 MOST_SEARCHED = 10_000_000
+"""Largest number that `among:` accepts."""
 
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+# Nine digits at most for each unit, which bounds the work of int() on a client's text.
 _duration = re.compile(r"(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
 _key = re.compile(r"([a-z]+):")
 _bare = re.compile(r"[^\s,\"]+")
@@ -38,36 +41,36 @@ _states_known = frozenset(map(str, State))
 
 
 class Pattern(msgspec.Struct, frozen=True, gc=False):
-    """A name, or the beginning of one."""
+    """A name, or the prefix of one."""
 
     text: str
     is_prefix: bool = False
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Jobs for which all of this is true; of several values of one key any one is enough. Empty: every job."""
+    """Conditions that a job must all meet; one matching value per key is enough. Empty: every job."""
 
     states: tuple[State, ...] = ()
     queues: tuple[Pattern, ...] = ()
     tasks: tuple[Pattern, ...] = ()
     errors: tuple[Pattern, ...] = ()
-    """Types of the latest failure: whole (`requests.exceptions.Timeout`), its last part (`Timeout`), or a beginning."""
+    """Types of the latest failure: full (`requests.exceptions.Timeout`), last part (`Timeout`), or a prefix."""
     about: tuple[str, ...] = ()
     """Objects, as `app.model/pk`."""
     batches: tuple[str, ...] = ()
     jids: tuple[str, ...] = ()
     older_s: int | None = None
-    """Pushed longer ago than that."""
+    """Pushed more than this number of seconds ago; `newer_s` is the opposite."""
     newer_s: int | None = None
     args: str | None = None
     """JSON of all positional arguments."""
     texts: tuple[str, ...] = ()
-    """Each of them is somewhere in the job's JSON, as it was sent."""
+    """Texts that the job's JSON, as it was sent, must all contain."""
     among: int = SEARCHED
-    """How many jobs `args` and `texts` look into."""
+    """Number of jobs that the `args` and `texts` conditions search."""
 
     def __str__(self) -> str:
-        """The text that means this, in one spelling."""
+        """Return the canonical text of this query; `parse_query` reads it back."""
         said = [
             _told("state", [_written(str(state)) for state in self.states]),
             _told("queue", map(_shape, self.queues)),
@@ -86,24 +89,27 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it asks for nothing, and so means every job."""
+        """True if there is no condition, so that the query matches every job."""
         return self == Query(among=self.among)
 
     @property
     def searches(self) -> bool:
-        """Whether it looks into jobs' texts."""
+        """True if the query searches the texts of jobs."""
         return self.args is not None or bool(self.texts)
 
     @property
     def has_index(self) -> bool:
-        """Whether an index leads to few rows, or to those that come first anyway: see docs/queries.md."""
+        """True if an index leads to few rows, or to the rows that are shown first anyway: see docs/queries.md."""
+        # Conditions that filter row by row once the state has been found by its index.
         rest = self.queues or self.tasks or self.errors or self.older_s is not None or self.newer_s is not None
+        # Succeeded rows can be millions: without another filter a page reads the newest ones only, with one it scans
+        # them all.
         is_short = bool(self.states) and (State.SUCCEEDED not in self.states or not rest)
         return is_short or bool(self.about or self.batches or self.jids)
 
 
 def parse_query(text: str) -> Query:
-    """Read a query. Raises InvalidQuery, in one line that says where and what was expected."""
+    """Parse a query. Raises InvalidQuery with one line that names the position and what was expected."""
     if len(text) > MAX_TEXT:
         raise _wrong(MAX_TEXT, f"expected a query of at most {MAX_TEXT} characters, got {len(text)}")
     found: dict[str, Any] = {}
@@ -113,6 +119,7 @@ def parse_query(text: str) -> Query:
         try:
             at = _term(text, at, found)
         except InvalidQuery as error:
+            # A reader that knows no exact position leaves it None: the term as a whole is wrong.
             error.at = began if error.at is None else error.at
             raise
         if at < len(text) and not text[at].isspace():
@@ -122,7 +129,7 @@ def parse_query(text: str) -> Query:
 
 
 def split_about(label: str) -> tuple[str, str]:
-    """The model and the key of an object's name. Raises InvalidQuery where it is none."""
+    """Return the model and the key of an object's name. Raises InvalidQuery if it is not one."""
     if not is_about(label):
         raise InvalidQuery(f"about: expected app.model/pk, such as shop.order/42, got {shown(label)}")
     model, _, key = label.partition("/")
@@ -130,11 +137,12 @@ def split_about(label: str) -> tuple[str, str]:
 
 
 def is_about(label: str) -> bool:
-    """Whether this names an object, as `app.model/pk`."""
+    """Return True if this names an object, as `app.model/pk`."""
+    # 255 is the length of the column `about`.
     return len(label) <= 255 and label.isprintable() and _label.fullmatch(label) is not None
 
 
-# --- reading
+# Parsing
 
 
 def _wrong(at: int, message: str) -> InvalidQuery:
@@ -144,7 +152,10 @@ def _wrong(at: int, message: str) -> InvalidQuery:
 
 
 def _term(text: str, at: int, found: dict[str, Any]) -> int:
-    """A key with its values, or a word; returns where it ends. What is raised without a place is wrong as a whole."""
+    """Read a key with its values, or a bare word; return the position after it.
+
+    An error raised without a position concerns the whole term.
+    """
     key = _key.match(text, at)
     if key is None:
         return _word(text, at, found)
@@ -161,9 +172,10 @@ def _skipped(text: str, at: int) -> int:
 
 
 def _word(text: str, at: int, found: dict[str, Any]) -> int:
-    """A word without a key: a state, or a jid."""
+    """Read a word without a key: a state, or a jid."""
     bare = _bare.match(text, at)
     word = bare[0] if bare else text[at:]
+    # States first: some names of states, such as "enqueued", are well-formed jids too.
     if word in _states_known:
         _add(found, "states", [State(word)])
     elif _jid.fullmatch(word):
@@ -174,7 +186,7 @@ def _word(text: str, at: int, found: dict[str, Any]) -> int:
 
 
 def _values(text: str, at: int, key: str) -> tuple[list[tuple[str, bool]], int]:
-    """Values with commas between them, each with whether it was quoted."""
+    """Read values separated by commas, each with whether it was quoted."""
     found: list[tuple[str, bool]] = []
     while True:
         began = at
@@ -202,6 +214,7 @@ def _unquoted(text: str, key: str) -> str:
 
 
 def _add(found: dict[str, Any], field: str, values: list[Any]) -> None:
+    # A key may occur several times; dict.fromkeys removes duplicates and keeps the order.
     found[field] = tuple(dict.fromkeys((*found.get(field, ()), *values)))
 
 
@@ -220,6 +233,7 @@ def _names(key: str, field: str) -> Reader:
 def _patterns(key: str, field: str) -> Reader:
     def read(text: str, at: int, found: dict[str, Any]) -> int:
         values, at = _values(text, at, key)
+        # In quotes a star is a plain character; quoting is the way to match a name that contains one.
         _add(found, field, [Pattern(value) if is_quoted else pattern(value, key) for value, is_quoted in values])
         return at
 
@@ -227,7 +241,7 @@ def _patterns(key: str, field: str) -> Reader:
 
 
 def pattern(value: str, key: str) -> Pattern:
-    """A name, or with a star at its end the beginning of one. Raises InvalidQuery for a star elsewhere."""
+    """Return the pattern for a name, or for a prefix that ends in a star. Raises InvalidQuery for a star elsewhere."""
     name = value.removesuffix("*")
     if "*" in name:
         raise InvalidQuery(f"{key}: expected a star at the end only, got {shown(value)}")
@@ -263,11 +277,12 @@ def _once(key: str, field: str, convert: Callable[[str], int]) -> Reader:
 
 
 def seconds_of(text: str, key: str = "older") -> int:
-    """The seconds of a duration such as 90s, 15m, 2h, 1h30m, 7d or 2w. Raises InvalidQuery."""
+    """Return the seconds of a duration such as 90s, 15m, 2h, 1h30m, 7d or 2w. Raises InvalidQuery."""
     match = _duration.fullmatch(text)
     if not text or match is None:
         raise InvalidQuery(f"{key}: expected a duration such as 90s, 15m, 1h30m, 2d or 1w, got {shown(text)}")
     seconds = sum(int(part) * unit for part, unit in zip(match.groups(default="0"), _UNITS.values(), strict=True))
+    # Capped at 100 years: larger intervals overflow the dates of databases.
     return min(seconds, 100 * 365 * 86_400)
 
 
@@ -279,10 +294,12 @@ def _count(text: str) -> int:
 
 def _arguments(text: str, at: int, found: dict[str, Any]) -> int:
     try:
+        # raw_decode finds the end of the array, which may contain spaces and commas.
         value, end = _decoder.raw_decode(text, at)
         jsontext.check_depth(text[at:end])
     except (ValueError, RecursionError, InvalidPayload):
         value, end = None, at
+    # RecursionError comes from deeply nested input, which json parses recursively.
     if not isinstance(value, list) or "args" in found:
         raise _wrong(
             at, f'args: expected, once, a JSON array with all arguments, such as args:[42,"x"], got {shown(text[at:])}'
@@ -308,7 +325,7 @@ _READERS: dict[str, Reader] = {
 KEYS = tuple(_READERS)
 
 
-# --- writing
+# Formatting
 
 
 def _told(key: str, values: Any) -> str:

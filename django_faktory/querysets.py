@@ -1,6 +1,7 @@
-"""Sets of jobs and queues by the words of the domain: `Job.objects.dead().about(order).retry()`.
+"""Querysets of jobs and queues with named filters and bulk operations: `Job.objects.dead().about(order).retry()`.
 
-The filters only say what is meant; the verbs hand the set to `acts`. Which filters an index serves: docs/queries.md.
+`JobQuerySet` and `QueueQuerySet` only build filters; the operations pass the set to `acts`. docs/queries.md lists which
+filters an index serves.
 """
 
 from __future__ import annotations
@@ -31,24 +32,31 @@ else:  # Django's own classes take no type parameters at run time
     _Lookup = models.Lookup
 
 _SHARED = ((State.SCHEDULED, State.RETRIES), (State.DEAD, State.DISCARDED, State.EXPIRED))
-"""States that share a partial index: faktory_due, faktory_failed."""
+"""Groups of states that share a partial index: faktory_due, faktory_failed."""
 
 LAST = "\U0010ffff"
+"""The highest code point: the upper bound of a range of names that have the same beginning."""
 RECENT = 50_000
+"""Number of newest jobs that a page looks through when no index serves its filter."""
 
 
 class _Among(_Lookup):
-    """Whether a column has one of these values, as literals in the SQL, in this order: SQLite takes a partial index for
-    its very own condition only. For values that are ours, not a user's."""
+    """Compare a column with these values, written as literals into the SQL in this order.
+
+    SQLite uses a partial index only for a query that repeats the index's own condition literally, so parameters would
+    prevent it. For the package's own constants only, never for user input.
+    """
 
     lookup_name = "among"
     prepare_rhs = False
 
     def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
-        """`column = 'a'`, or `column IN ('a', 'b')`."""
+        """Return `column = 'a'` or `column IN ('a', 'b')`."""
         column, params = self.process_lhs(compiler, connection)
         told = _literal(column, self.rhs)
         for shared in _SHARED:
+            # A subset of a shared index's states does not imply the index condition for SQLite: repeat the condition
+            # literally.
             if connection.vendor == "sqlite" and set(self.rhs) < set(shared):
                 return f"({told} AND {_literal(column, shared)})", (*params, *params)
         return told, params
@@ -60,164 +68,181 @@ def _literal(column: str, states: Iterable[State]) -> str:
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    """Jobs by the words of the domain, and what people do to them."""
+    """Jobs with filters by state, queue, task, error, age, object and text, and bulk operations."""
 
     def in_state(self, *states: State) -> Self:
-        """Jobs in any of these states."""
+        """Filter jobs in any of these states."""
+        # In the order of `State`, as in the index conditions, because SQLite compares them literally.
         return self.filter(_Among(F("state"), tuple(state for state in State if state in states)))
 
     def scheduled(self) -> Self:
-        """Jobs that wait for their time."""
+        """Filter jobs that wait for their start time."""
         return self.in_state(State.SCHEDULED)
 
     def enqueued(self) -> Self:
-        """Jobs that any worker may take."""
+        """Filter jobs that any worker may take."""
         return self.in_state(State.ENQUEUED)
 
     def blocked(self) -> Self:
-        """Jobs whose lock another one holds."""
+        """Filter jobs that wait for a lock or a limiter."""
         return self.in_state(State.BLOCKED)
 
     def working(self) -> Self:
-        """Jobs that a worker has."""
+        """Filter jobs that a worker runs."""
         return self.in_state(State.WORKING)
 
     def retries(self) -> Self:
-        """Jobs that failed, and wait for their next try."""
+        """Filter jobs that failed and wait for their next attempt."""
         return self.in_state(State.RETRIES)
 
     def dead(self) -> Self:
-        """Jobs that failed for good, or were killed."""
+        """Filter jobs that failed finally or were killed."""
         return self.in_state(State.DEAD)
 
     def succeeded(self) -> Self:
-        """Jobs that succeeded, and whose result is kept."""
+        """Filter jobs that succeeded and have a stored result."""
         return self.in_state(State.SUCCEEDED)
 
     def discarded(self) -> Self:
-        """Jobs that were dropped, and whose rows are kept for a while."""
+        """Filter jobs that were dropped, until their rows are purged."""
         return self.in_state(State.DISCARDED)
 
     def expired(self) -> Self:
-        """Jobs that nobody took in time, and whose rows are kept for a while."""
+        """Filter jobs that no worker took in time, until their rows are purged."""
         return self.in_state(State.EXPIRED)
 
     def queue(self, *names: str) -> Self:
-        """Jobs of any of these queues; `mail.*` means all whose name begins so."""
+        """Filter jobs of any of these queues; `mail.*` matches every name with that prefix."""
         return self.filter(_named("queue", map(_pattern, names)))
 
     def task(self, *tasks: Any) -> Self:
-        """Jobs of any of these tasks, given as the task itself or by jobtype; `shop.*` means all that begin so."""
+        """Filter jobs of these tasks, each a task or a jobtype; `shop.*` matches every jobtype with that prefix."""
         return self.filter(_named("jobtype", [_pattern(getattr(task, "jobtype", task)) for task in tasks]))
 
     def failed_with(self, *errors: str | type[BaseException]) -> Self:
-        """Jobs whose latest failure was of this type: a class, its path, its last part, or a beginning with a star."""
+        """Filter jobs by the type of their latest failure.
+
+        Each error is a class, its path, the last part of its path, or a prefix with a star.
+        """
         return self.filter(_failed_with([_pattern(_path(error)) for error in errors]))
 
     def older_than(self, age: timedelta) -> Self:
-        """Jobs pushed longer ago than that."""
+        """Filter jobs that were pushed more than `age` ago."""
         return self.filter(created_at__lt=Now() - age)
 
     def newer_than(self, age: timedelta) -> Self:
-        """Jobs pushed since then."""
+        """Filter jobs that were pushed at most `age` ago."""
         return self.filter(created_at__gte=Now() - age)
 
     def about(self, *objects: models.Model | str) -> Self:
-        """Jobs about any of these: see `using(about=…)`."""
+        """Filter jobs about any of these objects: see `using(about=…)`."""
         return self.filter(about__in=[about_of(one) for one in objects])
 
     def batch(self, *bids: str) -> Self:
-        """Members of these batches."""
+        """Filter members of these batches."""
         return self.filter(bid__in=bids)
 
     def with_args(self, *args: Any, among: int = queries.SEARCHED) -> Self:
-        """Jobs with exactly these positional arguments, as common clients write them; looks into the newest `among`."""
+        """Filter jobs with exactly these positional arguments, as common clients write them.
+
+        Searches the newest `among` jobs of the set only.
+        """
         return self.newest(among).filter(_has_args(jsontext.encode(encoded_call(args, {})[0])))
 
     def containing(self, *texts: str, among: int = queries.SEARCHED) -> Self:
-        """Jobs whose JSON, as it was sent, has each of these texts; case counts. Looks into the newest `among`."""
+        """Filter jobs by texts that their JSON, as it was sent, must all contain; case-sensitive.
+
+        Searches the newest `among` jobs of the set only.
+        """
         return self.newest(among).filter(*map(_has_text, texts))
 
     def newest(self, count: int) -> Self:
-        """The `count` of these that came last, in no order: what no index helps to find is looked for among them."""
+        """Keep the `count` newest jobs of this set, unordered. Bounds filters that no index serves."""
+        # A lower bound on the key, not a slice: a sliced queryset can be neither filtered nor updated.
         place = self.order_by("-pk").values("pk")[count - 1 : count]
         return self.filter(pk__gte=Coalesce(Subquery(place), Value(0)))
 
     def recent(self, count: int = RECENT) -> Self:
-        """Those of these among the last `count` jobs that were pushed at all: no more rows are looked at, whatever else
-        is asked."""
+        """Keep jobs among the last `count` pushed in the whole table.
+
+        At most that number of rows is read, whatever the other filters are.
+        """
+        # The latest key of the whole table, not of this set: finding that one could read every row.
         last = self.model._default_manager.using(self.db).order_by("-pk").values("pk")[:1]  # noqa: SLF001
         return self.filter(pk__gt=Coalesce(Subquery(last), Value(0)) - count)
 
     def matching(self, query: Query | str) -> Self:
-        """Jobs that a query means. Raises InvalidQuery for a text that is none."""
+        """Filter jobs that a query describes. Raises InvalidQuery for a text that is not a valid query."""
         asked = parse_query(query) if isinstance(query, str) else query
         found = self.in_state(*asked.states) if asked.states else self
         for condition in _conditions(asked):
             found = found.filter(condition)
+        # Last, so that `newest` counts jobs that match all other conditions.
         if asked.searches:
             wanted = [] if asked.args is None else [_has_args(asked.args)]
             found = found.newest(asked.among).filter(*wanted, *map(_has_text, asked.texts))
         return found
 
     def shown(self, query: Query | str) -> Self:
-        """`matching` for a page: what no index leads to is looked for among the `recent` ones only."""
+        """Apply `matching` for a page: a query that no index serves searches the `recent` jobs only."""
         asked = parse_query(query) if isinstance(query, str) else query
         found = self.matching(asked)
         return found if asked.has_index else found.recent()
 
     def count_up_to(self, most: int) -> int:
-        """How many there are, and `most` where there are more: no table is counted to its end."""
+        """Return the number of rows, capped at `most`, so that no large table is counted to its end."""
+        # order_by() removes the order, which would force a sort of the whole set before the cut.
         return self.order_by()[:most].count()
 
     def retry(self) -> int:
-        """Run those that failed, dead or waiting for a retry, again now; returns how many."""
+        """Enqueue failed jobs, dead or waiting for a retry, now; return how many."""
         return self._carry_out("retry")
 
     def requeue(self) -> int:
-        """Run those that are dead, or wait for their time, now; returns how many."""
+        """Enqueue jobs that are dead or wait for their time now; return how many."""
         return self._carry_out("requeue")
 
     def kill(self) -> int:
-        """Give up those that do not run: they are dead; returns how many."""
+        """Move jobs that are not running to the dead set; return how many."""
         return self._carry_out("kill")
 
     def discard(self) -> int:
-        """Drop those that do not run; returns how many."""
+        """Drop jobs that are not running; return how many."""
         return self._carry_out("discard")
 
     def prune(self) -> int:
-        """Delete those that ended, before their time; returns how many."""
+        """Delete the rows of finished jobs before their purge time; return how many."""
         return self._carry_out("prune")
 
-    # None of them on the manager: `Job.objects.kill()` is said by mistake.
+    # Not exposed on the manager, so that `Job.objects.kill()` cannot hit every job by accident.
     retry.queryset_only = requeue.queryset_only = kill.queryset_only = True  # type: ignore[attr-defined]
     discard.queryset_only = prune.queryset_only = True  # type: ignore[attr-defined]
+    # Templates must not call these: Django renders a method with alters_data as an empty text.
     retry.alters_data = requeue.alters_data = kill.alters_data = True  # type: ignore[attr-defined]
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _carry_out(self, verb: str) -> int:
-        from .acts import Verb, carry_out  # what it needs imports the models
+        from .acts import Verb, carry_out  # acts imports the models, which import this module
 
         return carry_out(Verb(verb), self)
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
-    """Queues that somebody used."""
+    """Known queues, with operations to pause and resume them."""
 
     def paused(self) -> Self:
-        """Those that give out no job."""
+        """Filter queues from which no job is fetched."""
         return self.filter(paused_at__isnull=False)
 
     def pause(self) -> int:
-        """Give out no job of these from now on; returns how many were not paused yet."""
-        from .acts import pause  # as above
+        """Stop delivering jobs of these queues; return how many were not paused before."""
+        from .acts import pause  # acts imports the models
 
         return pause(self)
 
     def resume(self) -> int:
-        """Give out jobs of these again; returns how many were paused."""
-        from .acts import resume  # as above
+        """Deliver jobs of these queues again; return how many were paused."""
+        from .acts import resume  # acts imports the models
 
         return resume(self)
 
@@ -253,7 +278,10 @@ def _path(error: str | type[BaseException]) -> str:
 
 
 def _named(column: str, patterns: Iterable[Pattern]) -> Q:
-    """By whole name or beginning: a range, which the column's index serves and which compares exactly everywhere."""
+    """Match whole names or prefixes.
+
+    A prefix is a range: the column's index serves it, and it compares exactly on every database.
+    """
     patterns = list(patterns)
     whole = Q(**{f"{column}__in": [one.text for one in patterns if not one.is_prefix]})
     begun = (
@@ -265,8 +293,12 @@ def _named(column: str, patterns: Iterable[Pattern]) -> Q:
 
 
 def _failed_with(patterns: Iterable[Pattern]) -> Q:
-    """Also by the last part of its path. `RIGHT`, for LIKE is not exact on every database."""
+    """Match error types by whole name, prefix or last part.
+
+    Uses `RIGHT`, because LIKE is not exact on every database.
+    """
     patterns = list(patterns)
+    # The dot is part of the compared text: `Timeout` matches `x.Timeout`, not `x.ReadTimeout`.
     ends = (
         Q(_Equals(Right("errtype", len(one.text) + 1), Value(f".{one.text}"))) for one in patterns if not one.is_prefix
     )
@@ -277,12 +309,16 @@ _Equals: Callable[[Any, Any], Any] = models.lookups.Exact
 
 
 def _has_text(text: str) -> Q:
-    """LIKE is quick and, on SQLite, blind to case; a place in the text is exact there."""
+    """Match a text exactly.
+
+    LIKE is fast but ignores case on SQLite; the position of the text is compared there exactly.
+    """
     return Q(payload__contains=text) & Q(models.lookups.GreaterThan(StrIndex("payload", Value(text)), 0))
 
 
 def _has_args(args: str) -> Q:
-    """In the spellings of JSON libraries: with or without spaces, and escapes."""
+    """Match the `args` member in the spellings of common JSON libraries: with or without spaces, escaped or not."""
+    # Clients differ in spaces and escapes; the stored text is compared as it was sent.
     value = json.loads(args)
     spelled = {
         f'"args"{colon}{json.dumps(value, separators=marks, ensure_ascii=is_ascii)}'

@@ -1,6 +1,6 @@
-"""Texts of clients as a page may show them: what commands a terminal or turns text round is seen, and does nothing.
+"""Replaces control and bidirectional characters in client texts with visible symbols.
 
-Knows no job. Escaping is the templates' business; this is about characters that are no markup.
+`with_readable_text` wraps the views of pages. Escaping of markup is left to the templates.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from django.template.response import SimpleTemplateResponse
 
 _BAD = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _bad = re.compile(f"[{_BAD}]")
-# Left as they are: tags, whose attributes take texts back to us, and fields that somebody sends back.
+# Tags stay unchanged, because their attributes send texts back to the server, and so do the contents of text areas.
 _shown = re.compile(rf"(<textarea\b.*?</textarea>|<[^>]*>)|([{_BAD}])", re.DOTALL)
 
 View = Callable[..., HttpResponseBase]
 
 
 def readable(text: str) -> str:
-    """The text with a sign in the place of each control character, half of a character, and mark that turns text."""
+    """Return the text with a symbol in place of each control character, surrogate and bidirectional mark."""
     return _bad.sub(lambda found: _sign(found[0]), text) if _bad.search(text) else text
 
 
 def with_readable_text(view: View) -> View:
-    """The view, whose page shows no such character."""
+    """Wrap a view so that its pages contain no such character."""
 
     @wraps(view)
     def shown(*args: Any, **kwargs: Any) -> HttpResponseBase:
         response = view(*args, **kwargs)
+        # Template responses are rendered after the view returns, so the text can only be replaced after that.
         if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
             response.add_post_render_callback(_cleaned)
         elif isinstance(response, HttpResponse):
@@ -43,6 +44,7 @@ def with_readable_text(view: View) -> View:
 
 
 def _cleaned(response: HttpResponse) -> None:
+    # Only pages are changed; other content, such as JSON, must stay as it is.
     if not response.headers.get("Content-Type", "").startswith("text/html"):
         return
     page = response.content.decode(response.charset)
@@ -51,7 +53,7 @@ def _cleaned(response: HttpResponse) -> None:
 
 
 def _sign(char: str) -> str:
-    """Unicode has pictures of the oldest ones: ␛."""
+    """Return the visible symbol: Unicode has pictures of the C0 controls, such as ␛, other characters become U+FFFD."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)

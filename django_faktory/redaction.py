@@ -1,7 +1,8 @@
-"""What people may see of a job's arguments: the project's own word, by `FAKTORY["REDACT"]`. Off unless it is set.
+"""Redacts the arguments of jobs for display, with the project's function `FAKTORY["REDACT"]`. Off by default.
 
-Whatever shows arguments (admin, API, command line, logs, reprs) asks here; workers and Faktory clients get them as they
-are. Where the project's function fails, nothing is shown. Source: docs/security.md, "Arguments that nobody reads".
+Every output of arguments (admin, API, command line, logs, reprs) passes through this module; workers and Faktory
+clients receive them unchanged. If the project's function fails, nothing is shown. Source: docs/security.md, section on
+arguments.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from .queries import Query, parse_query
 logger = get_logger(__name__)
 
 HIDDEN = "[hidden]"
-"""What stands where arguments would, when nobody can say what of them may be seen."""
+"""Placeholder for arguments if the project's function fails."""
 
 _failed: set[str] = set()
-"""Functions whose failure was logged: once is enough, they are asked for every job that is looked at."""
+"""Paths of functions with a logged failure: logged once, because the function is called for every displayed job."""
 
 
 def is_on() -> bool:
-    """Whether the project hides arguments."""
+    """Return True if the project redacts arguments."""
     return bool(conf.get("REDACT"))
 
 
 def shown(jobtype: str, arguments: Any) -> Any:
-    """What may be seen of these: a list of positional arguments, or a dict of those by keyword; in JSON's types."""
+    """Return the visible part of arguments, in JSON types: of a list of positional or a dict of keyword arguments."""
+    # Through JSON, so that the project's function receives the same types from every caller.
     return jsontext.decode(_shown(jobtype, jsontext.encode(arguments))) if is_on() else arguments
 
 
 def shown_job(jobtype: str, text: str) -> str:
-    """A job's JSON with what may be seen of its arguments. Text that is no job is hidden whole."""
+    """Return a job's JSON with redacted arguments. Text that is not a valid job is hidden whole."""
     if not is_on():
         return text
     try:
@@ -48,30 +50,32 @@ def shown_job(jobtype: str, text: str) -> str:
                 custom["kwargs"] = _shown(jobtype, custom["kwargs"])
                 found["custom"] = jsontext.join(custom.items())
         return jsontext.join(found.items())
-    except FaktoryError:  # a row somebody changed by hand
+    except FaktoryError:  # a row that was edited by hand
         return jsontext.encode(HIDDEN)
 
 
 def hides(jobtype: str, text: str) -> bool:
-    """Whether something of this job is not shown: then nobody can edit what they see of it."""
+    """Return True if a part of this job is redacted: then a page must not offer the job for editing."""
     if not is_on():
         return False
     try:
         return bool(jsontext.decode(shown_job(jobtype, text)) != jsontext.decode(text))
     except FaktoryError:
+        # Fail closed: an edit would otherwise write the placeholder back as an argument.
         return True
 
 
 def query_of(text: str) -> Query:
-    """Read a query that a person asks. Raises InvalidQuery, also for one that would find out what is hidden."""
+    """Parse a user's query. Raises InvalidQuery, also for a query that would reveal redacted arguments."""
     found = parse_query(text)
+    # Matches of guessed texts would reveal an argument letter by letter.
     if found.searches and is_on():
         raise InvalidQuery("args, text: expected a query that looks into no arguments: FAKTORY['REDACT'] hides them")
     return found
 
 
 def told(value: object) -> str:
-    """An argument's value in an error message."""
+    """Return an argument's value for an error message."""
     return HIDDEN if is_on() else f"{value!r:.80}"
 
 
@@ -80,6 +84,7 @@ def _shown(jobtype: str, text: str) -> str:
     try:
         hook = import_string(path) if isinstance(path, str) else path
         found = jsontext.encode(hook(jobtype, jsontext.decode(text)))
+        # The result is the project's: deeper JSON would fail later, where the page is rendered.
         jsontext.check_depth(found)
     except Exception as error:  # noqa: BLE001  (anybody's code; its message may quote what it was given)
         if str(path) not in _failed:

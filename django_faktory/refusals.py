@@ -1,4 +1,4 @@
-"""Why a function cannot be a task, beyond what Django says, and how to mend what Django says."""
+"""Problems of functions as tasks beyond Django's own checks, and remedies for Django's error messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .compat import Task
 
 
 def problem_with(task: Task[..., Any]) -> str:
-    """What is wrong with a task that Django takes, or stumbles over; "" where nothing is."""
+    """Return the problem of a task that Django accepts, or fails on unclearly; "" if there is none."""
     if not isinstance(task.priority, int | float):
         return f"priority: expected a whole number from -100 to 100, got {task.priority!r:.80}"
-    return _problem_with_function(task.func) if inspect.isfunction(task.func) else ""  # Django has words for others
+    return _problem_with_function(task.func) if inspect.isfunction(task.func) else ""  # Django reports others well
 
 
-@lru_cache(maxsize=4096)  # asked at each enqueue, and functions do not change
+@lru_cache(maxsize=4096)  # called at each enqueue, and functions do not change
 def _problem_with_function(func: FunctionType) -> str:
     if func.__module__ == "__main__":
         return (
@@ -34,13 +34,13 @@ def _problem_with_function(func: FunctionType) -> str:
 
 
 def name_of(task: Task[..., Any]) -> str:
-    """How to call a task in a message, whatever its function is."""
+    """Return a task's name for a message, for any kind of function."""
     func = task.func
     return f"{getattr(func, '__module__', '?')}.{getattr(func, '__qualname__', repr(func))}"
 
 
 def remedy_for(message: str, *, alias: str, queues: Collection[str]) -> str:
-    """How to mend what Django refuses with this message; "" where the message says it."""
+    """Return a remedy for one of Django's error messages; "" if the message suffices."""
     if "module level" in message:
         return " A worker finds it by its name: move it out of the function or class around it."
     if "first argument" in message:

@@ -1,6 +1,6 @@
-"""Hands on what waits in the outbox, where callers could not: the target was away, or their process ended too soon.
+"""The outbox relay: hands on entries that their callers could not, because of an outage or an early exit.
 
-One loop, on every node; who comes second finds the rows leased. Knows no job.
+Every node runs one loop. A node that comes second finds the rows leased. Does not read the jobs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from .logs import get_logger
 logger = get_logger(__name__)
 
 EVERY_S = 1.0
+"""Seconds between two runs."""
 LONGEST_PAUSE_S = 15.0
+"""Longest pause in seconds while the target is unreachable."""
 
 
 class Relay:
-    """The loop; `run` is a thread's."""
+    """The relay loop; `run` is the target of a thread."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Look once a second until stopped; a target that is away is tried ever more seldom."""
+        """Relay once a second until stopped. The pause doubles, up to a limit, while the target is unreachable."""
         pause_s = EVERY_S
         while not self._stopping.is_set():
+            # Backoff: each attempt at an unreachable target costs its connect timeout.
             pause_s = EVERY_S if self.run_once() else min(pause_s * 2, LONGEST_PAUSE_S)
             self._stopping.wait(pause_s)
         self._outbox.target.close()
@@ -38,8 +41,8 @@ class Relay:
             connections[alias].close()
 
     def run_once(self) -> bool:
-        """Hand on what waits now; False where some of it could not be."""
-        answers = [self._relay(alias) for alias in self._outbox.aliases]  # each, whatever the others say
+        """Relay all waiting entries; return False if some could not be relayed."""
+        answers = [self._relay(alias) for alias in self._outbox.aliases]  # a list: one failure skips no alias
         return all(answers)
 
     def stop(self) -> None:
@@ -52,8 +55,9 @@ class Relay:
         except BrokerUnavailable as error:
             logger.warning("the outbox waits for its target alias=%s error=%s", alias, error)
             return False
-        except Exception:  # a loop: says what happened, and goes on
+        except Exception:  # the loop must survive: log and continue
             logger.exception("the outbox could not be relayed alias=%s", alias)
+            # The connection may be in an unknown state after an unexpected error.
             connections[alias].close()
             return False
         if count:
@@ -62,6 +66,6 @@ class Relay:
 
 
 def relay() -> Relay | None:
-    """The relay that this project's settings ask for; None where transactions reach the jobs themselves."""
+    """Return the relay for this project's settings, or None if transactions store the jobs directly."""
     producer = brokers.get_producer()
     return Relay(producer) if isinstance(producer, Outbox) else None

@@ -1,6 +1,7 @@
-"""A job as Django's TaskResult: what a stored job, or one that runs now, says in the words of Django's Tasks.
+"""Converts jobs, stored or running, to Django's TaskResult: `result_of` and `running`.
 
-Reads rows it is given, and imports no model: backends are built while apps still load. Statuses: `docs/tasks.md`.
+Reads rows it receives and imports no model, because backends are built while apps are loading. Statuses:
+`docs/tasks.md`.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ STATUSES = {
     State.DISCARDED: TaskResultStatus.FAILED,
     State.EXPIRED: TaskResultStatus.FAILED,
 }
+"""Django's status for each state of a job."""
 
 
 class Custom(msgspec.Struct):
-    """What a call needs of a job's `custom`."""
+    """The members of a job's `custom` that a call needs."""
 
     kwargs: dict[str, Any] | None = None
     bid: Any = None
@@ -48,7 +50,7 @@ class Custom(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """What a worker needs of a job's JSON: which task, its arguments, and how its failures are told."""
+    """The members of a job's JSON that a worker needs: the task, its arguments, and how to report failures."""
 
     jobtype: str
     args: list[Any]
@@ -60,16 +62,16 @@ class Call(msgspec.Struct):
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Keyword arguments; protocol clients that have none send none."""
+        """Keyword arguments; empty for protocol clients that do not support them."""
         return (self.custom and self.custom.kwargs) or {}
 
     @property
     def is_sealed(self) -> bool:
-        """Whether its arguments are encrypted."""
+        """True if the arguments are encrypted."""
         return sealing.is_sealed(self.args)
 
     def opened(self) -> Call:
-        """The same with its arguments as they were given. Raises CannotDecrypt, InvalidPayload."""
+        """Return the call with decrypted arguments. Raises CannotDecrypt, InvalidPayload."""
         if not self.is_sealed:
             return self
         args, kwargs = sealing.opened(self.jobtype, self.args)
@@ -78,17 +80,18 @@ class Call(msgspec.Struct):
 
     @property
     def bid(self) -> str:
-        """The batch it is a member of, or whose callback it is; "" for a job of none."""
+        """The batch that it is a member or callback of; "" for none."""
         found = self.custom and (self.custom.bid or self.custom.callback_of)
         return found if isinstance(found, str) else ""
 
 
 class Attempt(msgspec.Struct):
-    """One failed attempt in a job's history, or an interrupted one."""
+    """One failed or interrupted attempt in a job's history."""
 
     wid: str = ""
     errtype: str = ""
     message: str = ""
+    # msgspec copies mutable defaults for each instance.
     backtrace: list[str] = []
     started_at: str = ""
     failed_at: str = ""
@@ -96,10 +99,11 @@ class Attempt(msgspec.Struct):
 
     @property
     def is_interruption(self) -> bool:
-        """Whether its worker was shut down: no failure, and not counted as an attempt."""
+        """True if its worker was shut down: neither a failure nor counted as an attempt."""
         return self.kind == INTERRUPTED
 
 
+# An expired job never ran, so its history has no error that explains the status FAILED.
 _EXPIRED = {str(State.EXPIRED): (Attempt(errtype="JobExpired", message="no worker took this job in time"),)}
 
 
@@ -113,11 +117,12 @@ _failures = msgspec.json.Decoder(_LatestFailure)
 
 
 def call_of(text: str) -> Call:
-    """Read a job's JSON. Raises InvalidPayload where it is no job."""
+    """Parse a job's JSON. Raises InvalidPayload if it is not a job."""
     try:
         return _calls.decode(text)
     except msgspec.MsgspecError:
-        # JSON has lone surrogates and numbers beyond a float, msgspec refuses them. For others this says what is wrong.
+        # JSON allows lone surrogates and numbers beyond a float, which msgspec rejects. For invalid JSON this raises a
+        # message that names the error.
         decoded = jsontext.decode(text)
     try:
         return msgspec.convert(decoded, Call)
@@ -127,16 +132,19 @@ def call_of(text: str) -> Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django, not in its stubs
-    """Django's TaskResult, of a job. Who makes one gives it arguments in JSON's types only, and nobody else's lists."""
+    """Django's TaskResult for a job.
+
+    The creator passes arguments in JSON types, in lists that no other object uses, because they are not copied.
+    """
 
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
 
         def __post_init__(self):
-            """Instead of Django's, which copies the arguments into JSON's types a second time."""
+            """Replace Django's method, which would convert the arguments to JSON types a second time."""
 
     def __repr__(self) -> str:
-        """Without its errors and, where the project hides arguments, with what may be seen of them only."""
+        """Return a repr without errors, with redacted arguments if the project redacts them."""
         jobtype = getattr(self.task, "jobtype", self.task.module_path)
         args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
         if sealing.is_wanted(getattr(self.task, "encrypt", False)):
@@ -145,19 +153,19 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
 
     @property
     def progress(self) -> Tracked:
-        """How far the job is, by its own account: `percent`, `desc`, `state`, `updated_at`. Asks at each look."""
+        """Progress that the job reported: `percent`, `desc`, `state`, `updated_at`. Each access queries the broker."""
         [tracked] = brokers.get_broker().track_get([self.id])
         return tracked
 
 
 def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskResult[..., Any]:
-    """What a stored job says. Raises InvalidPayload where its JSON is no job any more."""
+    """Return the result of a stored job. Raises InvalidPayload if its JSON is not a valid job."""
     call = call_of(job.payload)
     runs = runs_of(job.history)
     history = _failed(runs)
     status = STATUSES[State(job.state)]
     wids = [attempt.wid for attempt in history]
-    if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # the others' last attempt is in the history
+    if job.wid and job.state in (State.WORKING, State.SUCCEEDED):  # in other states the last attempt is in the history
         wids.append(job.wid)
     result: JobResult[..., Any] = JobResult(
         task=_as_enqueued(task, job, call, backend),
@@ -175,6 +183,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     )
     if job.result is not None:
         value = jsontext.decode(job.result)
+        # The dataclass is frozen, and Django sets the value in the same way.
         object.__setattr__(result, "_return_value", sealing.opened_value(value) if call.is_sealed else value)
     return result
 
@@ -182,10 +191,11 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
 def running(
     reservation: Reservation, task: FaktoryTask[..., Any], call: Call, *, failures: int
 ) -> TaskResult[..., Any]:
-    """What a job that begins now says of itself; `failures` counts those before this attempt."""
+    """Return the result of a job that starts now; `failures` counts failures before this attempt."""
     runs = runs_of(reservation.history) if reservation.history else []
     history = _failed(runs) if runs else []
-    # A Faktory server elsewhere tells how often a job failed, not where; and histories have an end.
+    # A remote Faktory server reports how often a job failed, not on which worker; and histories have a maximum length.
+    # Django derives the attempt from the number of worker ids, so unknown ones are filled in.
     unknown = [""] * (failures - len(history))
     return JobResult(
         task=task,
@@ -204,7 +214,7 @@ def running(
 
 
 def runs_of(history: str) -> list[Attempt]:
-    """Return the failed and the interrupted runs in a history's text, oldest first; none if it cannot be read."""
+    """Return the failed and the interrupted runs of a history, oldest first; none if it cannot be parsed."""
     try:
         return _histories.decode(history) if history else []
     except msgspec.MsgspecError:
@@ -212,12 +222,12 @@ def runs_of(history: str) -> list[Attempt]:
 
 
 def attempts_of(history: str) -> list[Attempt]:
-    """Return the failed attempts in a history's text, without interrupted runs; none if it cannot be read."""
+    """Return the failed runs of a history, without interrupted ones; none if it cannot be parsed."""
     return _failed(runs_of(history))
 
 
 def failures_of(failure: str) -> int:
-    """How often a job has failed, by the text of its latest failure: `retry_count` counts from 0."""
+    """Return how often a job has failed, from its latest failure: `retry_count` counts from 0."""
     try:
         return _failures.decode(failure).retry_count + 1 if failure else 0
     except msgspec.MsgspecError:
@@ -225,22 +235,24 @@ def failures_of(failure: str) -> int:
 
 
 def task_error(attempt: Attempt) -> TaskError:
-    """A failed attempt in Django's words."""
+    """Convert a failed attempt to Django's TaskError."""
     told = "\n".join(attempt.backtrace)
+    # A backtrace need not contain the message: clients in other languages send frames only.
     if attempt.message not in told or not told:
         told = f"{attempt.errtype}: {attempt.message}\n{told}".rstrip("\n")
-    # What the broker itself reports ("ReservationExpired") has no module on the wire.
+    # Errors of the broker itself ("ReservationExpired") have no module on the wire.
     is_ours = "." not in attempt.errtype and hasattr(errors, attempt.errtype)
     path = f"{errors.__name__}.{attempt.errtype}" if is_ours else attempt.errtype
     return TaskError(exception_class_path=path, traceback=f"{told}\n")
 
 
 def _as_enqueued(task: FaktoryTask[..., Any], job: Job, call: Call, backend: str) -> FaktoryTask[..., Any]:
-    """The task with what `using` changed for this job; without, where the backend allows that no longer."""
+    """Return the task with the options that `using` set for this job; unchanged if the backend rejects them."""
     changes: dict[str, Any] = {"priority": job.priority, "queue_name": job.queue, "backend": backend}
     changes |= {"run_after": _instant(call.at), "about": job.about or ""}
     try:
         return replace(task, **changes)
+    # The queue may have been removed from the settings since the job was enqueued.
     except InvalidTask:
         return task
 
@@ -250,7 +262,7 @@ def _failed(runs: list[Attempt]) -> list[Attempt]:
 
 
 def _first_start(history: list[Attempt]) -> datetime | None:
-    """When the first run began, by a history's text; None where it does not say."""
+    """Return when the first run started, by a history; None if the history does not say."""
     return _instant(history[0].started_at) if history else None
 
 

@@ -1,6 +1,6 @@
-"""System checks of who can get in, and what is said of it before a deploy: W060 always, W061 to W069 with `--deploy`.
+"""System checks of access control: E060 and W060 always, W061 to W069 with `--deploy`.
 
-Looks at settings, the environment and the modes of files. Never shows a secret.
+Reads settings, the environment and file modes. Never shows a secret.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from .errors import FaktoryError
 from .tasks import autodiscover, registered
 
 SHORTEST = 16
-"""Characters: a recorded handshake can be guessed at leisure, with some 100,000 tries a second on one processor."""
+"""Characters: a recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor."""
 
 _OPEN = "Set FAKTORY_PASSWORD, or a path beginning with / to a file that holds it; see docs/security.md."
 
 
 @register
 def check_bind(**_: Any) -> list[CheckMessage]:
-    """Whoever reaches the port can take jobs and add some."""
+    """Warn if other machines can reach the server and there is no password."""
     values, password = _values()
     host = _host(values)
+    # None: the password cannot be read, which another check reports.
     if password is None or password or host is None or is_loopback(host):
         return []
     return [
@@ -47,7 +48,7 @@ def check_bind(**_: Any) -> list[CheckMessage]:
 
 @register
 def check_encryption(**_: Any) -> list[CheckMessage]:
-    """Encryption is possible wherever it is wanted, by a setting or by a task: otherwise enqueue() would fail."""
+    """Check that encryption works if a setting or a task asks for it: otherwise enqueue() would fail."""
     values = _values()[0]
     is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or _any_task_encrypts()
     trouble = sealing.problem() if is_asked_for else ""
@@ -56,7 +57,7 @@ def check_encryption(**_: Any) -> list[CheckMessage]:
 
 
 def _any_task_encrypts() -> bool:
-    # No other check may have imported the tasks yet: their order is that of registration, and `--tag` leaves some out.
+    # Other checks may not have imported the tasks yet: checks run in the order of registration, and `--tag` omits some.
     with suppress(Exception):  # E015 reports a module that cannot be imported
         autodiscover()
     return any(one.encrypt for one in registered())
@@ -64,11 +65,11 @@ def _any_task_encrypts() -> bool:
 
 @register(Tags.security, deploy=True)
 def check_deploy(**_: Any) -> list[CheckMessage]:
-    """What is right on a developer's machine, and wrong in the world."""
+    """Warn about settings that suit development and are unsafe in production."""
     values, password = _values()
     host = _host(values)
     if password is None:
-        return []  # said elsewhere
+        return []  # another check reports it
     if host is None:
         return [*_client()]
     is_near = is_loopback(host)
@@ -76,7 +77,7 @@ def check_deploy(**_: Any) -> list[CheckMessage]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it. Names other than localhost may be anything."""
+    """Return True if only this machine reaches the host. Names other than localhost may resolve to any address."""
     try:
         return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
@@ -84,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _values() -> tuple[Mapping[str, Any], str | None]:
-    """The settings, and the password; None where they cannot be read, which other checks say."""
+    """Return the settings and the password; None for a password that cannot be read, which other checks report."""
     try:
         return {**conf.DEFAULTS, **conf.configured()}, conf.password()
     except (ImproperlyConfigured, AttributeError):  # a password that is no string
@@ -92,13 +93,13 @@ def _values() -> tuple[Mapping[str, Any], str | None]:
 
 
 def _host(values: Mapping[str, Any]) -> str | None:
-    """Where a server of this project listens; None where there is none, or the setting is wrong."""
+    """Return the address on which this project's server listens; None if there is none or the setting is invalid."""
     bind = values["BIND"]
     return bind.rpartition(":")[0] or None if isinstance(bind, str) and values["BROKER"] != "remote" else None
 
 
 def _password(password: str, *, is_near: bool) -> Iterable[CheckMessage]:
-    if not password and is_near:  # elsewhere W060 says it
+    if not password and is_near:  # for other addresses W060 reports it
         yield Warning(
             "FAKTORY['PASSWORD']: there is none: every process of this machine can add jobs, take them and drop them",
             hint=_OPEN,
@@ -124,11 +125,11 @@ def _tls(values: Mapping[str, Any], *, is_near: bool) -> Iterable[CheckMessage]:
 
 
 def _client() -> Iterable[CheckMessage]:
-    """Jobs that live on a server elsewhere."""
+    """Check the connection to a remote server."""
     try:
         address = parse_url(conf.url())
     except (FaktoryError, ImproperlyConfigured):
-        return  # E005, or told by who uses it
+        return  # E005 reports it, or the connecting command
     if not address.is_tls and not is_loopback(address.host):
         yield Warning(
             f"FAKTORY_URL: jobs go to {address} without TLS: they can be read and changed on their way",
@@ -138,7 +139,8 @@ def _client() -> Iterable[CheckMessage]:
 
 
 def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
-    """Files with secrets that others can read."""
+    """Warn about files with secrets that other users can read."""
+    # A value that begins with / is the path of a file with the password.
     secret = os.environ.get("FAKTORY_PASSWORD") or values["PASSWORD"]
     paths = {"FAKTORY['TLS_KEY']": values["TLS_KEY"] or values["TLS_CERT"]}
     if secret.startswith("/"):
@@ -161,15 +163,16 @@ def _files(values: Mapping[str, Any]) -> Iterable[CheckMessage]:
 
 
 def _database_file(alias: str) -> Path | None:
-    """The file of an SQLite database; None where there is none, or another database."""
+    """Return the file of an SQLite database; None for another database."""
     found = settings.DATABASES.get(alias, {})
     name = found.get("NAME")
     if not str(found.get("ENGINE", "")).endswith("sqlite3") or not name:
         return None
-    return Path(name).absolute()  # one that is in memory names no file that exists
+    return Path(name).absolute()  # the name of one in memory is no existing file
 
 
 def _others_may_enter(folder: Path) -> bool:
+    # A file in a folder that other users cannot enter is safe whatever its own mode is.
     try:
         return all(one.stat().st_mode & stat.S_IXOTH for one in (folder, *folder.parents))
     except OSError:

@@ -1,4 +1,4 @@
-"""What the settings about trust may be: a test for each, and its words. Used by `checks`."""
+"""Validation of the security settings: a predicate and an error text for each. Used by `checks`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def _are_commands(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and all(name in conf.REFUSABLE for name in value)
 
 
+# bool is a subclass of int: True would otherwise count as 1.
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 

@@ -1,4 +1,7 @@
-"""Rows as JSON, the same on the command line and in the API: stable shapes. Times are RFC 3339, in UTC."""
+"""Serializers of rows to JSON types, shared by the command line and the API: stable formats.
+
+Times are RFC 3339, in UTC.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ SHORT = (
     "id", "jid", "jobtype", "queue", "state", "weight", "failures", "losses", "interruptions", "errtype", "about",
     "bid", "wid", "created_at", "run_at", "enqueued_at", "started_at", "finished_at",
 )  # fmt: skip
-"""The columns of `job_of`: lists load no long texts."""
+"""Columns that `job_of` reads, so that lists do not load long texts."""
 
 
 def job_of(job: Job) -> dict[str, Any]:
-    """A job in a list."""
+    """Serialize a job for a list."""
     return {
         "jid": job.jid,
         "jobtype": job.jobtype,
@@ -34,6 +37,7 @@ def job_of(job: Job) -> dict[str, Any]:
         "attempt": job.attempts,
         "failures": job.failures,
         "interruptions": job.interruptions,
+        # The columns are empty texts where the API has null.
         "errtype": job.errtype or None,
         "about": job.about,
         "batch": job.bid,
@@ -47,7 +51,7 @@ def job_of(job: Job) -> dict[str, Any]:
 
 
 def whole_job_of(job: Job) -> dict[str, Any]:
-    """A job with all that is known of it."""
+    """Serialize a job with its payload, attempts, interrupted runs and result."""
     attempts = [
         {
             "worker": one.wid,
@@ -59,6 +63,7 @@ def whole_job_of(job: Job) -> dict[str, Any]:
         }
         for one in attempts_of(job.history)
     ]
+    # Separate from the attempts: an interruption is not a failure and uses no retry.
     interrupted = [
         {"worker": one.wid, "started_at": one.started_at or None, "interrupted_at": one.failed_at or None}
         for one in runs_of(job.history)
@@ -72,12 +77,12 @@ def whole_job_of(job: Job) -> dict[str, Any]:
 def _read(text: str) -> Any:
     try:
         return _finite(jsontext.decode(text))
-    except InvalidPayload:  # a row somebody changed by hand: shown as it is
+    except InvalidPayload:  # a row that was edited by hand: shown unchanged
         return text
 
 
 def _finite(value: Any) -> Any:
-    """JSON may have numbers too large for a float, which nobody could write again: they become text."""
+    """Convert numbers too large for a float to text, because JSON writers reject infinity."""
     match value:
         case float() if not isfinite(value):
             return str(value)
@@ -89,7 +94,7 @@ def _finite(value: Any) -> Any:
 
 
 def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
-    """A worker process."""
+    """Serialize a worker process, with the number of its jobs."""
     return {
         "wid": worker.wid,
         "hostname": worker.hostname,
@@ -104,7 +109,7 @@ def worker_of(worker: WorkerProcess, *, jobs: int) -> dict[str, Any]:
 
 
 def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
-    """A batch. `complete` and `success` tell how far their callbacks are."""
+    """Serialize a batch. `complete` and `success` are the progress of its callbacks."""
     said = {"": "not yet", "1": "enqueued", "2": "done"}
     return {
         "bid": batch.bid,
@@ -121,7 +126,7 @@ def batch_of(batch: Batch | BatchStatus) -> dict[str, Any]:
 
 
 def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
-    """A cron entry with its latest run."""
+    """Serialize a cron entry with its latest run."""
     return {
         "name": entry.name,
         "schedule": entry.schedule,
@@ -137,8 +142,9 @@ def cron_entry_of(entry: CronEntry, run: CronRun | None) -> dict[str, Any]:
 
 
 def cron_call_of(entry: CronEntry) -> dict[str, Any]:
-    """Return what its jobs are called with, and their options, as far as they may be seen."""
+    """Serialize the arguments and options of a cron entry's jobs, redacted."""
     found = {field: _read(getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    # Arguments occur twice, as columns and in the job's options, so both are redacted.
     found |= {field: redaction.shown(entry.jobtype, found[field]) for field in ("args", "kwargs")}
     job = found["job"]
     if isinstance(job, dict) and isinstance(custom := job.get("custom"), dict) and "kwargs" in custom:
@@ -147,7 +153,7 @@ def cron_call_of(entry: CronEntry) -> dict[str, Any]:
 
 
 def cron_run_of(run: CronRun) -> dict[str, Any]:
-    """What became of a tick; one by hand has none."""
+    """Serialize a cron run; a manual run has no tick."""
     return {
         "tick": time_of(run.tick),
         "at": time_of(run.at),
@@ -158,7 +164,7 @@ def cron_run_of(run: CronRun) -> dict[str, Any]:
 
 
 def limit_of(limit: Limit, in_use: int = 0, opens_at: datetime | None = None) -> dict[str, Any]:
-    """A limit, and how it is used."""
+    """Serialize a limit and its usage."""
     return {
         "id": limit.pk,
         "scope": limit.scope,
@@ -174,7 +180,7 @@ def limit_of(limit: Limit, in_use: int = 0, opens_at: datetime | None = None) ->
 
 
 def lock_of(lock: JobLock) -> dict[str, Any]:
-    """A key that a running job holds."""
+    """Serialize a lock: a key and the running job that has it."""
     return {
         "token": lock.pk,
         "key": lock.key,
@@ -187,7 +193,7 @@ def lock_of(lock: JobLock) -> dict[str, Any]:
 
 
 def time_of(moment: datetime | None) -> str | None:
-    """RFC 3339 in UTC; without USE_TZ Django's times are naive and local."""
+    """Return RFC 3339 in UTC; without USE_TZ Django's times are naive and local."""
     if moment is None:
         return None
     return rfc3339(timezone.make_aware(moment) if timezone.is_naive(moment) else moment)

@@ -1,4 +1,4 @@
-"""System checks of TASKS and of what it leads to: backends that exist, and tasks modules that can be imported."""
+"""System checks of TASKS: backends exist, and the tasks modules can be imported."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from .backend import FaktoryBackend
 OURS = "django_faktory.backend.FaktoryBackend"
 FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
 
+# Folders of the standard library, installed packages and this package: their frames are not the project's.
 _NOT_THE_PROJECTS = (
     f"{Path(__file__).parent}{os.sep}",
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
@@ -29,7 +30,7 @@ _NOT_THE_PROJECTS = (
 
 
 class BrokenModule(NamedTuple):
-    """A tasks module that cannot be imported, and where that went wrong."""
+    """A tasks module that cannot be imported, with the error and its place."""
 
     name: str
     error: Exception
@@ -41,7 +42,10 @@ class BrokenModule(NamedTuple):
 
 @register
 def check_backends(**_: Any) -> list[CheckMessage]:
-    """TASKS: every backend is there. Django says so too, but by an exception, and the backport not at all."""
+    """Check that every backend of TASKS can be imported.
+
+    Django raises an exception for it, and the backport does not check it at all.
+    """
     found: list[CheckMessage] = []
     for alias, params in _entries():
         path = params.get("BACKEND") if isinstance(params, Mapping) else None
@@ -57,7 +61,7 @@ def check_backends(**_: Any) -> list[CheckMessage]:
 
 @register
 def check_tasks_modules(**_: Any) -> list[CheckMessage]:
-    """The `tasks` module of each app can be imported: else no worker starts."""
+    """Check that the `tasks` module of each app can be imported: otherwise no worker starts."""
     if not any(_is_ours(params) for _, params in _entries()):
         return []
     hint = "A worker imports the tasks modules of all installed apps, and does not start without them."
@@ -66,7 +70,7 @@ def check_tasks_modules(**_: Any) -> list[CheckMessage]:
 
 @register(deploy=True)
 def check_backends_for_production(**_: Any) -> list[CheckMessage]:
-    """TASKS: the backends of `testing` keep no job."""
+    """Warn about backends of `testing` in TASKS: they store no job."""
     return [
         Warning(
             f"TASKS[{alias!r}]: {params['BACKEND']} is for tests: no worker ever sees its jobs",
@@ -79,17 +83,18 @@ def check_backends_for_production(**_: Any) -> list[CheckMessage]:
 
 
 def remedy_for(module: BrokenModule) -> str:
-    """What to do where a worker cannot start for this module."""
+    """Return a remedy for a module that prevents a worker from starting."""
     if not any(_is_ours(params) for _, params in _entries()):
         return f'no entry of TASKS is ours: TASKS = {{"default": {{"BACKEND": "{OURS}", "QUEUES": []}}}}'
     return f"correct it, or take {module.name.removesuffix('.tasks')} out of INSTALLED_APPS"
 
 
 def broken_modules() -> list[BrokenModule]:
-    """Import the `tasks` module of each installed app; returns those that cannot be, in the apps' order."""
+    """Import the `tasks` module of each installed app; return the failing ones, in the apps' order."""
     broken = []
     for app in apps.get_app_configs():
         name = f"{app.name}.tasks"
+        # find_spec distinguishes a missing module, which is allowed, from one with an ImportError inside.
         if name in sys.modules or find_spec(name) is None:
             continue
         try:
@@ -100,7 +105,8 @@ def broken_modules() -> list[BrokenModule]:
 
 
 def _place(error: Exception) -> str:
-    """File and line of the innermost frame in the project's own code."""
+    """Return file and line of the innermost frame in the project's own code."""
+    # A SyntaxError has no frame of its own: the traceback ends in importlib.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]

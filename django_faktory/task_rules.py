@@ -1,4 +1,4 @@
-"""What each option of `@task` must be, in the words of its error."""
+"""Validation of the options of `@task`: `RULES` has a predicate and an error text for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .gating import Allowance, InvalidLimit
 from .payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
 
 TIMEOUT_MARGIN_S = 30
-"""A reservation outlasts the timeout by so much at least: the worker must be the first to say what happened."""
+"""Least seconds by which a reservation exceeds the timeout: the worker must report before the broker reclaims the job.
+"""
 LONGEST_TIMEOUT_S = MAX_RESERVE_FOR - TIMEOUT_MARGIN_S
 
 _LARGEST = 2**31 - 1
@@ -33,6 +34,7 @@ _OPTIONS_ELSEWHERE = {
     "throws": "discard_on",
     "time_limit": "timeout",
 }
+"""Option names of those libraries, with their equivalents here."""
 _CALLS_ELSEWHERE = {
     "apply_async": "using(…).enqueue(…)",
     "apply_async_on_commit": "using(…).enqueue(…), which commits with its transaction",
@@ -44,22 +46,23 @@ _CALLS_ELSEWHERE = {
     "send": "enqueue(…)",
     "si": "callback(…), for a batch",
 }
-"""What Celery, Dramatiq, Huey, Procrastinate and Sidekiq say, and what says it here."""
+"""Method names of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, with their equivalents here."""
 
 
 def option_meant(name: str, known: Iterable[str]) -> str:
-    """The option somebody may have meant, as the end of an error; "" where nothing is near."""
+    """Return a hint at a similar option, as the end of an error message; "" if none is similar."""
+    # Names of other libraries first: a similar spelling is a worse guess than a known meaning.
     near = [_OPTIONS_ELSEWHERE[name]] if name in _OPTIONS_ELSEWHERE else get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def named_here(name: str) -> str:
-    """What somebody calls who knows another library, as the end of an error; "" where nobody calls anything so."""
+    """Return a hint at the equivalent of another library's method, as the end of an error message, or ""."""
     return f": here it is {_CALLS_ELSEWHERE[name]}" if name in _CALLS_ELSEWHERE else ""
 
 
 def classes_of(value: Any) -> Any:
-    """A tuple of what was given, one class or several; anything else stays, for its rule to name."""
+    """Return a tuple of one class or several; return any other value unchanged, so that its rule reports it."""
     if isinstance(value, type):
         return (value,)
     return tuple(value) if isinstance(value, list | set | frozenset) else value
@@ -72,6 +75,7 @@ def _are_exceptions(value: Any) -> bool:
 
 
 def _whole(value: Any, low: int, high: int) -> bool:
+    # bool is a subclass of int: True would otherwise count as 1.
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 

@@ -1,7 +1,8 @@
-"""`@task`, its options, and the registry of tasks by jobtype: Django's own Task with what a job needs beside it.
+"""The `@task` decorator, its options, and the registry of tasks by jobtype.
 
-Knows no broker and no model: `backend` hands jobs over, `worker.execute` runs them. Contract: Django's Tasks
-framework; `docs/tasks.md`. Nothing is ever imported because a job named it: a jobtype is looked up here or refused.
+`FaktoryTask` is Django's Task with the options of a job. This module imports no model; `backend` enqueues jobs and
+`worker.execute` runs them. Contract: Django's Tasks framework; `docs/tasks.md`. A job never causes an import: its
+jobtype is looked up in the registry or rejected.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Exceptions = type[BaseException] | Iterable[type[BaseException]]
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@task(…)` takes beside `takes_context`."""
+    """Keyword arguments of `@task(…)`, apart from `takes_context`."""
 
     priority: int
     queue_name: str
@@ -76,41 +77,48 @@ class TaskOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext(GenericContext[..., Any]):  # type: ignore[misc]  # frozen in Django, not in its stubs
-    """What a task with `takes_context=True` is given: `attempt` (1 at first), `task_result`, and ways to talk."""
+    """First argument of a task with `takes_context=True`: `attempt` (from 1), `task_result`, and control of the job."""
 
     control: Control = field(default_factory=Control, repr=False, compare=False)
 
     @property
     def batch(self) -> RunningBatch | None:
-        """The batch this job is a member of: `with context.batch:` adds to it, `.status()` tells how it is doing."""
+        """The batch that this job is a member of, or None.
+
+        `with context.batch:` adds jobs to it, `.status()` returns its progress.
+        """
         if not self.control.bid:
             return None
+        # Test backends keep their batches in memory; any other backend uses the broker.
         keeper = getattr(self.task_result.task.get_backend(), "batch_keeper", get_broker)
         return RunningBatch(self.control.bid, self.control.wid, keeper)
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody cancelled this job, known within seconds. Who reads True and returns, ends so."""
+        """True once the job has been cancelled (updated every few seconds).
+
+        A task that returns after seeing True is recorded as discarded.
+        """
         return self.control.asked()
 
     @property
     def lock_token(self) -> int | None:
-        """The number of the lock this job holds: later holders of its key have higher ones. None: it holds none."""
+        """Fencing token of the lock this job has: later holders of the key have higher tokens. None: it has no lock."""
         return self.control.lock_token
 
     @property
     def lock_lost(self) -> bool:
-        """Whether the lock was over before it was extended: another job of its key may run just now."""
+        """True if the lock expired before it was extended: another job of its key may be running now."""
         return self.control.lock_lost
 
     def progress(self, done: float, total: float, note: str = "") -> None:
-        """Tell how far the job is. Call it as often as you like: about one a second is written, and the last."""
+        """Report the progress of the job. About one call per second is written, and the last one."""
         self.control.progress(done, total, note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaktoryTask(GenericTask[P, R]):
-    """A task whose runs are jobs. Where an option is None, the setting of that name holds."""
+    """A task that is run by jobs. An option that is None takes the value of the setting of that name."""
 
     # Django 6.0 gives its own fields no defaults.
     priority: int = 0
@@ -119,66 +127,71 @@ class FaktoryTask(GenericTask[P, R]):
     run_after: datetime | None = None
 
     jobtype: str = ""
-    """The name workers know it by, the user's `name=`; the function's dotted path unless given."""
+    """Name by which workers find the task: the user's `name=`, by default the function's dotted path."""
     max_attempts: int | None = None
     backoff: Backoff | None = None
     retry_on: tuple[type[BaseException], ...] | None = None
-    """Failures of other classes are final; None: every failure is retried."""
+    """Failures of other exception classes are final; None: every failure is retried."""
     discard_on: tuple[type[BaseException], ...] = ()
-    """Failures of these classes end the job at once and for good; looked at before `retry_on`."""
+    """Failures of these classes drop the job without a retry; checked before `retry_on`."""
     reserve_for: int | None = None
     result_ttl: int | None = None
     backtrace: int = 0
     """Lines of traceback to keep; 0: the protocol's 30; negative: none."""
     atomic: bool = False
-    """Whether what the task writes into the jobs' database, and the end of its job, are one transaction."""
+    """Whether the task's writes to the jobs' database and the end of its job are one transaction."""
     unique_for: float | None = None
-    """Seconds for which no second job with these arguments is taken in this queue: enqueue raises NotUnique."""
+    """Seconds in which this queue accepts no second job with the same arguments: enqueue raises NotUnique."""
     unique_until: str = "success"
-    """When that ends sooner: "success" of the job, or its "start"."""
+    """Event that ends the uniqueness earlier: "success" of the job, or its "start"."""
     expires_in: float | None = None
-    """Seconds after which a job that no worker took is dropped, from enqueue or its `run_after` on."""
+    """Seconds, from enqueue or its `run_after`, after which a job that no worker took is dropped."""
     lock: str | bool | Callable[..., str | bool | None] | None = None
-    """Of the jobs with one key one runs at a time: the key; True: a key for each set of arguments; or a function of the
-    arguments that returns either, or None for no lock."""
+    """Lock key: jobs with the same key run one at a time. True: one key for each set of arguments. A function of the
+    arguments may return either, or None for no lock.
+    """
     limit: int | str | Mapping[str, Any] | None = None
-    """How many jobs run at a time on all workers (5), how many start in a time ("100/s"), or both, as a dict."""
+    """Limit over all workers: concurrent jobs (5), starts per period ("100/s"), or both, as a dict."""
     limit_key: str | Callable[..., str | None] | None = None
-    """What is limited instead of the task: a key, or a function of the arguments that returns one, or None for none."""
+    """Key to limit instead of the task, or a function of the arguments that returns a key or None."""
     track: bool = False
     plain_json: bool = False
-    """Whether arguments have JSON's types only, and nothing in them is read as a reference (`docs/arguments.md`)."""
+    """True if arguments have JSON types only and nothing in them is read as a reference (`docs/arguments.md`)."""
     encrypt: bool | None = None
-    """Whether its arguments and results are encrypted (`docs/security.md`); None: as `ENCRYPT_ARGUMENTS` says."""
+    """Whether arguments and results are encrypted (`docs/security.md`); None: as `ENCRYPT_ARGUMENTS` says."""
     missing: str = "fail"
-    """What becomes of a job where a model instance among its arguments is gone: "fail" or "discard"."""
+    """Outcome of a job if a model instance among its arguments no longer exists: "fail" or "discard"."""
     timeout: float | None = None
-    """Seconds a run may take; then it is stopped, as far as it can be, and has failed (`docs/tasks.md`)."""
+    """Seconds a run may take. A run that exceeds it fails, and is stopped as far as possible (`docs/tasks.md`)."""
     about: str = ""
-    """The object its jobs are about, as `app.model/pk`; set by `using(about=…)`."""
+    """Object that its jobs are about, as `app.model/pk`; set by `using(about=…)`."""
     cron: tuple[Cron, ...] = ()
-    """When it is enqueued by itself: a cron line, a `Cron`, or several of them."""
+    """Schedule of automatic enqueues: a cron line, a `Cron`, or several of them."""
     gearmonkey: str = ""
-    """The GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
+    """GearMonkey function that this task serves (`docs/gearmonkey.md`); "" for none."""
     starts_in: timedelta | None = None
-    """Set by `using(run_after=timedelta)`: counts from each enqueue."""
+    """Delay that is counted from each enqueue; set by `using(run_after=timedelta)`."""
 
+    # Hidden from type checkers: they would accept any attribute because of `__getattr__`.
     if not TYPE_CHECKING:
         __class_getitem__ = classmethod(GenericAlias)
 
         def __getattr__(self, name: str) -> Any:
-            """Nothing: it tells those who know another library what a thing is called here."""
+            """Raise an AttributeError that names the attribute's equivalent here, for users of other libraries."""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{named_here(name)}")
 
     def __post_init__(self) -> None:
-        # No zero-argument super() here: slots=True makes a second class, which it does not know.
+        # Zero-argument super() would fail: slots=True creates a second class, while __class__ still refers to the
+        # first.
         Task.__post_init__(self)
+        # The dataclass is frozen, so normalized values are set with object.__setattr__.
         for option in ("retry_on", "discard_on"):
             object.__setattr__(self, option, classes_of(getattr(self, option)))
         try:
             object.__setattr__(self, "cron", crons(self.cron))
         except InvalidCron as error:
             raise InvalidTask(f"task {self.module_path}: cron: {error}") from None
+        # The jobtype is set before RULES is applied, so that its rule checks the default too.
         object.__setattr__(self, "jobtype", self.jobtype or self.module_path)
         for option, (is_right, rule) in RULES.items():
             value = getattr(self, option)
@@ -194,6 +207,7 @@ class FaktoryTask(GenericTask[P, R]):
                 f"task {self.module_path}: atomic=True: expected a plain function, got a coroutine: Django's "
                 "transactions do not span awaits; write it as `def`"
             )
+        # The broker would reclaim the job before the timeout, and another worker would run it a second time.
         if self.timeout is not None and self.reserve_for is not None and self.reserve_for <= self.timeout:
             raise InvalidTask(
                 f"task {self.module_path}: timeout: expected less than reserve_for ({self.reserve_for} s), got "
@@ -210,14 +224,16 @@ class FaktoryTask(GenericTask[P, R]):
         backend: str | None = None,
         about: Model | str | None = None,
     ) -> FaktoryTask[P, R]:
-        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta from each enqueue on.
+        """Return a copy with other defaults. `run_after`: an aware datetime, or a timedelta counted from each enqueue.
 
-        `about`: the saved object, or its name `app.model/pk`, that jobs are found by.
+        `about`: the saved object that jobs are found by, or its name `app.model/pk`. Raises TypeError for a `run_after`
+        of another type.
         """
         wanted: dict[str, Any] = {"priority": priority, "queue_name": queue_name, "backend": backend}
         changes = {key: value for key, value in wanted.items() if value is not None}
         if about is not None:
             changes["about"] = about_of(about)
+        # `starts_in` and `run_after` exclude each other, so the copy resets the one that is not given.
         if isinstance(run_after, timedelta):
             changes |= {"run_after": None, "starts_in": run_after}
         elif isinstance(run_after, datetime):
@@ -227,40 +243,44 @@ class FaktoryTask(GenericTask[P, R]):
         return replace(self, **changes)
 
     def due(self, now: datetime) -> FaktoryTask[P, R]:
-        """Return this task with its delay, if it has one, counted from `now`."""
+        """Return this task with its delay, if it has one, turned into a time counted from `now`."""
         if self.starts_in is None:
             return self
         changes: dict[str, Any] = {"run_after": now + self.starts_in, "starts_in": None}
         return replace(self, **changes)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
-        """Make a job that calls the function with these arguments. Inside a transaction it comes and goes with it.
+        """Enqueue a job that calls the function with these arguments.
 
-        Raises NotUnique for a task with `unique_for` where another such job holds the lock.
+        Inside a transaction the job is stored if the transaction commits. Raises NotUnique for a task with `unique_for`
+        if another such job already exists.
         """
         task = self.due(timezone.now())
         result: TaskResult[P, R] = task.get_backend().enqueue(task, list(args), kwargs)
         return result
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[P, R]:
-        """See `enqueue`."""
+        """Enqueue a job from async code; see `enqueue`."""
         task = self.due(timezone.now())
         result: TaskResult[P, R] = await task.get_backend().aenqueue(task, list(args), kwargs)
         return result
 
     def callback(self, *args: P.args, **kwargs: P.kwargs) -> Callback:
-        """This task with these arguments, for a batch to enqueue when its time has come."""
+        """Return this task with these arguments, for a batch to enqueue when it completes or succeeds."""
         return Callback(self, args, kwargs)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[TaskResult[P, R]]:
-        """Make a job for each call, all in one go: a tuple holds its arguments, a dict its keyword arguments.
+        """Enqueue a job for each call in one operation. A tuple holds positional arguments, a dict keyword arguments.
 
-        Every call is checked before anything is written. A backend other than ours gets them one by one.
-        Raises NotUnique where some were refused for that; its `results` are those of the others, None for the refused.
+        All calls are checked before anything is written. A backend of another library receives the jobs one by one.
+        Raises NotUnique if some jobs were rejected for that reason; its `results` has an entry for each call, None for
+        rejected ones.
         """
         task = self.due(timezone.now())
+        # All calls are parsed first: a bad one must not leave the ones before it enqueued.
         pairs = [_call(position, call) for position, call in enumerate(calls)]
         backend = task.get_backend()
+        # Backends of other libraries implement Django's interface only.
         several = getattr(backend, "enqueue_many", None)
         if several is None:
             return [backend.enqueue(task, args, kwargs) for args, kwargs in pairs]
@@ -281,7 +301,7 @@ def task(
 
 
 def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a task of a function at module level: `@task` or `@task(option=…)`, on every Django.
+    """Turn a module-level function into a task: `@task` or `@task(option=…)`, on every supported Django version.
 
     Raises TypeError for an unknown option, InvalidTask for a value out of its range.
     """
@@ -291,7 +311,7 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def new_task(*, func: Callable[..., Any], name: str | None = None, **options: Any) -> FaktoryTask[..., Any]:
-    """Build a task: what `FaktoryBackend.task_class` is, since Task.name is taken and the option is called `name`."""
+    """Build a task; serves as `FaktoryBackend.task_class`, because the option `name` is not Task.name."""
     if options.pop("run_after", None) is not None:
         raise TypeError("run_after belongs to one enqueue, not to the task; write .using(run_after=…)")
     unknown = options.keys() - _OPTIONS
@@ -304,7 +324,7 @@ def new_task(*, func: Callable[..., Any], name: str | None = None, **options: An
 
 
 def lookup(jobtype: str) -> FaktoryTask[..., Any]:
-    """The task registered under this name. Raises UnknownJobType."""
+    """Return the task registered under this name. Raises UnknownJobType."""
     try:
         return _registry[jobtype]
     except KeyError:
@@ -315,13 +335,13 @@ def lookup(jobtype: str) -> FaktoryTask[..., Any]:
 
 
 def registered() -> tuple[FaktoryTask[..., Any], ...]:
-    """Every task this process knows."""
+    """Return every task registered in this process."""
     return tuple(_registry.values())
 
 
 def registered_queues() -> tuple[str, ...]:
-    """Every queue this project is known to use, by name: its tasks' own, those its backends allow, and `default`."""
-    from .backend import FaktoryBackend  # the backend builds tasks: it must be free to import this module
+    """Return the sorted names of all queues of the project: of its tasks, of its backends, and `default`."""
+    from .backend import FaktoryBackend  # late, because backend imports this module at the top
 
     ours = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
     used = {found.queue_name for found in _registry.values() if found.backend in ours}
@@ -334,12 +354,17 @@ def autodiscover() -> None:
 
 
 _registry: dict[str, FaktoryTask[..., Any]] = {}
+# The annotations of TaskOptions are the only list of options, so that type checkers and this check agree.
 _OPTIONS = TaskOptions.__annotations__.keys() | {"takes_context"}
 
 
 def _register(task: FaktoryTask[..., Any]) -> None:
-    """Know the first task of a function by its jobtype; copies (`using`, unpickled ones) are the same task."""
+    """Register the first task of a function under its jobtype.
+
+    Copies (by `using` or by unpickling) are the same task. Raises InvalidTask for a second task of the same name.
+    """
     known = _registry.get(task.jobtype)
+    # A module imported a second time (autoreload, importlib.reload) defines its tasks again; the newest one must win.
     if known is None or _was_reloaded(known.func, task.func):
         _registry[task.jobtype] = task
     elif known.func is not task.func:
@@ -347,6 +372,7 @@ def _register(task: FaktoryTask[..., Any]) -> None:
             f"task {task.module_path}: the name {task.jobtype!r} is already taken by {known.module_path}; give one of "
             "them another name="
         )
+    # A worker finds one task by name, so two definitions that run differently would be ambiguous.
     elif _as_run(known) != _as_run(task):
         raise InvalidTask(
             f"task {task.module_path}: already defined with other options (takes_context, backoff, retry_on or "
@@ -355,13 +381,14 @@ def _register(task: FaktoryTask[..., Any]) -> None:
 
 
 def _was_reloaded(known: Callable[..., Any], new: Callable[..., Any]) -> bool:
-    """Whether these are the same function before and after its module was imported again."""
+    """Return True if `new` is `known` after its module was imported again."""
     same_path = (known.__module__, known.__qualname__) == (new.__module__, new.__qualname__)
+    # All lambdas of a module share one qualified name, so a lambda cannot be recognized as the same function.
     return known is not new and same_path and new.__name__ != "<lambda>"
 
 
 def _as_run(task: FaktoryTask[..., Any]) -> tuple[Any, ...]:
-    """The options that a worker takes from the registry; the others travel with the job."""
+    """Return the options that a worker reads from the registry; all other options travel with the job."""
     as_called = task.takes_context, task.atomic, task.plain_json, task.missing, task.timeout
     return *as_called, task.backoff, task.retry_on, task.discard_on
 

@@ -1,6 +1,6 @@
-"""TLS for both sides: contexts made of files, and every trouble with a file in one line that names it.
+"""TLS contexts for server and client; every problem with a file is one line that names the file.
 
-Knows no socket and no setting. TLS 1.2 and newer; a client checks the server's certificate and name, always.
+Independent of sockets and settings. TLS 1.2 and newer; a client always checks the server's certificate and name.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from .errors import FaktoryError
 
 
 class UnusableFile(FaktoryError):
-    """A certificate, a key or a CA cannot be used; the message says which and why."""
+    """Raised for an unusable certificate, key or CA; the message names the file and the reason."""
 
 
 def server_context(certificate: str, key: str = "") -> ssl.SSLContext:
-    """What a server needs. Certificate (its chain behind it) and key are PEM files; no `key`: both in one file.
+    """Return a server context. Certificate and key are PEM files; without `key` both are in one file.
 
-    Raises UnusableFile where one is missing, unreadable, no PEM, asks for a passphrase, or belongs to another.
+    The certificate is followed by its chain. Raises UnusableFile for a file that is missing, unreadable, not PEM,
+    protected by a passphrase, or for a key that does not belong to the certificate.
     """
     _require(certificate, "a certificate")
     if key:
         _require(key, "a private key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # costs the server more than the client, and nobody needs it
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could make the server spend more CPU than itself
     key_file = key or certificate
     try:
         context.load_cert_chain(certificate, key or None, password=_refuse_passphrase(key_file))
@@ -35,13 +36,14 @@ def server_context(certificate: str, key: str = "") -> ssl.SSLContext:
 
 
 def client_context(ca: str = "") -> ssl.SSLContext:
-    """What a client needs; `ca` is a PEM file of the only authorities trusted, the system's where none is given.
+    """Return a client context. `ca` is a PEM file of the only trusted authorities; by default the system's are trusted.
 
-    Raises UnusableFile where that file cannot be used.
+    Raises UnusableFile if that file cannot be used.
     """
     if ca:
         _require(ca, "a CA's certificate")
     try:
+        # This context verifies certificate and host name by default.
         context = ssl.create_default_context(cafile=ca or None)
     except ssl.SSLError as error:
         raise UnusableFile(f"TLS: expected a CA's certificate (PEM) in {ca}, found none") from error
@@ -50,7 +52,7 @@ def client_context(ca: str = "") -> ssl.SSLContext:
 
 
 def _require(path: str, what: str) -> None:
-    """OpenSSL does not say which file it could not read."""
+    """Check that a file is readable, because OpenSSL's error does not name the file."""
     try:
         with open(path, "rb") as file:
             file.read(1)
@@ -63,14 +65,15 @@ def _require(path: str, what: str) -> None:
 
 def _refuse_passphrase(key: str) -> Callable[[], str]:
     def refuse() -> str:
-        # Without this OpenSSL asks at the terminal, and a server that starts by itself waits there for ever.
+        # Without this callback OpenSSL prompts on the terminal, and a server started by a service manager hangs there.
         raise UnusableFile(f"TLS: expected a private key without a passphrase in {key}; remove it with openssl pkey")
 
     return refuse
 
 
 def _reason(certificate: str, key: str) -> str:
-    """OpenSSL's own reasons name neither file, and differ with the kinds of keys."""
+    """Find the cause of an error: OpenSSL's reasons name neither file and differ with the type of key."""
+    # Tested one after the other, because OpenSSL's message does not distinguish these cases.
     if not _has_certificate(certificate):
         return f"expected a certificate (PEM) in {certificate}, found none"
     with open(key, "rb") as file:

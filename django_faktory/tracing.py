@@ -1,6 +1,7 @@
-"""Which request the running code belongs to: its id, and its W3C trace context. Set by the HTTP middleware, or by you.
+"""Context of the current request: its id and its W3C trace context, set by the HTTP middleware or by the project.
 
-`middleware.Trace` carries both into jobs. Source: https://www.w3.org/TR/trace-context/, "traceparent header".
+`request_context` is the HTTP middleware; `middleware.Trace` carries both into jobs. Source:
+https://www.w3.org/TR/trace-context/, "traceparent header".
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 request_id: ContextVar[str] = ContextVar("django_faktory.request_id", default="")
-"""Printable ASCII without spaces, at most 200 characters; "" is none."""
+"""Printable ASCII without spaces, at most 200 characters; "" for none."""
 traceparent: ContextVar[str] = ContextVar("django_faktory.traceparent", default="")
-"""Such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01; "" is none."""
+"""For example 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01; "" for none."""
 
 _VARIABLES: dict[str, tuple[ContextVar[str], re.Pattern[str]]] = {
     "request_id": (request_id, re.compile(r"[!-~]{1,200}")),
@@ -30,13 +31,13 @@ View = Callable[[HttpRequest], Any]
 
 
 def known() -> dict[str, str]:
-    """What is known here, by name; nothing for what is not."""
+    """Return the known values by name; unknown ones are left out."""
     return {name: found for name, (variable, _) in _VARIABLES.items() if (found := variable.get())}
 
 
 @contextmanager
 def known_as(told: Mapping[str, Any]) -> Iterator[None]:
-    """Know what is told, and nothing else, inside the block. What has not the right form was not told."""
+    """Set the context to these values inside the block, and clear missing ones. Malformed values count as missing."""
     tokens = [(variable, variable.set(_in_form(told.get(name), form))) for name, (variable, form) in _VARIABLES.items()]
     try:
         yield
@@ -46,7 +47,7 @@ def known_as(told: Mapping[str, Any]) -> Iterator[None]:
 
 
 def request_context(get_response: View) -> View:
-    """Django middleware: a request's `traceparent` and `X-Request-ID` headers, and a new id where it has none."""
+    """Django middleware that reads the `traceparent` and `X-Request-ID` headers, and generates a missing id."""
 
     async def around_async(request: HttpRequest) -> HttpResponseBase:
         with known_as(_told_by(request)):
@@ -58,14 +59,16 @@ def request_context(get_response: View) -> View:
             response: HttpResponseBase = get_response(request)
             return response
 
+    # Django chooses the sync or the async chain by this mark.
     return markcoroutinefunction(around_async) if iscoroutinefunction(get_response) else around
 
 
-request_context.sync_capable = True  # type: ignore[attr-defined]  # how Django asks
+request_context.sync_capable = True  # type: ignore[attr-defined]  # attributes that Django reads
 request_context.async_capable = True  # type: ignore[attr-defined]
 
 
 def _told_by(request: HttpRequest) -> dict[str, str]:
+    # The header is the client's: a value of another form could forge log lines.
     given = _in_form(request.headers.get("X-Request-ID"), _VARIABLES["request_id"][1])
     return {"traceparent": request.headers.get("traceparent", ""), "request_id": given or secrets.token_hex(16)}
 

@@ -1,6 +1,6 @@
-"""Helpers for the tests of projects, for pytest and unittest alike: see `docs/testing.md`.
+"""Test helpers for projects, for pytest and unittest: see `docs/testing.md`.
 
-Importable before Django's apps are ready, since settings name `testing.backends`; needs no pytest.
+Importable before Django's apps are ready, because settings name `testing.backends`; needs no pytest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    # These import models, and the settings' backends in this package are built while apps still load.
+    # Loaded lazily: these modules import models, and the settings' backends in this package are built while apps load.
     for module, names in _PLACES.items():
         if name in names:
             return getattr(import_module(f".{module}", __name__), name)

@@ -1,4 +1,4 @@
-"""What waits to be run, assertions about it, and the batches that were made."""
+"""Assertions about waiting jobs and created batches: `assert_enqueued`, `enqueued_jobs`, `made_batches`."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ _WAITING = (State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.RETRIES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedJob:
-    """A job that waits: for a worker, for its time, or for its next attempt."""
+    """A job that waits for a worker, for its start time, or for its next attempt."""
 
     jid: str
     jobtype: str
     args: list[Any]
-    """As JSON has them."""
+    """Positional arguments in JSON types."""
     kwargs: dict[str, Any]
     queue: str
     priority: int = field(repr=False)
     run_at: datetime | None
     """When it is due; None: now."""
     bid: str = field(default="", repr=False)
-    """The batch it is a member of; "": of none."""
+    """The batch that it is a member of; "" for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBatch:
-    """A batch, whatever has become of it."""
+    """A batch in any state."""
 
     bid: str
     parent_bid: str
     description: str
     complete: EnqueuedJob | None
-    """What it enqueues when every job was executed, waiting or not."""
+    """The callback for when every job was executed, enqueued or not."""
     success: EnqueuedJob | None
-    """What it enqueues when every job has succeeded, waiting or not."""
+    """The callback for when every job has succeeded, enqueued or not."""
     jobs: list[EnqueuedJob]
-    """Its jobs that wait."""
+    """Its waiting jobs."""
 
 
 def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) -> list[EnqueuedJob]:
-    """The jobs that wait, oldest first: all, those of a task, those of a queue. A `DummyBackend`'s count too."""
+    """Return waiting jobs, oldest first: all, of a task, or of a queue. Includes those of a `DummyBackend`."""
     jobtype = None if task is None else _jobtype(task)
     return [
         job
@@ -66,7 +66,8 @@ def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) 
 
 
 def made_batches() -> list[MadeBatch]:
-    """The batches that were made, the oldest first, so a parent before its children. A test backend's count too."""
+    """Return the created batches, oldest first, so a parent before its children. Includes those of test backends."""
+    # Grouped once: searching all jobs for each batch would be quadratic.
     members: dict[str, list[EnqueuedJob]] = {}
     for job in enqueued_jobs():
         members.setdefault(job.bid, []).append(job)
@@ -91,9 +92,9 @@ def assert_enqueued(
     queue: str | None = None,
     count: int | None = None,
 ) -> list[EnqueuedJob]:
-    """Fail unless jobs of this task wait: `count` of them, else at least one. Returns them.
+    """Fail unless `count` jobs of this task wait, or at least one by default; return them.
 
-    `args` and `kwargs` are those of enqueue, all of them; where left out, any will do.
+    `args` and `kwargs` must equal all arguments of the enqueue; an omitted one matches any.
     """
     return _checked(enqueued_jobs(), task, args=args, kwargs=kwargs, queue=queue, count=count)
 
@@ -107,11 +108,13 @@ def assert_enqueues(
     queue: str | None = None,
     count: int | None = None,
 ) -> Iterator[list[EnqueuedJob]]:
-    """`assert_enqueued` for what is enqueued inside the block; gives a list that has the jobs at its end."""
+    """Apply `assert_enqueued` to jobs enqueued inside the block; yield a list that contains them afterwards."""
+    # By jid, not by position: jobs that waited before may run inside the block.
     before = {job.jid for job in enqueued_jobs()}
     found: list[EnqueuedJob] = []
     yield found
     new = [job for job in enqueued_jobs() if job.jid not in before]
+    # The list was yielded already, so it is extended in place.
     found += _checked(new, task, args=args, kwargs=kwargs, queue=queue, count=count)
 
 
@@ -126,6 +129,7 @@ def _checked(
 ) -> list[EnqueuedJob]:
     jobtype = _jobtype(task)
     plain = isinstance(task, FaktoryTask) and task.plain_json
+    # Encoded like the job's own arguments: a test may pass model instances, dates and tuples.
     wanted_args, wanted_kwargs = encoded_call(args or (), kwargs or {}, plain_json=plain)
     found = [
         job
@@ -189,7 +193,7 @@ def _in_memory() -> Iterator[EnqueuedJob]:
 
 
 def _asks_the_database() -> bool:
-    """False where no job can be there: a SimpleTestCase must not ask it."""
+    """Return False if the database can have no jobs: a SimpleTestCase must not query it."""
     if all(isinstance(backend, DummyBackend | ImmediateBackend) for backend in task_backends.all()):
         return False
     if conf.get("BROKER") != "orm":

@@ -1,7 +1,7 @@
-"""Backends for TASKS in tests: `DummyBackend` keeps jobs in memory, `ImmediateBackend` runs them as they are enqueued.
+"""Test backends for TASKS: `DummyBackend` keeps jobs in memory, `ImmediateBackend` runs them in enqueue.
 
-Both are `FaktoryBackend` but for where jobs go: the same options, checks, arguments, signals and errors. Built while
-apps still load: imports no model.
+Both differ from `FaktoryBackend` only in where jobs are sent: options, checks, arguments, signals and errors are the
+same. They are built while apps are loading, so this module imports no model.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .batches import MemoryBatches
 from .watching import Watched
 
 MOST_ATTEMPTS = 100
-"""An immediate job that failed so often is left alone, READY: with the backoff of real life that is years away."""
+"""Attempts after which an immediate job is left READY: with the real backoff they would take years."""
 
 _TOLD = ("status", "started_at", "finished_at", "last_attempted_at", "errors", "worker_ids", "_return_value")
 
 
 class _TestBackend(FaktoryBackend):
-    """What the two have in common: jobs have no table, and locks of `unique_for` are in this thread's memory."""
+    """Common base: jobs have no table, and locks of `unique_for` are in this thread's memory."""
 
     supports_get_result = False
 
@@ -48,11 +48,11 @@ class _TestBackend(FaktoryBackend):
         self.batches = MemoryBatches(fire=self._fire, forget=self._forget)
 
     def batch_keeper(self) -> MemoryBatches:
-        """This backend itself, as it keeps the jobs."""
+        """Return the batches of this backend, because its jobs are in memory."""
         return self.batches
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """See FaktoryBackend; its jobs need no table."""
+        """Run the checks of FaktoryBackend, except the one for its table."""
         return [message for message in super().check(**kwargs) if message.id != "django_faktory.E010"]
 
     def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:
@@ -60,23 +60,25 @@ class _TestBackend(FaktoryBackend):
         raise NotImplementedError
 
     def _forget(self, bids: Collection[str]) -> None:
-        """An exception took these batches back."""
+        """Drop the jobs of batches that an exception rolled back."""
 
     def _admit(self, job: JobPayload) -> FaktoryError | None:
-        """Let a job join its batch and take its lock, or say why not."""
+        """Add a job to its batch and acquire its unique lock, or return the error."""
+        # The batch is checked first: a rejected job must not keep a lock.
         refusal = self.batches.refusal(job) or self._lock(job)
         if refusal is None:
             self.batches.joined(job)
         return refusal
 
     def _lock(self, job: JobPayload) -> FaktoryError | None:
-        """Take the lock a job asks for; NotUnique where another job has it (W27)."""
+        """Acquire the unique lock of a job; return NotUnique if another job has it (W27)."""
         now = timezone.now()
         begins = max(job.at, now) if job.at else now
         ends = job.options and job.options.lock_ends(begins)
         if not job.options or not job.options.unique_key or not ends:
             return None
         jid, until = self._locks.get(job.options.unique_key, ("", now))
+        # A repeated push of the same jid has the lock already.
         if until > now and jid != job.jid:
             return NotUnique(job.jid)
         self._locks[job.options.unique_key] = job.jid, ends
@@ -87,9 +89,9 @@ class _TestBackend(FaktoryBackend):
 
 
 class DummyBackend(_TestBackend):
-    """`"django_faktory.testing.backends.DummyBackend"`: nothing is run; `results` holds what was enqueued.
+    """`"django_faktory.testing.backends.DummyBackend"`: runs nothing; `results` has the enqueued jobs.
 
-    Transactions mean nothing to it, as to Django's: what is enqueued in one that rolls back stays.
+    It ignores transactions, like Django's: a job enqueued in a transaction that rolls back stays.
     """
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
@@ -98,25 +100,25 @@ class DummyBackend(_TestBackend):
         self._bids: dict[str, str] = {}
 
     def clear(self) -> None:
-        """Forget all jobs and batches, and the locks they hold."""
+        """Remove all jobs, batches and locks."""
         self.results.clear()
         self._locks.clear()
         self._bids.clear()
         self.batches.kept.clear()
 
     def bid_of(self, result: TaskResult[..., Any]) -> str:
-        """The batch that this one of `results` is a member of; "" for none."""
+        """Return the batch that this member of `results` belongs to; "" for none."""
         return self._bids.get(result.id, "")
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """One of `results`. Raises TaskResultDoesNotExist."""
+        """Return one of `results`. Raises TaskResultDoesNotExist."""
         for result in self.results:
             if result.id == result_id:
                 return result
         raise TaskResultDoesNotExist(result_id)
 
     async def aget_result(self, result_id: str) -> TaskResult[..., Any]:
-        """See `get_result`: in another thread there would be another backend."""
+        """Return one of `results`; runs in this thread, because another thread would have another backend."""
         return self.get_result(result_id)
 
     def _hand_over(
@@ -137,10 +139,10 @@ class DummyBackend(_TestBackend):
 
 
 class ImmediateBackend(_TestBackend):
-    """`"django_faktory.testing.backends.ImmediateBackend"`: a job runs at once, in enqueue, in a transaction too.
+    """`"django_faktory.testing.backends.ImmediateBackend"`: runs a job in enqueue, also inside a transaction.
 
-    Retries follow without waiting, until the job has succeeded or failed for good: `errors` has every attempt's.
-    A job with a `run_after` to come is not run: it stays READY.
+    Retries follow without delay until the job has succeeded or finally failed: `errors` has those of every attempt. A
+    job with a future `run_after` is not run: it stays READY.
     """
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
@@ -150,21 +152,22 @@ class ImmediateBackend(_TestBackend):
     def enqueue_many(
         self, task: Task[P, R], calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]
     ) -> list[TaskResult[P, R]]:
-        """See FaktoryBackend; all are enqueued before the first runs."""
+        """Enqueue all jobs, then run them; see FaktoryBackend."""
         try:
             results = super().enqueue_many(task, calls)
         except NotUnique as error:
+            # The accepted jobs of a partly rejected call run too, as with a worker.
             self._run_all([result for result in error.results if result])
             raise
         self._run_all(results)
         return results
 
     def get_result(self, result_id: str) -> NoReturn:
-        """Raise NotImplementedError, as Django's: results are not kept."""
+        """Raise NotImplementedError, like Django's: results are not stored."""
         raise NotImplementedError("This backend does not support retrieving or refreshing results.")
 
     async def aget_result(self, result_id: str) -> NoReturn:
-        """See `get_result`."""
+        """Raise NotImplementedError, see `get_result`."""
         self.get_result(result_id)
 
     def _hand_over(
@@ -183,9 +186,10 @@ class ImmediateBackend(_TestBackend):
                 if job.at is None or job.at <= timezone.now():
                     self.batches.ended(job, self._run(result, job))
             finally:
-                self._unlock(job)  # a dead job too: it must not stand in the next test's way
+                self._unlock(job)  # a dead job too: its lock must not affect the next test
 
     def _fire(self, job: JobPayload, bid: str, kind: Kind) -> None:
+        # The store adds these members when it enqueues a callback (W26).
         text = jsontext.members(job.text)
         custom = jsontext.last_members(text["custom"]) if "custom" in text else {}
         custom |= {"_bid": jsontext.encode(bid), "_cb": jsontext.encode(str(kind))}
@@ -195,18 +199,19 @@ class ImmediateBackend(_TestBackend):
         self.batches.callback_ended(bid, kind, self._run(_result_of(told, backend=self.alias), told, bid))
 
     def _run(self, result: TaskResult[..., Any], job: JobPayload, callback_of: str = "") -> State:
-        """Attempt it until it has ended; returns how."""
+        """Run attempts until the job has ended; return its final state."""
         attempts: list[Attempt] = []
         verdict = ""
         if job.options and job.options.unique_until_start:
             self._unlock(job)
         while not result.is_finished and len(attempts) < MOST_ATTEMPTS:
             reservation = _reserved(job, attempts)
-            # The registry's task has its own backend's alias; this one was enqueued here.
+            # The registered task has the alias of its own backend; this job was enqueued to this one.
             task = cast("FaktoryTask[..., Any]", result.task)
             execution = Watched(reservation, call_of(job.text), replace(task, backend=self.alias))
             with self.batches.running(job, callback_of):
                 report = execution.perform(_no_store)
+            # The caller has this result object already, so its fields are updated in place; it is frozen.
             for name in _TOLD:
                 object.__setattr__(result, name, getattr(execution.result, name))
             if isinstance(report, Failure):
@@ -221,7 +226,7 @@ class ImmediateBackend(_TestBackend):
 
 @dataclass(frozen=True, slots=True)
 class _NoStore:
-    """What a run needs of a broker: a transaction for atomic tasks, in which there is no job to end."""
+    """Minimal broker for a run: a transaction for atomic tasks, without a stored job to finish."""
 
     def atomic(self) -> AbstractContextManager[Transaction]:
         return brokers.get_broker().atomic()
@@ -233,7 +238,7 @@ class _NoStore:
         return True
 
 
-_no_store = cast("Broker", _NoStore())  # a run asks nothing else of it
+_no_store = cast("Broker", _NoStore())  # a run calls no other method
 
 
 def _reserved(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:
@@ -246,6 +251,7 @@ def _reserved(job: JobPayload, attempts: Sequence[Attempt]) -> Reservation:
         attempt=len(attempts) + 1,
         enqueued_at=now,
         started_at=now,
+        # In the form of the store: `retry_count` counts from 0.
         failure=msgspec.json.encode({"retry_count": len(attempts) - 1}).decode() if attempts else "",
         history=msgspec.json.encode(attempts).decode() if attempts else "",
         reserve_for=job.reserve_for,
@@ -265,7 +271,7 @@ def _attempt(reservation: Reservation, failure: Failure) -> Attempt:
 
 
 def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
-    """Of a callback that is enqueued just now."""
+    """Return the result of a callback that is enqueued now."""
     call = call_of(job.text).opened()
     task = replace(lookup(job.jobtype), backend=backend, queue_name=job.queue, priority=job.priority)
     return JobResult(
@@ -285,5 +291,5 @@ def _result_of(job: JobPayload, *, backend: str) -> TaskResult[..., Any]:
 
 
 def _copied(result: TaskResult[..., Any]) -> TaskResult[..., Any]:
-    """The same with lists of its own: what a test changes in one is not changed in the other."""
+    """Return a copy with lists of its own: a test's change to one must not affect the other."""
     return replace(result, args=deepcopy(result.args), kwargs=deepcopy(result.kwargs), errors=[], worker_ids=[])

@@ -1,4 +1,4 @@
-"""Batches in memory, by the rules of `batching`, for the backends whose jobs have no table. Imports no model."""
+"""In-memory batches with the rules of `batching`, for backends without a job table. Imports no model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..payloads import BatchStatus, JobPayload, NewBatch
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """A batch, with what `batching` counts and decides."""
+    """A batch with the counters that `batching` reads."""
 
     bid: str
     made: NewBatch
     depth: int = 0
     created_at: datetime = field(default_factory=timezone.now)
     working: int = 0
-    """Members that run just now: they may add."""
+    """Number of its members that run now; they may add jobs."""
 
     total: int = 0
     pending: int = 0
@@ -50,18 +50,20 @@ class Kept:
 
     @property
     def has_complete(self) -> bool:
-        """See `batching.Batch`."""
+        """True if it has a complete callback; see `batching.Batch`."""
         return self.made.complete is not None
 
     @property
     def has_success(self) -> bool:
-        """See `batching.Batch`."""
+        """True if it has a success callback; see `batching.Batch`."""
         return self.made.success is not None
 
 
 class MemoryBatches:
-    """What `Batch` asks of its keeper. `fire` is given a callback when its time has come, `forget` the ids of batches
-    that an exception took back."""
+    """The batch store that `Batch` requires.
+
+    `fire` receives a callback when it is due, `forget` the ids of batches that an exception rolled back.
+    """
 
     transactional = True
 
@@ -75,7 +77,8 @@ class MemoryBatches:
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        """See `Keeper`. Callbacks come when the outermost block has ended, as they do after a commit."""
+        """Open a transaction; see `Keeper`. Callbacks fire when the outermost block has ended, as after a commit."""
+        # A shallow copy of each batch suffices as a savepoint, because its fields are immutable.
         saved = {bid: replace(batch) for bid, batch in self.kept.items()}
         self._level += 1
         try:
@@ -91,7 +94,7 @@ class MemoryBatches:
         self.settle()
 
     def new_batch(self, batch: NewBatch, *, by: str = "") -> str:  # noqa: ARG002  (one thread: who runs is inside)
-        """See Broker."""
+        """Create a batch and return its id; see Broker."""
         made = Kept(bid=f"b-{uuid4().hex}", made=batch)
         if batch.parent_bid:
             parent = self._open(batch.parent_bid)
@@ -102,15 +105,15 @@ class MemoryBatches:
         return made.bid
 
     def check_batch(self, bid: str, *, by: str = "") -> None:  # noqa: ARG002
-        """See Broker."""
+        """Raise an error unless jobs may join this batch; see Broker."""
         self._open(bid)
 
     def commit_batch(self, bid: str) -> None:
-        """See Broker."""
+        """Mark a batch as completely defined; see Broker."""
         self._known(bid).is_committed = True
 
     def batch_status(self, bid: str) -> BatchStatus:
-        """See Broker."""
+        """Return the counters of a batch; see Broker."""
         kept = self._known(bid)
         return BatchStatus(
             bid=bid,
@@ -126,7 +129,7 @@ class MemoryBatches:
         )
 
     def refusal(self, job: JobPayload) -> FaktoryError | None:
-        """Why this job may not join the batch it names, if it names one."""
+        """Return the error if this job may not join the batch that it names, else None."""
         try:
             if job.options and job.options.bid:
                 self._open(job.options.bid)
@@ -143,7 +146,8 @@ class MemoryBatches:
 
     @contextmanager
     def running(self, job: JobPayload, callback_of: str = "") -> Iterator[None]:
-        """While it runs a member may add to its batch, and a callback to the ancestors of its batch."""
+        """Allow a running member to add to its batch, and a callback to the ancestors of its batch."""
+        # W26: a callback may add to the parents of its batch, because their success still depends on it.
         inside = [*self._ancestors(callback_of)] if callback_of else []
         if kept := self._of(job):
             inside.append(kept)
@@ -156,7 +160,7 @@ class MemoryBatches:
                 one.working -= 1
 
     def ended(self, job: JobPayload, to: State) -> None:
-        """Count a member's end, or that it is left alone after so many failures: for good, then."""
+        """Count a member's end. A member given up after too many failures counts as dead."""
         if kept := self._of(job):
             counted = batching.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
             kept.pending += counted.pending
@@ -166,7 +170,7 @@ class MemoryBatches:
             self.settle()
 
     def callback_ended(self, bid: str, kind: Kind, to: State) -> None:
-        """Note a callback's end."""
+        """Record a callback's end."""
         kept = self._known(bid)
         if to is State.SUCCEEDED:
             setattr(kept, f"{kind}_st", Progress.FINISHED)
@@ -176,7 +180,9 @@ class MemoryBatches:
         self.settle()
 
     def settle(self) -> None:
-        """Take the steps that are due, the deepest batch's first, until there are none."""
+        """Perform all due steps, those of the deepest batch first, until none is left."""
+        # Children first, as in the store: a parent's step may depend on the final state of its children.
+        # any() stops at the first batch with steps, so that deeper batches are examined again after each.
         while not self._level and any(map(self._takes_steps, sorted(self.kept.values(), key=_by_depth))):
             pass
 
@@ -226,8 +232,8 @@ def _by_depth(kept: Kept) -> int:
 
 @contextmanager
 def _transaction() -> Iterator[None]:
-    """What is written in a `with Batch(…)` is one transaction, here too, where the test may use the database."""
+    """Open a database transaction for a `with Batch(…)` if the test may use the database."""
     with ExitStack() as scope:
-        with suppress(AssertionError, RuntimeError):  # how SimpleTestCase and pytest-django say that it may not
+        with suppress(AssertionError, RuntimeError):  # raised by SimpleTestCase and pytest-django if it may not
             scope.enter_context(transaction.atomic(using=conf.get("DATABASE")))
         yield

@@ -1,4 +1,4 @@
-"""Time as a test wants it: what `timezone.now()` tells, and what the broker writes down, moved together."""
+"""Adjustable time for tests: moves `timezone.now()` and the broker's clock together."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from ..brokers.orm import OrmBroker
 
 
 class Clock:
-    """Goes on as the real one does, `shift` away from it; None: the real one, and the database's."""
+    """Runs at normal speed, `shift` ahead of the real clock; None: the real clock, and the database's."""
 
     def __init__(self) -> None:
-        self._real = timezone.now  # the test may have frozen it: that is the real one here
+        self._real = timezone.now  # a test may have frozen it: the frozen clock counts as the real one
         self.shift: timedelta | None = None
 
     def now(self) -> datetime:
-        """The moment it is."""
+        """Return the current time of this clock."""
         return self._real() + (self.shift or timedelta(0))
 
     def for_store(self) -> datetime | None:
-        """The same for the store's verbs, which ask the database where nothing was moved."""
+        """Return the current time, or None for the database's clock if this one was not moved."""
         return None if self.shift is None else self.now()
 
     def move_to(self, moment: datetime) -> None:
-        """Let it be `moment` now."""
+        """Set the current time to `moment`."""
         self.shift = moment - self._real()
 
     @contextmanager
     def ticking(self, broker: OrmBroker) -> Iterator[None]:
-        """Everybody in this process goes by this clock."""
+        """Make the broker and `timezone.now()` use this clock inside the block."""
         before = broker.clock
         broker.clock = self.for_store
         try:
+            # Patched in the module, where `timezone.now()` is looked up; `from … import now` stays unpatched.
             with mock.patch.object(timezone, "now", self.now):
                 yield
         finally:

@@ -1,7 +1,7 @@
-"""`drain()`: run what is ready, through the real broker and the worker's own execution, in the test's thread.
+"""`drain()`: runs ready jobs through the real broker and worker code, in the test's thread.
 
-Inside a test's transaction too. What such a transaction takes from a job is given to it here: an error of the database
-undoes that job and not the test, and hooks that wait for a commit run when the job has ended.
+Works inside a test's transaction too, where it restores what a job would have outside: a database error rolls back that
+job only, and on_commit hooks run when the job has ended.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from .clock import Clock
 from .watching import Watched
 
 MOST_JOBS = 1000
+"""Attempts after which `drain` assumes an endless loop."""
 WID = "drain"
+"""Wid under which `drain` claims jobs."""
 
 
 class JobFailed(AssertionError):
-    """A job failed in `drain(raise_errors=True)`; the task's own exception is the cause."""
+    """Raised by `drain(raise_errors=True)` for a failed job; the task's own exception is the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,11 @@ class Ran:
     queue: str
     attempt: int
     state: str
-    """What became of the job: succeeded, retries, dead or discarded."""
+    """State of the job afterwards: succeeded, retries, dead or discarded."""
     result: TaskResult[..., Any] | None = field(repr=False)
-    """Of a known task: its id, arguments, return value, errors."""
+    """Result with id, arguments, return value and errors; None for an unknown task."""
     error: BaseException | None = None
-    """What the task raised; FaktoryError where the job could not be run at all."""
+    """Exception that the task raised; FaktoryError if the job could not be run at all."""
 
 
 def drain(
@@ -63,11 +65,12 @@ def drain(
     raise_errors: bool = False,
     limit: int = MOST_JOBS,
 ) -> list[Ran]:
-    """Run every job that is ready, also those that they enqueue; returns each attempt, in order.
+    """Run every ready job, including jobs enqueued by jobs; return each attempt, in order.
 
-    `until` lets that much time pass: scheduled jobs and retries run when they are due, one after the other, and
-    `timezone.now()` tells the time they run at. `now` lets it be that moment all the while: what is due by then runs.
-    Neither sleeps. Raises JobFailed at the first failure with `raise_errors`; AssertionError after `limit` attempts.
+    `until` advances the time by this much: scheduled jobs and retries run when they are due, in order, and
+    `timezone.now()` returns the time at which they run. `now` sets the time to that moment for the whole call: jobs due
+    by then run. Neither sleeps. Raises JobFailed at the first failure with `raise_errors`, AssertionError after `limit`
+    attempts.
     """
     broker = get_broker()
     if not isinstance(broker, OrmBroker):
@@ -98,8 +101,9 @@ class _Drain:
         return self._ran
 
     def _run_until(self, end: datetime) -> None:
-        """From one due job to the next: no time passes in between."""
+        """Advance the clock from one due job to the next; it is constant while jobs run."""
         while (due := self._next_due()) is not None and due <= end:
+            # max: a job may be overdue, and time must not run backwards.
             self._clock.move_to(max(due, self._clock.now()))
             self._run_ready()
         self._clock.move_to(end)
@@ -113,10 +117,12 @@ class _Drain:
         while True:
             self._keep_house()
             queues = self._queues()
+            # One job at a time, so that a job that it enqueues with a higher priority runs next.
             [found] = self._broker.fetch([FetchRequest(queues=queues, wid=WID)]) if queues else [[]]
             if not found:
                 return
             if len(self._ran) >= self._limit:
+                # The job must stay ready: the test may call drain again with a higher limit.
                 self._broker.release(found)
                 raise AssertionError(
                     f"drain: {self._limit} attempts, and jobs are still ready ({found[0].jid} in queue "
@@ -126,6 +132,7 @@ class _Drain:
 
     def _keep_house(self) -> None:
         alias, moment = self._broker.alias, self._clock.for_store()
+        # The steps of maintenance that depend on time. Loops, because each call handles a bounded number of rows.
         while upkeep.enqueue_due(using=alias, now=moment):
             pass
         while upkeep.expire(using=alias, now=moment):
@@ -134,7 +141,7 @@ class _Drain:
             pass
 
     def _queues(self) -> tuple[str, ...]:
-        """Those with work, in the order of FAKTORY["QUEUES"], then by name."""
+        """Return queues with ready jobs, in the order of FAKTORY["QUEUES"], then by name."""
         ready = set(self._jobs().in_state(State.ENQUEUED).values_list("queue", flat=True).distinct())
         named = [spec.partition(":")[0] for spec in conf.get("QUEUES") or ()]
         return tuple(name for name in dict.fromkeys([*named, *sorted(ready)]) if name in ready)
@@ -145,7 +152,7 @@ class _Drain:
 
     def _perform(self, reservation: Reservation) -> None:
         found = prepare(reservation)
-        if isinstance(found, Failure):  # in a test there is no newer worker to leave it to
+        if isinstance(found, Failure):  # a test has no newer worker to which it could be deferred
             self._report(replace(found, verdict="", retry_in_s=None) if found.verdict == "later" else found)
             self._note(reservation, None, FaktoryError(found.message))
             return
@@ -157,7 +164,7 @@ class _Drain:
         with _as_if_committed():
             report = watched.perform(self._broker)
         if told:
-            self._broker.track_set(told[-1:])  # not while it ran: an async task's loop must not ask the database
+            self._broker.track_set(told[-1:])  # after the run: a task's event loop must not query
         self._report(report)
         self._note(reservation, watched, watched.error)
 
@@ -172,6 +179,7 @@ class _Drain:
 
     def _note(self, reservation: Reservation, execution: Watched | None, error: BaseException | None) -> None:
         row = Job.objects.using(self._broker.alias).filter(jid=reservation.jid).first()
+        # A deleted row has no state to read: without a `result_ttl` a finished row is deleted at once.
         gone = State.DISCARDED if error else State.SUCCEEDED
         ran = Ran(
             jid=reservation.jid,
@@ -191,20 +199,24 @@ class _Drain:
 
 @contextmanager
 def _as_if_committed() -> Iterator[None]:
-    """Let a job in a test's transaction be as one that has its own connection, where there is such a transaction."""
+    """Give a job inside a test's transaction the behaviour of a connection of its own."""
+    # Only connections with an open transaction need it; on the other ones a job commits normally.
     held = [connection.alias for connection in connections.all(initialized_only=True) if connection.in_atomic_block]
-    savepoints = {alias: connections[alias].savepoint() or "" for alias in held}  # "" where there are none
+    savepoints = {alias: connections[alias].savepoint() or "" for alias in held}  # "" if savepoints are unsupported
     hooks = {alias: len(connections[alias].run_on_commit) for alias in held}
     depths = {alias: len(connections[alias].savepoint_ids) for alias in held}
     yield
     for alias in held:
         connection = connections[alias]
+        # The task entered atomic() without leaving it, so the stack of savepoints differs.
         if len(connection.savepoint_ids) != depths[alias]:
             connection.savepoint_rollback(savepoints[alias])
             del connection.savepoint_ids[depths[alias] :], connection.atomic_blocks[depths[alias] + 1 :]
             raise AssertionError(
                 f"the task left a transaction open on {alias!r}: use `with transaction.atomic():`, which ends by itself"
             )
+        # After a database error PostgreSQL rejects every statement of the transaction: roll back to the savepoint, and
+        # the test can continue.
         if _is_broken(alias):
             connection.needs_rollback = False
             connection.savepoint_rollback(savepoints[alias])
@@ -214,10 +226,11 @@ def _as_if_committed() -> Iterator[None]:
 
 
 def _is_broken(alias: str) -> bool:
-    """Whether an error of the database has spoilt the transaction."""
+    """Return True if a database error has aborted the transaction."""
     connection = connections[alias]
     if connection.needs_rollback:
         return True
+    # Django's flag is not set for an error that the task itself caught, so ask the database.
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
@@ -227,8 +240,9 @@ def _is_broken(alias: str) -> bool:
 
 
 def _run_hooks(alias: str, first: int) -> None:
-    """Run what the job registered with on_commit, and what that registers in turn."""
+    """Run the on_commit hooks of the job, including hooks that hooks register."""
     connection = connections[alias]
     while len(connection.run_on_commit) > first:
+        # Removed before the call, so that the test's own commit does not run it a second time.
         hook = connection.run_on_commit.pop(first)
         hook[1]()

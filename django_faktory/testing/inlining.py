@@ -1,4 +1,4 @@
-"""`inline()`: jobs run as soon as a worker could see them, in the test's thread."""
+"""`inline()`: runs jobs as soon as a worker could see them, in the test's thread."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .draining import Ran, drain
 
 @contextmanager
 def inline(*, raise_errors: bool = False) -> Iterator[list[Ran]]:
-    """Drain after each enqueue: at once outside of transactions, otherwise when the outermost one commits.
+    """Drain after each enqueue: at once outside of transactions, else when the outermost one commits.
 
-    The transaction that TestCase puts around a test does not count as one; since nothing commits inside of it, a block
-    of the test's own is taken as committed when this one ends. What was ready before is run too: it is ahead in the
-    queue. Gives the list of what ran, which grows.
+    The transaction that TestCase opens around a test does not count. Because nothing commits inside of it, an atomic
+    block of the test counts as committed when this context ends. Jobs that were ready before run too, because they
+    precede the new ones in the queue. Yields the list of attempts, which grows.
     """
     ran: list[Ran] = []
+    # Both signals, because the commit of a batch can make a callback ready.
     inlined = _Inline(ran, raise_errors=raise_errors)
     for signal in (task_enqueued, batch_committed):
         signal.connect(inlined.enqueued)
@@ -43,22 +44,23 @@ class _Inline:
         self._waits = False
 
     def enqueued(self, **_: Any) -> None:
-        """The signal: something may be ready."""
+        """Handle the signal: a job may be ready."""
         broker = get_broker()
         alias = broker.alias if isinstance(broker, OrmBroker) else "default"
         if _is_open(alias):
             self._waits = True
+            # As with a worker, which sees the job only after the commit.
             transaction.on_commit(self.run, using=alias)
         else:
             self.run()
 
     def finish(self) -> None:
-        """Run what waits for a commit that a test's transaction never does."""
+        """Run jobs that wait for a commit that a test's transaction never performs."""
         if self._waits:
             self.run()
 
     def run(self) -> None:
-        """Drain, unless a task that is drained just now enqueued this: it comes in its turn."""
+        """Drain, unless a task of the current drain enqueued this: the running loop will reach it."""
         if self._is_running:
             return
         self._is_running = True
@@ -70,6 +72,6 @@ class _Inline:
 
 
 def _is_open(alias: str) -> bool:
-    """Whether a transaction is open that is not the test's own."""
+    """Return True if a transaction other than the test's own is open."""
     blocks = connections[alias].atomic_blocks
-    return bool(blocks) and not getattr(blocks[-1], "_from_testcase", False)  # Django's mark for those of TestCase
+    return bool(blocks) and not getattr(blocks[-1], "_from_testcase", False)  # set by Django's TestCase

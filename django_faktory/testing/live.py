@@ -1,6 +1,6 @@
-"""A server and a worker that really run beside a test: for what only other threads and other languages show.
+"""Runs a real server and worker during a test, for behaviour that needs other threads or other languages.
 
-They see what is committed: for TransactionTestCase and pytest's `transactional_db`.
+They see committed data only: use TransactionTestCase or pytest's `transactional_db`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ START_S = 10.0
 
 
 class LiveFaktory:
-    """`with LiveFaktory() as live:`; the server is at `live.url`, on a free port of the loopback.
+    """`with LiveFaktory() as live:` starts a server at `live.url`, on a free port of the loopback interface.
 
-    `queues`: those the worker serves, all that tasks use unless given. `concurrency`: its threads; 0: no worker.
+    `queues`: the worker's queues, by default all that tasks use. `concurrency`: its threads; 0: no worker.
     """
 
     def __init__(self, *, queues: Sequence[str] | None = None, concurrency: int = 2) -> None:
@@ -47,7 +47,7 @@ class LiveFaktory:
         self.url = ""
 
     def __enter__(self) -> LiveFaktory:
-        """Start; when this returns clients can connect."""
+        """Start the threads; clients can connect when this returns."""
         connection = connections[self._broker.alias]
         if connection.in_atomic_block:
             raise FaktoryError(
@@ -61,6 +61,7 @@ class LiveFaktory:
             )
         try:
             self._start()
+        # Also for KeyboardInterrupt: threads left running would block the end of the test process.
         except BaseException:
             self.stop()
             raise
@@ -69,11 +70,11 @@ class LiveFaktory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """See `stop`."""
+        """Stop the threads, see `stop`."""
         self.stop()
 
     def stop(self) -> None:
-        """Stop as SIGTERM does: running jobs have 5 seconds to end. Safe to call twice."""
+        """Stop as SIGTERM does: running jobs have 5 seconds to end. Idempotent."""
         while self._running:
             thread, stop = self._running.pop()
             stop()
@@ -82,9 +83,9 @@ class LiveFaktory:
                 raise FaktoryError(f"{thread.name} did not stop within 30 s")
 
     def wait(self, *results: TaskResult[..., Any], timeout_s: float = 10.0) -> None:
-        """Wait until these tasks are finished, and refresh them; without any: until no job is ready or running.
+        """Wait until these tasks are finished, and refresh them; without arguments, until no job is ready or running.
 
-        Raises TimeoutError, with what became of them.
+        Raises TimeoutError with the states of the unfinished jobs.
         """
         deadline = time.monotonic() + timeout_s
         while not self._is_done(results):
@@ -108,12 +109,14 @@ class LiveFaktory:
     def _start(self) -> None:
         autodiscover()
         alias = self._broker.alias
+        # Port 0: the system chooses a free one, so that parallel test runs do not collide.
         server = Server(self._broker, port=0, listen=partial(wakeups.listen, alias))
         self._run("server", server.run, server.stop)
         if not server.started.wait(START_S):
             raise FaktoryError(f"the server did not start within {START_S:g} s")
         host, port = server.address
         self.url = f"tcp://{host}:{port}"
+        # Scheduled jobs and retries need the same loop as in production.
         maintenance = Maintenance(alias, on_lost=server.drop, on_work=server.wake)
         server.on_scheduled = maintenance.expect
         self._run("maintenance", maintenance.run, maintenance.stop)
@@ -124,6 +127,7 @@ class LiveFaktory:
                 queues=queues,
                 concurrency=self._concurrency,
                 listen=partial(wakeups.listen, alias, [name.partition(":")[0] for name in queues]),
+                # Short times, because a test waits for them.
                 poll_interval=0.1,
                 shutdown_timeout=5.0,
             )
@@ -136,23 +140,24 @@ class LiveFaktory:
             try:
                 run()
             finally:
-                connections[alias].close()  # the test's database is dropped one day: nobody may hold it
+                connections[alias].close()  # an open connection would prevent the test database from being dropped
 
+        # A daemon: a thread that hangs must not keep the test process alive.
         thread = threading.Thread(target=main, name=f"live-faktory-{name}", daemon=True)
         thread.start()
         self._running.append((thread, stop))
 
 
 class LiveFaktoryMixin:
-    """For unittest: `class MyTest(LiveFaktoryMixin, TransactionTestCase)` has `self.live_faktory` in each test."""
+    """Mixin for unittest: `class MyTest(LiveFaktoryMixin, TransactionTestCase)` has `self.live_faktory`."""
 
     live_faktory: LiveFaktory
     live_faktory_options: ClassVar[dict[str, Any]] = {}
     """Arguments for LiveFaktory."""
 
     def setUp(self) -> None:
-        """Start it."""
-        super().setUp()  # type: ignore[misc]  # TestCase's, which comes after this class
+        """Start the server and the worker, and register their stop."""
+        super().setUp()  # type: ignore[misc]  # defined by TestCase, the next base class
         self.live_faktory = LiveFaktory(**self.live_faktory_options)
         self.live_faktory.__enter__()
-        self.addCleanup(self.live_faktory.stop)  # type: ignore[attr-defined]  # TestCase's too
+        self.addCleanup(self.live_faktory.stop)  # type: ignore[attr-defined]  # defined by TestCase

@@ -1,7 +1,7 @@
 """Fixtures for pytest: `pytest_plugins = ["django_faktory.testing.pytest_plugin"]` in the topmost conftest.py.
 
-Needs pytest and pytest-django. No entry point: one would import this package before every test run of every project
-that has it installed, and before coverage begins.
+Needs pytest and pytest-django. There is no entry point: it would import this package before every test run of every
+project that has it installed, and before coverage starts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def live_faktory(transactional_db: None) -> Iterator[LiveFaktory]:  # noqa: ARG001  (what it runs on)
-    """A server and a worker beside the test."""
-    from .live import LiveFaktory  # models: when Django is set up
+    """Run a server and a worker during the test."""
+    from .live import LiveFaktory  # imports models, so only after Django is set up
 
     with LiveFaktory() as live:
         yield live

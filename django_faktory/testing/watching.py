@@ -1,4 +1,4 @@
-"""The worker's own execution of a job, in the test's thread, with what went wrong at hand. Imports no model."""
+"""Runs the worker's own execution of a job in the test's thread and keeps the exception. Imports no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..worker.execute import Execution
 
 
 class Watched(Execution):
-    """One attempt at one job; `error` is what its task raised. Ctrl-C ends the tests, not a task."""
+    """One attempt at one job; `error` is the exception of its task. Ctrl-C ends the tests, not only a task."""
 
     __slots__ = ("error",)
 
@@ -28,8 +28,8 @@ class Watched(Execution):
         return super()._failed(error)
 
     def perform(self, broker: Broker) -> Ack | Failure | None:
-        """Run the job here and now, a coroutine too; see `Execution.run`."""
-        with batches.in_none():  # a batch that is being filled in this thread is none of its business
-            # What a coroutine does with the ORM is done on this thread's connections.
+        """Run the job now, a coroutine too; see `Execution.run`."""
+        with batches.in_none():  # a batch that this thread is filling must not adopt its jobs
+            # The ORM calls of a coroutine use this thread's connections, and so the test's transaction.
             report = async_to_sync(self.arun)() if self.is_async else self.run(broker)
-        return cast("Ack | Failure | None", report)  # no worker stops here, so that nothing is interrupted
+        return cast("Ack | Failure | None", report)  # no worker stops here, so no Interruption
