@@ -1,8 +1,8 @@
-"""Changes of tables that workers of the last release use meanwhile: an operation of migrations.
+"""Migration operations that change tables while workers of the previous release use them.
 
-What changes a table needs it alone for a moment. Who asks for that stands in a queue behind every transaction that has
-looked at the table, and everybody who comes later stands behind him: with one transaction that is open for long nobody
-pushes or fetches any more. So we ask for a moment only, step back, and ask again.
+A change of a table needs an exclusive lock. Its request waits for every transaction that has read the table, and all
+later statements wait for the request: one long transaction would stop all pushes and fetches. These operations
+therefore request the lock for half a second only, pause, and request it again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..store.transactions import error_code
 logger = get_logger(__name__)
 
 HOLD_UP_S = 0.5
-"""How long we stand in the queue, and hold up who is behind us; less than PostgreSQL's `deadlock_timeout`."""
+"""Maximum wait of one request, in which workers wait too; less than PostgreSQL's `deadlock_timeout`."""
 PAUSE_S = 1.0
 WAIT_S = 300.0
 
@@ -35,35 +35,35 @@ _STOOD_TOO_LONG = frozenset({"57014", "55P03", 1205})
 
 
 class TablesInUse(SeparateDatabaseAndState):
-    """Operations that change tables which are there already; the first of a migration.
+    """Operations that change existing tables; the first operation of a migration.
 
-    Nobody is held up for longer than a moment, but for the time of the changes themselves. Raises OperationalError,
-    with nothing changed, where the tables could not be had within `WAIT_S`.
+    Workers wait for at most `HOLD_UP_S` and for the changes themselves. Raises OperationalError, with nothing changed,
+    if the tables could not be locked within `WAIT_S`.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         super().__init__(database_operations=operations, state_operations=operations)
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """As it was made."""
+        """Return the name and the arguments of the constructor."""
         return type(self).__name__, [], {"operations": self.database_operations}
 
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Change them."""
+        """Lock the tables and apply the operations."""
         with _considerate(schema_editor, self._tables(app_label, schema_editor, from_state)):
             super().database_forwards(app_label, schema_editor, from_state, to_state)
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Change them back."""
+        """Lock the tables and reverse the operations."""
         with _considerate(schema_editor, self._tables(app_label, schema_editor, from_state)):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
 
     def _tables(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState) -> list[str]:
-        """Those that are there and in this database, in one order everywhere."""
+        """Return the tables that exist in this database, sorted: all migrations lock them in one order."""
         named = {getattr(operation, "model_name", None) or operation.name for operation in self.database_operations}
         models = [state.apps.get_model(app_label, name) for name in named if (app_label, name.lower()) in state.models]
         alias = schema_editor.connection.alias
@@ -71,11 +71,11 @@ class TablesInUse(SeparateDatabaseAndState):
 
 
 class ReplaceIndex(Operation):
-    """Give an index of a table in use another condition: build it beside the old one, then let it take its name.
+    """Change the condition of an index: build a new index, drop the old one, and rename the new one.
 
-    On PostgreSQL no statement of a worker waits for it, and the old index serves until the new one is complete. Only in
-    migrations with `atomic = False`. Safe to run again after it broke off. Where an index has no condition (MariaDB)
-    there is nothing to change.
+    On PostgreSQL no statement of a worker waits, and the old index is used until the new one is complete. Requires a
+    migration with `atomic = False`. Safe to repeat after an error. Changes nothing on databases without conditions of
+    indexes (MariaDB).
     """
 
     reduces_to_sql = True
@@ -93,17 +93,17 @@ class ReplaceIndex(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Replace it."""
+        """Build the new index in place of the old one."""
         self._replace(app_label, schema_editor, to_state, self.index)
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Replace it by the one before."""
+        """Build the old index in place of the new one."""
         self._replace(app_label, schema_editor, to_state, self.before)
 
     def describe(self) -> str:
-        """What `migrate --plan` shows."""
+        """Return the line that `migrate --plan` prints."""
         return f"Replace index {self.index.name} of {self.model_name}"
 
     def _replace(
@@ -122,7 +122,7 @@ class ReplaceIndex(Operation):
             raise NotSupportedError(f"{self.describe()}: expected a migration with atomic = False; set it")
         new = index.clone()
         new.name = f"{index.name}_new"
-        schema_editor.remove_index(model, new, concurrently=True)  # what an attempt that broke off has left is invalid
+        schema_editor.remove_index(model, new, concurrently=True)  # a failed attempt leaves an invalid index
         schema_editor.add_index(model, new, concurrently=True)
         schema_editor.remove_index(model, index, concurrently=True)
         names = map(schema_editor.quote_name, (new.name, index.name))
@@ -135,7 +135,7 @@ def _considerate(schema_editor: BaseDatabaseSchemaEditor, tables: Sequence[str])
     with ExitStack() as stack:
         if tables and not schema_editor.collect_sql:
             if connection.vendor == "postgresql":
-                if not connection.in_atomic_block:  # of a migration that is not atomic
+                if not connection.in_atomic_block:  # a migration with `atomic = False`
                     stack.enter_context(transaction.atomic(using=connection.alias))
                 _lock(connection, tables)
             elif connection.vendor == "mysql":
@@ -146,7 +146,7 @@ def _considerate(schema_editor: BaseDatabaseSchemaEditor, tables: Sequence[str])
 
 
 def _lock(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> None:
-    """All of them, or none; nothing waits for anything after that, or it fails and all is as it was."""
+    """Lock all tables or none. Afterwards a statement that would wait for a lock fails, and the migration rolls back."""
     named = ", ".join(map(connection.ops.quote_name, tables))
 
     def lock() -> None:
@@ -160,9 +160,10 @@ def _lock(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> None:
 
 
 def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor) -> None:
-    """Each statement of this migration: one that changes a table is a transaction of its own there.
+    """Execute each statement of the migration with a short lock timeout, again and again until it succeeds.
 
-    Only the first may give up: a migration of which a part is done cannot be begun again.
+    MariaDB commits each statement that changes a table. Only the first one gives up after `WAIT_S`: a migration that is
+    applied in part cannot be started again.
     """
     connection, execute = schema_editor.connection, schema_editor.execute
     patience = [WAIT_S]
@@ -172,7 +173,7 @@ def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor) -> None:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT @@SESSION.lock_wait_timeout")
                 [before] = cursor.fetchone()
-                cursor.execute("SET SESSION lock_wait_timeout = 1")  # whole seconds are all it takes
+                cursor.execute("SET SESSION lock_wait_timeout = 1")  # the variable takes whole seconds
                 try:
                     execute(sql, params)
                 finally:
@@ -181,13 +182,16 @@ def _ask_for_moments(schema_editor: BaseDatabaseSchemaEditor) -> None:
         _patiently(attempt, [str(sql)], wait_s=patience[0])
         patience[0] = math.inf
 
-    schema_editor.execute = execute_patiently  # type: ignore[method-assign]  # the indexes it puts off go this way too
+    schema_editor.execute = execute_patiently  # type: ignore[method-assign]  # deferred index statements use it too
 
 
 @contextmanager
 def _numbers_go_on(connection: BaseDatabaseWrapper, tables: Sequence[str]) -> Iterator[None]:
-    """Django makes such a table anew, and SQLite would number its rows from the highest that is left: tokens of locks
-    must never come again."""
+    """Keep the highest row numbers of the tables.
+
+    Django creates a changed table again, and SQLite would continue from the highest row that is left. Tokens of locks
+    are such numbers and must be unique.
+    """
     places = ", ".join(["%s"] * len(tables))
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT name, seq FROM sqlite_sequence WHERE name IN ({places})", tables)

@@ -1,4 +1,4 @@
-"""How PostgreSQL looks after a table: an operation of migrations. Source: ADR 0009."""
+"""Migration operation that sets PostgreSQL's storage parameters, such as autovacuum thresholds (ADR 9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.migrations.state import ProjectState
 
 
 class TuneStorage(Operation):
-    """Set storage parameters of a model's table on PostgreSQL; nothing on other databases."""
+    """Set storage parameters of a model's table on PostgreSQL; do nothing on other databases."""
 
     reduces_to_sql = True
     reversible = True
@@ -20,23 +20,23 @@ class TuneStorage(Operation):
         self.name, self.parameters = name, parameters
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """The models stay as they are."""
+        """Leave the state of the models unchanged."""
 
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Set them."""
+        """Set the storage parameters on PostgreSQL."""
         told = ", ".join(f"{parameter} = {value}" for parameter, value in self.parameters.items())
         self._alter(app_label, schema_editor, to_state, f"SET ({told})")
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
-        """Back to the server's own settings."""
+        """Reset the parameters to the server's defaults."""
         self._alter(app_label, schema_editor, to_state, f"RESET ({', '.join(self.parameters)})")
 
     def describe(self) -> str:
-        """What `migrate --plan` shows."""
+        """Return the line that `migrate --plan` prints."""
         return f"Tune storage of {self.name}"
 
     def _alter(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, state: ProjectState, change: str) -> None:

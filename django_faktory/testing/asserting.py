@@ -52,7 +52,7 @@ class MadeBatch:
     success: EnqueuedJob | None
     """The callback for when every job has succeeded, enqueued or not."""
     jobs: list[EnqueuedJob]
-    """Its waiting jobs."""
+    """The members of the batch that are waiting."""
 
 
 def enqueued_jobs(task: Task[..., Any] | None = None, queue: str | None = None) -> list[EnqueuedJob]:

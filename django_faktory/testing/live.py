@@ -153,7 +153,7 @@ class LiveFaktoryMixin:
 
     live_faktory: LiveFaktory
     live_faktory_options: ClassVar[dict[str, Any]] = {}
-    """Arguments for LiveFaktory."""
+    """Keyword arguments for `LiveFaktory`, set by subclasses."""
 
     def setUp(self) -> None:
         """Start the server and the worker, and register their stop."""

@@ -1,0 +1,69 @@
+"""Docstrings and comments of the package are plain technical English (CONTRIBUTING.md)."""
+
+import ast
+import io
+import re
+import tokenize
+
+import pytest
+
+from tests.test_house_rules import PACKAGE, name, tree
+
+pytestmark = pytest.mark.core
+
+OLD_WORDS = re.compile(
+    r"\b(?:anew|as ever|be it|for ever|lest|nobody|no more|so long|so many|so much|somebody|tells?|those who|told|"
+    r"who|whoever|whom|whose)\b",
+    re.IGNORECASE,
+)
+"""Words for people, where the text is about jobs and threads, and words that few people write today."""
+
+MAX_OLD_WORDS = 0.001
+"""Of all words: a text about people needs a `who` now and then."""
+
+MIN_COMMENTS = 0.03
+"""Lines with a comment, of all lines that are not blank."""
+
+CODE = re.compile(r"`[^`]*`|# (?:noqa|type:|fmt:|pragma:).*")
+
+
+def docstrings(path):
+    """Return all strings that stand alone, with the line they begin at."""
+    return [
+        (node.lineno, node.value.value)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+
+
+def comments(path):
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    return [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def prose_of(path):
+    return CODE.sub(" ", " ".join([*(text for _, text in docstrings(path)), *comments(path)]))
+
+
+def test_docstrings_and_comments_are_written_in_the_words_of_today():
+    prose = {name(path): prose_of(path) for path in PACKAGE}
+    found = {path: words for path, text in prose.items() if (words := OLD_WORDS.findall(text))}
+    count = sum(len(text.split()) for text in prose.values())
+    assert sum(map(len, found.values())) <= MAX_OLD_WORDS * count, found
+
+
+def test_a_docstring_says_more_than_a_name():
+    """Four words or more; a private function with a clear name needs none."""
+    short = [
+        f"{name(path)}:{line}: {text}"
+        for path in PACKAGE
+        for line, text in docstrings(path)
+        if len(text.split()) <= 3 and "`" not in text
+    ]
+    assert short == []
+
+
+def test_comments_say_why_often_enough():
+    lines = sum(bool(line.strip()) for path in PACKAGE for line in path.read_text(encoding="utf-8").splitlines())
+    written = sum(len([text for text in comments(path) if not CODE.fullmatch(text)]) for path in PACKAGE)
+    assert written >= MIN_COMMENTS * lines
