@@ -43,8 +43,8 @@ TITLES = {
 }
 HEAD = """# Every page of the admin
 
-In the stock admin's two themes, as a person on call sees them on a bad day. Made by `make screenshots`; what they are for is in
-[the admin](admin.md).
+Screenshots of every page in the stock admin's two themes, with the data of a bad day. `make screenshots` takes them; [the admin](admin.md) describes the
+pages.
 """
 
 
