@@ -47,7 +47,7 @@ class Crowd:
         self._seen: deque[tuple[float, str, int, str]] = deque(maxlen=SEEN)
 
     def saw(self, now: float, queue: str, client: int, wid: str) -> None:
-        """Record a FETCH of a client with first queue is `queue`."""
+        """Record a FETCH of a client whose first queue is `queue`."""
         self._seen.append((now, queue, client, wid))
 
     def soon(self, now: float, queue: str) -> int:
