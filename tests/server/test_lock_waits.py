@@ -146,9 +146,9 @@ class TestOthersGoOn:
 
 
 def stored_jobs():
-    """All jobs, without what the node writes when it confirms their delivery."""
-    rows = Job.objects.order_by("jid").values()
-    return [{name: row[name] for name in row.keys() - {"claim", "reserved_until"}} for row in rows]
+    """Return all rows of jobs, once the node has confirmed the deliveries: that writes `claim` and two times."""
+    wait_until(lambda: not Job.objects.filter(claim__lt=0).exists(), what="the deliveries are confirmed")
+    return list(Job.objects.order_by("jid").values())
 
 
 @with_locks
