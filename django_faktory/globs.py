@@ -62,13 +62,12 @@ class _Segment(NamedTuple):
 
     @classmethod
     def of(cls, elements: list[_Element]) -> _Segment:
-        # NUL and U+FFFE are placeholders for wildcards here; the text is used only without wildcards.
-        text = "".join(element.literal or "\x00" for element in elements)
-        is_literal = all(element.literal for element in elements)
-        runs = "".join(element.literal or "\ufffe" for element in elements).split("\ufffe")
+        literals = [element.literal for element in elements]
+        # U+FFFE stands for a wildcard. If the pattern contains it, its literals are shorter, which is correct too.
+        runs = "".join(literal or "\ufffe" for literal in literals).split("\ufffe")
         return cls(
             width=len(elements),
-            literal=text if is_literal else None,
+            literal="".join(literals) if all(literals) else None,
             expression=re.compile("".join(element.expression for element in elements), re.DOTALL),
             literals=[run for run in runs if run],
         )

@@ -11,7 +11,7 @@ from ..admission import MAX_MEMBERS
 from ..errors import InvalidPayload, UnknownCommand
 from ..jsontext import MAX_DEPTH
 from ..mutations import MAX_REGEXP, MAX_SEGMENT, MAX_STARS
-from ..options import MAX_COMPARED
+from ..options import MAX_BID, MAX_COMPARED
 from ..payloads import (
     MAX_BACKTRACE_LINES,
     MAX_DESC_BYTES,
@@ -46,7 +46,7 @@ class Limit(NamedTuple):
     @property
     def text(self) -> str:
         """The limit with its unit for documentation: `1,000 names`."""
-        number = f"{self.most:,}" if self.most else "`MAX_COMMAND_BYTES`,"
+        number = f"{self.most:,}" if self.most else "`MAX_COMMAND_BYTES`"
         return f"{number} {self.unit}"
 
 
@@ -91,7 +91,7 @@ _FIELDS = (
     Limit("PUSH", "jid", MAX_NAME, f"characters, at least {MIN_JID}, no NUL"),
     Limit("PUSH", "jobtype", MAX_NAME, "characters, at least 1, no NUL"),
     Limit("PUSH", "queue", MAX_NAME, "of `A-Z a-z 0-9 . _ -`"),
-    Limit("PUSH", "custom.bid", MAX_NAME, "characters"),
+    Limit("PUSH", "custom.bid", MAX_BID, "characters"),
     Limit("PUSH", "levels of nested JSON", MAX_DEPTH, "levels"),
     Limit("PUSH", "members of a long job, or of its `custom`", MAX_MEMBERS, "members"),
     Limit("PUSH", "args with `unique_for` or `lock: true`", MAX_COMPARED, "members of objects within each other"),

@@ -128,8 +128,8 @@ def _mutate(found: dict[str, Any]) -> Mutate:
     check_count("MUTATE", "jids", len(jids or ()))
     if jids is not None and not all(isinstance(jid, str) for jid in jids):
         raise InvalidPayload("invalid MUTATE: jids: expected an array of strings")
-    for jid in jids or ():
-        check_length("MUTATE", "jid", jid)
+    # Only the longest: a check of each of 100,000 jids would keep the event loop for 20 ms.
+    check_length("MUTATE", "jid", max(jids or ("",), key=len))
     jobtype, regexp = field("MUTATE", wanted, "jobtype", str, ""), field("MUTATE", wanted, "regexp", str, "")
     check_length("MUTATE", "jobtype", jobtype)
     _check_glob(regexp)

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from ..errors import ProtocolError
+from ..errors import FaktoryError, ProtocolError
 
 OK = b"+OK\r\n"
 NULL = b"$-1\r\n"
@@ -54,6 +54,16 @@ def simple(text: str) -> bytes:
 def error(message: str, *, code: str = "ERR") -> bytes:
     """Return `-CODE message` as one line: control characters are escaped, a long message is cut."""
     return b"-%b %b\r\n" % (code.encode(), _one_line(message).encode())
+
+
+def refusal(reason: FaktoryError) -> bytes:
+    """Return an exception as an error reply, with its code."""
+    return error(str(reason), code=reason.code)
+
+
+def outcome(result: object) -> bytes:
+    """Return OK, or the error reply if the result of a command is an exception."""
+    return refusal(result) if isinstance(result, FaktoryError) else OK
 
 
 def bulk(text: str | None) -> bytes:

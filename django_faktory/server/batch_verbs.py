@@ -50,7 +50,7 @@ def commit(server: Server, connection: Connection, command: BatchCommit) -> byte
     """Commit a batch and wake waiting FETCHes, since a callback may be enqueued at once."""
 
     def answer(told: FaktoryError | None) -> None:
-        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
+        connection.finish(resp.outcome(told))
         server.fetchers.wake()
 
     work = partial(server.broker.commit_batch, command.bid)
@@ -62,7 +62,7 @@ def status(server: Server, connection: Connection, command: BatchAsk) -> bytes |
     """Reply with the progress of a batch."""
 
     def answer(told: BatchStatus | FaktoryError) -> None:
-        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
+        connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(status_text(told)))
 
     # Takes no lock, so it does not wait behind commands that do.
     server.read(connection, partial(server.broker.batch_status, command.bid), answer)
@@ -71,13 +71,9 @@ def status(server: Server, connection: Connection, command: BatchAsk) -> bytes |
 
 def _with_bulk(connection: Connection) -> Callable[[str | FaktoryError], None]:
     def answer(told: str | FaktoryError) -> None:
-        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.bulk(told))
+        connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(told))
 
     return answer
-
-
-def _error(error: FaktoryError) -> bytes:
-    return resp.error(str(error), code=error.code)
 
 
 VERBS: dict[type[Any], Callable[[Server, Connection, Any], bytes | None]] = {

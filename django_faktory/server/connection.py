@@ -218,11 +218,11 @@ class Connection(asyncio.Protocol):
             try:
                 command = self._protocol.begin_command()
             except (InvalidPayload, UnknownCommand) as error:
-                self._write(resp.error(str(error), code=error.code))
+                self._write(resp.refusal(error))
             except ProtocolError as error:
                 if isinstance(error, AuthenticationFailed):
                     self._has_failed()
-                self._write(resp.error(str(error), code=error.code))
+                self._write(resp.refusal(error))
                 self._part(more_may_come=True)
             else:
                 if command is None:
@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
         if self._is_closed or command is None:
             self._is_answered()
         elif isinstance(command, FaktoryError):
-            self.finish(resp.error(str(command), code=command.code))
+            self.finish(resp.refusal(command))
         else:
             self._carry_out(command)
             self._go_on()

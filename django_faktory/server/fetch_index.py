@@ -25,8 +25,6 @@ NAMES_A_CLAIM = 1000
 MOST_NAMES = 50_000
 """Queue names of all waiting FETCHes with many names. A FETCH beyond it is first tried when another has ended."""
 
-ALREADY = object()  # default of a `pop`: the FETCH was removed before
-
 
 class Fetcher:
     """One waiting FETCH. `answer` is called exactly once: with a job, None for no job, or an error."""
@@ -90,8 +88,9 @@ class FetchIndex:
 
     def remove(self, fetcher: Fetcher) -> bool:
         """Remove a FETCH; idempotent. Return True if FETCHes that had no room entered the index."""
-        if self._all.pop(fetcher, ALREADY) is ALREADY:
+        if fetcher not in self._all:
             return False
+        del self._all[fetcher]
         self._untried.pop(fetcher, None)
         if fetcher in self._outside:
             del self._outside[fetcher]

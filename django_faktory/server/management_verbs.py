@@ -64,7 +64,7 @@ def latency(server: Server, connection: Connection, command: QueueLatency) -> by
 
     def answer(told: dict[str, float] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
-            connection.finish(_error(told))
+            connection.finish(resp.refusal(told))
             return
         # Whole numbers without a fraction, as the original server writes them.
         seconds = {name: int(value) if value.is_integer() else value for name, value in told.items()}
@@ -97,15 +97,11 @@ def _answer(
 
     def answer(told: Any) -> None:
         server.shelf.clear()  # jobs prefetched before a pause, removal or change must not be delivered after it
-        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
+        connection.finish(resp.outcome(told))
         if wakes or wakes_all:
             server.fetchers.wake(None if wakes_all else wakes)
 
     return answer
-
-
-def _error(error: FaktoryError) -> bytes:
-    return resp.error(str(error), code=error.code)
 
 
 VERBS: dict[type[Any], Callable[[Server, Connection, Any], bytes | None]] = {

@@ -27,7 +27,7 @@ def track_set(server: Server, connection: Connection, command: TrackSet) -> byte
     update = msgspec.structs.replace(command.update, wid=connection.identity.wid)
 
     def answer(told: FaktoryError | None) -> None:
-        connection.finish(_error(told) if isinstance(told, FaktoryError) else resp.OK)
+        connection.finish(resp.outcome(told))
 
     server.may_block(partial(server.broker.track_set, [update]), answer, [f"jid:{update.jid}"])
     return None
@@ -38,7 +38,7 @@ def track_get(server: Server, connection: Connection, command: TrackGet) -> byte
 
     def answer(told: list[Tracked] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
-            connection.finish(_error(told))
+            connection.finish(resp.refusal(told))
         else:
             connection.finish(resp.bulk(tracked_text(told[0])))
 
@@ -49,10 +49,6 @@ def track_get(server: Server, connection: Connection, command: TrackGet) -> byte
 def without_wid(verb: str) -> bytes:
     """Return the error for a connection without wid when `STRICT_WIDS` requires one."""
     return resp.error(f"{verb}: this server has STRICT_WIDS, expected a connection that gave its wid in HELLO")
-
-
-def _error(error: FaktoryError) -> bytes:
-    return resp.error(str(error), code=error.code)
 
 
 VERBS: dict[type[Any], Callable[[Server, Connection, Any], bytes | None]] = {

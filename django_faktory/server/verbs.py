@@ -59,7 +59,7 @@ def hello(server: Server, connection: Connection, command: Hello) -> bytes | Non
         if told is None:
             connection.finish(resp.OK)
         else:
-            connection.dismiss(_error(told))
+            connection.dismiss(resp.refusal(told))
 
     server.sign(command.identity, answer)
     return None
@@ -79,7 +79,7 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
         # Before the reply: afterwards no job that was prefetched earlier may be delivered ahead of this one.
         if command.job.priority > 0:
             server.shelf.makes_way([command.job.queue])
-        connection.finish(_ok(refusal))
+        connection.finish(resp.outcome(refusal))
         if refusal is None:
             server.stored([command.job])
 
@@ -114,7 +114,7 @@ def _push_bulk(server: Server, connection: Connection, command: PushBulk) -> Ste
         if first:
             server.shelf.makes_way(first)
         if isinstance(told, FaktoryError):
-            connection.finish(_error(told))
+            connection.finish(resp.refusal(told))
         else:
             _in_steps(server, len(good), _pushed_bulk(server, connection, good, told, refused))
 
@@ -167,7 +167,7 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
 
     def answer(told: Reservation | FaktoryError | None) -> None:
         if not isinstance(told, Reservation):
-            connection.finish(resp.NULL if told is None else _error(told))
+            connection.finish(resp.NULL if told is None else resp.refusal(told))
             return
         # None: the job had corrupted text and is dead now. The client fetches again.
         if (reply := _job(server, told)) is None:
@@ -206,7 +206,7 @@ def _ended(server: Server, connection: Connection, jid: str) -> Callable[[Faktor
     def answer(told: FaktoryError | bool) -> None:
         if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
             server.handed_out.forget(jid)
-        connection.finish(_ok(told if isinstance(told, FaktoryError) else None))
+        connection.finish(resp.outcome(told))
 
     return answer
 
@@ -240,7 +240,7 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
         if state:
             server.shelf.distrust(wid)
         if isinstance(state, FaktoryError):
-            connection.finish(_error(state))
+            connection.finish(resp.refusal(state))
             if isinstance(state, UnknownWorker):  # considered lost (W20): it has to connect and register again
                 server.drop([wid])
         else:
@@ -257,7 +257,7 @@ def info(server: Server, connection: Connection, command: Info) -> bytes | None:
 
     def answer(told: dict[str, Any] | FaktoryError) -> None:
         if isinstance(told, FaktoryError):
-            connection.finish(_error(told))
+            connection.finish(resp.refusal(told))
         else:
             connection.finish(resp.bulk(jsontext.encode(_info(server, told))))
 
@@ -310,17 +310,9 @@ def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
     server.fail(report, lambda _: None)
 
 
-def _ok(refusal: Any) -> bytes:
-    return _error(refusal) if isinstance(refusal, FaktoryError) else resp.OK
-
-
 def _told(refusal: FaktoryError) -> str:
     """Return a refusal for PUSHB's reply: codes other than ERR precede the text, as in `-CODE text`."""
     return str(refusal) if refusal.code == FaktoryError.code else f"{refusal.code} {refusal}"
-
-
-def _error(error: FaktoryError) -> bytes:
-    return resp.error(str(error), code=error.code)
 
 
 def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:

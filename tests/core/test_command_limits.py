@@ -47,8 +47,8 @@ OVER = {
 
 ELSEWHERE = {
     ("HELLO", "wid"),  # tests/core/test_commands.py
-    ("PUSH", "members of a long job, or of its `custom`"),  # tests/core/test_jsonsteps.py
-    ("PUSH", "args with `unique_for` or `lock: true`"),  # tests/core/test_job_options.py
+    ("PUSH", "members of a long job, or of its `custom`"),  # tests/core/test_bounded_work.py
+    ("PUSH", "args with `unique_for` or `lock: true`"),  # tests/core/test_bounded_work.py
     ("PUSHB", "each job"),
     ("PUSHB", "refused jobs"),  # tests/core/test_jsonsteps.py
 }

@@ -14,6 +14,8 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
 from django_faktory.payloads import Beat, WorkerIdentity
+from django_faktory.server import connection as connections
+from django_faktory.server.connection import TURN
 from django_faktory.store import queues, workers
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -280,3 +282,16 @@ def test_a_second_pause_writes_nothing(django_assert_num_queries):
     assert queues.pause(names, using="default") == names
     with django_assert_num_queries(1):
         assert queues.pause(names, using="default") == []
+
+
+def test_a_client_whose_lines_are_refused_pauses_after_each_turn(connect, server, monkeypatch):
+    """Otherwise sixty of them made a command of another client wait for 0.1 s."""
+    monkeypatch.setattr(connections, "REST_S", 60)
+    client = connect()
+    [one] = server._connections
+    client.send("NOPE\n" * (2 * TURN + 5), end="")
+    for left in (TURN + 5, 5, 0):
+        state = (len("NOPE\n") * left, left > 0)
+        wait_until(lambda state=state: (one._protocol.buffered_bytes, one._is_resting) == state)
+        server.loop.call_soon_threadsafe(one._rested)
+    assert {client.reply() for _ in range(2 * TURN + 5)} == {b"-ERR unknown command NOPE"}

@@ -37,11 +37,24 @@ def test_threads_get_the_queue_in_the_order_in_which_they_ask():
 
 
 def test_an_error_of_a_writer_lets_the_next_one_in():
-    queue = WriteQueue()
-    with pytest.raises(ZeroDivisionError), queue:
+    queue, order = WriteQueue(), []
+
+    def write():
+        with queue:
+            order.append("next")
+
+    # Another thread: the queue admits the one that has it again in any case.
+    thread = threading.Thread(target=write, daemon=True)
+
+    def fail():
+        thread.start()
+        wait_until(lambda: queue._waiting)
         raise ZeroDivisionError
-    with queue:
-        pass
+
+    with pytest.raises(ZeroDivisionError), queue:
+        fail()
+    thread.join(10)
+    assert order == ["next"]
 
 
 @pytest.mark.django_db(transaction=True)
