@@ -158,6 +158,7 @@ class Worker:
         """Return the names of loops that ended although the worker runs. Safe from any thread."""
         if not self._is_running:
             return []
+        # A quiet worker has ended its fetch loop itself.
         return [name for name, thread in self._loops.items() if not thread.is_alive() and not self._is_quiet]
 
     def is_heard(self) -> bool:
@@ -279,6 +280,7 @@ class Worker:
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
+        # A fetch that is under way may still bring jobs: the wait for running jobs must include them.
         self._loops["fetch"].join(self._shutdown_timeout_s)
         if not self._held.wait_empty(deadline - time.monotonic()):
             self._executors.interrupt(self._interruption_reason())

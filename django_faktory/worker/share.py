@@ -46,6 +46,7 @@ class Share:
 
     def spend(self) -> str:
         """Count an ended job; return the reason once when a bound is reached, else ""."""
+        # The usual case: threads need not wait for each other at the end of each job.
         if self._max_jobs is None and self._max_rss is None:
             return ""
         with self._counting:
