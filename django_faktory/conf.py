@@ -217,7 +217,7 @@ def password() -> str:
         reason = "an empty one"  # as a password it would disable authentication
     raise ImproperlyConfigured(
         f"{name}: expected a readable file with the password at {value}, got: {reason}; "
-        "mend the path or give the password itself"
+        "correct the path or set the password itself"
     )
 
 

@@ -195,7 +195,7 @@ class Worker:
             if not self._is_quiet:
                 self._become_quiet()
         if order == LOST:
-            logger.error("worker was given up as lost, its jobs are with others: ending wid=%s", self.wid)
+            logger.error("worker counts as lost, other workers have its jobs: ending wid=%s", self.wid)
         return self._shut_down()
 
     def _next_order(self) -> str:
@@ -327,6 +327,6 @@ class Worker:
         try:
             self._broker.bye([self.wid])
         except FaktoryError as error:
-            logger.warning("goodbye was not heard, the worker will count as lost wid=%s error=%s", self.wid, error)
+            logger.warning("could not unregister the worker, it will count as lost wid=%s error=%s", self.wid, error)
         with suppress(FaktoryError):
             self._broker.close()

@@ -38,8 +38,8 @@ class Share:
         """
         if self._max_rss is not None and _rss() > self._max_rss:
             logger.error(
-                "a worker takes %d MB before its first job, and MAX_RSS is %d MB: it would be replaced for ever, so "
-                "its memory has no bound; expected more",
+                "a worker takes %d MB before its first job, and MAX_RSS is %d MB: it would be replaced endlessly, "
+                "so MAX_RSS is ignored; increase it",
                 *(_rss(), self._max_rss),
             )
             self._max_rss = None
