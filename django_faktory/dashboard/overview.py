@@ -135,7 +135,7 @@ def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overvie
         charts=[minutes(now, using=using), _days(now, using)],
         queues=sorted(queues_.shown, key=lambda line: line.name),
         hidden_queues=queues_.total - len(queues_.shown),
-        # Not even queried for users who may not see them.
+        # Not even queried unless the user may see them.
         running=[(job, ago(job.started_at or now)) for job in running(using=using)] if sees("running") else None,
         workers=_workers(using) if sees("workers") else None,
         alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
