@@ -17,14 +17,14 @@ help:
 	@echo "make attacks  send each verb its costliest inputs, measure a good client (ARGS='--only Push --database sqlite': some)"
 	@echo "make bouncer  the tests that have a database, through a PgBouncer; then with Django's own pool"
 	@echo "make fuzz     let a fuzzer attack the protocol for a minute (FUZZ_S=600: ten); Linux on x86-64"
-	@echo "make planted  plant one defect after the other, and see that the tests notice (ARGS='--sample 3': some)"
+	@echo "make planted  insert one defect after the other; a test must detect each (ARGS='--sample 3': some)"
 	@echo "make lint     formatting, ruff, mypy, import contracts, missing migrations, secrets, known holes"
 	@echo "make format   format the code"
 	@echo "make wheel    build wheel and sdist, and use the wheel in an empty environment and a new project"
 	@echo "make setup    make .venv and install what the other targets need"
-	@echo "make docs     write the settings, the diagram of states and the licences anew"
+	@echo "make docs     generate the settings, the limits of commands, the diagram of states and the licences"
 	@echo "make site     build the documentation into build/site; a warning is an error"
-	@echo "make screenshots  take the pictures of docs/screens.md anew"
+	@echo "make screenshots  take the pictures of docs/screens.md"
 	@echo "make clean    remove what was made here, .venv too"
 
 setup:

@@ -30,6 +30,9 @@ SERVICES = {
 }
 """Which of tests/services.py must be there, what the tests are told, and which they are."""
 
+PYTHON = ("python", "-m", "tests.own_servers", "python")
+"""A Python that finds the servers of its run."""
+
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
@@ -61,25 +64,14 @@ def run_tests(session, django, told, rooms):
     session.install("--quiet", "--editable", f".[{extras}]", f"django=={django}.*")
     session.run("python", "-c", "import sys, django; print('Python', sys.version, 'Django', django.get_version())")
     tag = "nox_" + "".join(char if char.isalnum() else "_" for char in session.name)
-    command = [
-        "python",
-        "-m",
-        "tests.own_servers",
-        "python",
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "2",
-        *(session.posargs or rooms),
-    ]
+    command = [*PYTHON, "-m", "pytest", "-q", "-n", "2", *(session.posargs or rooms)]
     session.run(*command, env={"FAKTORY_TEST_TAG": tag[:30], **told})
 
 
 def missing(session, service):
     """Why this service cannot be used here, as `make test` says it; empty where it can."""
     ask = f"from tests import services; print(services.{service}().missing)"
-    return session.run("python", "-m", "tests.own_servers", "python", "-c", ask, silent=True).strip()
+    return session.run(*PYTHON, "-c", ask, silent=True).strip()
 
 
 def add_cell(python, django):

@@ -82,59 +82,77 @@ DEFAULTS: dict[str, Any] = {
 DOCS: dict[str, str] = {
     "BROKER": '`"orm"`: jobs are rows of this database; `"remote"`: they go to the Faktory server of `FAKTORY_URL`.',
     "DATABASE": "Alias of the database that holds the jobs.",
-    "OUTBOX": "Aliases whose transactions enqueue tasks while jobs live elsewhere; `None`: `default`, where they do.",
-    "BIND": "HOST:PORT the server listens on.",
-    "PASSWORD": "What clients must know; a value that begins with `/` is a file with it. `FAKTORY_PASSWORD` wins.",
-    "PASSWORD_TRIES": "Wrong passwords an address may send in a minute, to the server or to the REST API; then it is "
-    "turned away there. 0: any number.",
-    "TLS_CERT": "PEM file with the server's certificate and its chain; with it the server speaks TLS and nothing else.",
-    "TLS_KEY": "PEM file with the certificate's private key; where it is empty, the key is in the file of `TLS_CERT`.",
-    "MAX_COMMAND_BYTES": "Longest command line, in bytes.",
-    "MAX_CONNECTIONS": "Most client connections at once.",
-    "READ_AHEAD": "Most jobs of a queue that the server reserves ahead for a crowd of clients on PostgreSQL; 0: none.",
-    "HELLO_TIMEOUT": "Seconds a new connection has to say HELLO; as many for the TLS handshake before it.",
-    "COMMAND_TIMEOUT": "Seconds a command line may take from its first byte to its end.",
-    "ALLOW_FLUSH": "Whether FLUSH, which forgets all jobs, is carried out; `None`: where `DEBUG` is true.",
-    "REFUSED_COMMANDS": "Commands the server refuses: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, `QUEUE REMOVE`.",
-    "STRICT_WIDS": "Whether FETCH, ACK and FAIL are refused without a wid in HELLO, and a BEAT for another's wid.",
-    "PROCESSES": "Worker processes; `None`: one for each CPU, at most 4 (1 on SQLite).",
-    "CONCURRENCY": "Threads in each worker process.",
-    "QUEUES": "Queues the workers serve, in order; `None`: all that the tasks use.",
-    "MAX_JOBS": "Jobs after which a worker process is replaced by a fresh one; `None`: any number.",
-    "MAX_RSS": "Memory in MB above which a worker process is replaced after a job; `None`: any.",
-    "SHUTDOWN_TIMEOUT": "Seconds running jobs get to finish after SIGTERM.",
-    "MAX_INTERRUPTIONS": "How often stopping workers give a job back; after that, it fails. `None`: without a bound.",
-    "BEAT_INTERVAL": "Seconds between a worker's signs of life.",
-    "POLL_INTERVAL": "Longest time in seconds between two looks for work; where hints come, five of them.",
-    "UNKNOWN_JOBTYPE_GRACE": "Seconds jobs of a task a worker lacks are left for those with newer code; 0: they fail.",
-    "MIGRATIONS_WAIT": "Seconds `runfaktory` waits for migrations that are not applied; 0: it ends without ours.",
-    "MAX_ATTEMPTS": "How often a task is tried at most, unless it says otherwise.",
-    "RESERVE_FOR": "Seconds an FWP client may hold a task's job, unless the task says otherwise.",
-    "RESULT_TTL": "Seconds the result of a task stays readable, unless the task says otherwise.",
+    "OUTBOX": "Aliases of the databases with an outbox: a task that is enqueued in a transaction there is stored "
+    "with it. `None`: `default`, unless jobs are stored there.",
+    "BIND": "`HOST:PORT` on which the server listens.",
+    "PASSWORD": "Password of the server. A value that begins with `/` is the path of a file with it. The "
+    "environment variable `FAKTORY_PASSWORD` takes precedence.",
+    "PASSWORD_TRIES": "Wrong passwords per minute and address, counted separately for the server and the REST "
+    "API; further attempts are rejected. 0: no limit.",
+    "TLS_CERT": "PEM file with the server's certificate and its chain. If set, the server accepts TLS only.",
+    "TLS_KEY": "PEM file with the private key of the certificate. Empty: the key is in the file of `TLS_CERT`.",
+    "MAX_COMMAND_BYTES": "Maximum length of a command line in bytes.",
+    "MAX_CONNECTIONS": "Maximum number of client connections.",
+    "READ_AHEAD": "Maximum number of jobs per queue that the server reserves in advance if many clients fetch "
+    "(PostgreSQL only). 0: none.",
+    "HELLO_TIMEOUT": "Seconds in which a new connection must send HELLO; the TLS handshake before it has the "
+    "same time.",
+    "COMMAND_TIMEOUT": "Seconds from the first byte of a command line to its end.",
+    "ALLOW_FLUSH": "Whether the server executes FLUSH, which deletes all jobs. `None`: only if `DEBUG` is on.",
+    "REFUSED_COMMANDS": "Commands that the server rejects: any of `MUTATE`, `QUEUE PAUSE`, `QUEUE RESUME`, "
+    "`QUEUE REMOVE`.",
+    "STRICT_WIDS": "Whether to reject FETCH, ACK and FAIL from a connection without a wid, and a BEAT for the "
+    "wid of another one.",
+    "PROCESSES": "Number of worker processes. `None`: one per CPU, at most 4 (1 on SQLite).",
+    "CONCURRENCY": "Number of threads in each worker process.",
+    "QUEUES": "Queues that the workers serve, in this order. `None`: all queues that the tasks use.",
+    "MAX_JOBS": "Number of jobs after which a worker process is replaced. `None`: no limit.",
+    "MAX_RSS": "Memory in MB above which a worker process is replaced after a job. `None`: no limit.",
+    "SHUTDOWN_TIMEOUT": "Seconds that running jobs have to finish after SIGTERM.",
+    "MAX_INTERRUPTIONS": "How often the shutdown of a worker returns a job to its queue; after that, it fails. "
+    "`None`: no limit.",
+    "BEAT_INTERVAL": "Seconds between two heartbeats of a worker.",
+    "POLL_INTERVAL": "Maximum number of seconds between two polls for work; five times as many where "
+    "notifications arrive.",
+    "UNKNOWN_JOBTYPE_GRACE": "Seconds that jobs of an unknown task are left to workers with newer code, before "
+    "they fail. 0: they fail at once.",
+    "MIGRATIONS_WAIT": "Seconds that `runfaktory` waits if migrations are not applied. 0: it ends if migrations "
+    "of this package are missing.",
+    "MAX_ATTEMPTS": "Default of the task option `max_attempts`: attempts of a job, including the first.",
+    "RESERVE_FOR": "Default of the task option `reserve_for`: seconds that an FWP client may keep a job.",
+    "RESULT_TTL": "Default of the task option `result_ttl`: seconds that the result of a task is kept.",
     "MIDDLEWARE": "Dotted paths of `django_faktory.middleware.Middleware` classes, the outermost first.",
-    "BATCH_COMMIT_WITHIN": "Seconds a batch may stay uncommitted; then it expires, and its callbacks never run.",
-    "CRON": "Jobs that come again, by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
-    "LOCKET": "Identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
+    "BATCH_COMMIT_WITHIN": "Seconds in which a batch must be committed. After that it expires, and its callbacks "
+    "never run.",
+    "CRON": "Periodic jobs by name: `{schedule, task or jobtype, …}`, see [Cron](../cron.md).",
+    "LOCKET": "Queues whose identical jobs run one at a time: `locket(queues)`, see [Locks](../locks.md).",
     "LIMITS": 'Limits of queues, tasks and keys: `{"queues": {"mail": 5}}`, see [Limits](../limits.md).',
-    "REDACT": "Dotted path of a function `(jobtype, arguments)` that returns what people may see of them; empty: all.",
-    "ENCRYPT_ARGUMENTS": "Whether arguments and results of tasks are encrypted, unless the task says otherwise.",
-    "ENCRYPTION_KEYS": "Fernet keys of encrypted arguments: the first one encrypts, each of them decrypts.",
-    "GEARMONKEY_URL": "Redis of the GearMonkey clients and workers; `GEARMONKEY_URL` of the environment wins.",
-    "GEARMONKEY_MODE": '`"direct"`: jobs are run as they are taken; `"gateway"`: they become jobs of ours first.',
-    "GEARMONKEY_FUNCTIONS": "Functions, and the names of the tasks that serve them, beside `@task(gearmonkey=…)`.",
-    "GEARMONKEY_LEASE": "Seconds a GearMonkey worker may be silent before its jobs go to others.",
-    "GEARMONKEY_MAX_INPUT_BYTES": "Longest input of a GearMonkey job; a longer one ends as an error.",
-    "GEARMONKEY_AUDIT": "Whether idle GearMonkey jobs that are in no queue are found, and queued again.",
-    "WORKER_TIMEOUT": "Seconds without a BEAT after which a worker counts as lost.",
+    "REDACT": "Dotted path of a function `(jobtype, arguments)` that returns the arguments to show to users. "
+    "Empty: all are shown.",
+    "ENCRYPT_ARGUMENTS": "Default of the task option `encrypt`: whether arguments and results are encrypted.",
+    "ENCRYPTION_KEYS": "Fernet keys. The first one encrypts, each of them decrypts.",
+    "GEARMONKEY_URL": "URL of the Redis that GearMonkey clients and workers use. The environment variable "
+    "`GEARMONKEY_URL` takes precedence.",
+    "GEARMONKEY_MODE": '`"direct"`: a worker runs jobs as it takes them; `"gateway"`: they are first stored as '
+    "jobs of this package.",
+    "GEARMONKEY_FUNCTIONS": "Names of functions, with the names of the tasks that serve them, in addition to "
+    "`@task(gearmonkey=…)`.",
+    "GEARMONKEY_LEASE": "Seconds without a heartbeat after which the jobs of a GearMonkey worker are given to others.",
+    "GEARMONKEY_MAX_INPUT_BYTES": "Maximum length of the input of a GearMonkey job in bytes; a job with a longer "
+    "one fails.",
+    "GEARMONKEY_AUDIT": "Whether to find idle GearMonkey jobs that are in no queue, and queue them again.",
+    "WORKER_TIMEOUT": "Seconds without a heartbeat after which a worker counts as lost.",
     "BEAT_KEEPS_JOBS": "Whether the BEAT of an FWP client extends the reservations of the jobs delivered to its wid.",
-    "DATABASE_TIMEOUT": "Seconds `runfaktory` waits for PostgreSQL's answer to a verb, and a command for a lock.",
-    "DEAD_TTL": "Seconds a dead job is kept.",
-    "BATCH_TTL": "Seconds a batch stays readable after its end.",
-    "METRICS_TTL": "Seconds the sums of each minute are kept, for charts; totals until 14 days after the last job.",
-    "METRICS_TOKEN": "What `/metrics`, `/healthz` and `/readyz` ask for as a bearer token; empty: nothing.",
-    "STATSD": "HOST:PORT of a statsd server that is sent the numbers; empty: none.",
-    "API_READS": "How often a user may read by the REST API, such as `20/second`; empty: without a limit.",
-    "API_ACTS": "How often a user may change something by the REST API; empty: without a limit.",
+    "DATABASE_TIMEOUT": "Seconds that `runfaktory` waits for PostgreSQL's reply to a verb, and that a command "
+    "waits for a lock.",
+    "DEAD_TTL": "Seconds that a dead job is kept.",
+    "BATCH_TTL": "Seconds that a batch is kept after its end.",
+    "METRICS_TTL": "Seconds that the sums of each minute are kept for charts. Totals are kept until 14 days "
+    "after the last job.",
+    "METRICS_TOKEN": "Bearer token that `/metrics`, `/healthz` and `/readyz` require. Empty: none.",
+    "STATSD": "`HOST:PORT` of a statsd server that receives the metrics. Empty: none.",
+    "API_READS": "Maximum rate of reads per user of the REST API, such as `20/second`. Empty: no limit.",
+    "API_ACTS": "Maximum rate of changes per user of the REST API. Empty: no limit.",
 }
 
 
@@ -199,7 +217,7 @@ def password() -> str:
         reason = "an empty one"  # as a password it would disable authentication
     raise ImproperlyConfigured(
         f"{name}: expected a readable file with the password at {value}, got: {reason}; "
-        "mend the path or give the password itself"
+        "correct the path or set the password itself"
     )
 
 

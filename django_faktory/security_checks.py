@@ -38,8 +38,8 @@ def check_bind(**_: Any) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            f"FAKTORY['BIND']: {host} can be reached from other machines, and there is no password: whoever does can "
-            "add jobs, take them and drop them",
+            f"FAKTORY['BIND']: {host} can be reached from other machines, and there is no password: any client can "
+            "add, fetch and delete jobs",
             hint=_OPEN,
             id="django_faktory.W060",
         )

@@ -59,7 +59,7 @@ def _require(path: str, what: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         told = error.strerror if isinstance(error, OSError) else error
         raise UnusableFile(
-            f"TLS: expected a readable file with {what} at {path}, got: {told}; mend the path"
+            f"TLS: expected a readable file with {what} at {path}, got: {told}; correct the path"
         ) from error
 
 

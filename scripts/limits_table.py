@@ -1,4 +1,4 @@
-"""Write the table of limits in docs/security.md from `django_faktory.protocol.limits`; a test sees that it is in step."""
+"""Write the table of limits in docs/security.md from `django_faktory.protocol.limits`; a test checks it."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Write docs/reference/settings.md from `django_faktory.conf`; the house rules' test sees that it is in step."""
+"""Write docs/reference/settings.md from `django_faktory.conf`; tests/test_house_rules.py checks that it is up to date."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ PAGE = ROOT / "docs" / "reference" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
-One dict in the project's settings, `FAKTORY = {…}`. Every key has a default. An unknown key or a wrong value is an
-error of `manage.py check`, which also says what was meant.
+One dict in the project's settings, `FAKTORY = {…}`. Every key has a default. `manage.py check` reports unknown keys, with a
+suggestion, and invalid values.
 
 <!-- Written by `make docs` from django_faktory/conf.py. Change the words there. -->
 
@@ -21,10 +21,10 @@ REST = """
 
 | variable | meaning |
 |---|---|
-| `FAKTORY_URL` | The Faktory server that jobs are sent to and worked for, where it is not this project's database: `tcp://:password@host:7419`, or `tcp+tls://…`. |
-| `FAKTORY_PROVIDER` | The *name* of the variable that holds that URL, as hosting services set it; it wins over `FAKTORY_URL`. |
-| `GEARMONKEY_URL` | Redis of the GearMonkey clients and workers; it wins over the setting of that name. |
-| `FAKTORY_PASSWORD` | The server's password, or a path beginning with `/` to a file that holds it; it wins over `PASSWORD`. |
+| `FAKTORY_URL` | URL of the Faktory server that stores the jobs, if this project's database does not: `tcp://:password@host:7419`, or `tcp+tls://…`. |
+| `FAKTORY_PROVIDER` | *Name* of the variable that contains this URL, as hosting services set it. It takes precedence over `FAKTORY_URL`. |
+| `GEARMONKEY_URL` | URL of the Redis that GearMonkey clients and workers use. It takes precedence over the setting of this name. |
+| `FAKTORY_PASSWORD` | Password of the server, or a path that begins with `/` of a file with it. It takes precedence over `PASSWORD`. |
 """
 
 

@@ -32,17 +32,17 @@ QUICK_PROCESSES = min(12, 3 * (os.cpu_count() or 2))
 of the other databases; and tests left to --all need a core for themselves more often."""
 
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
-"""Where Python is told to keep no bytecode, each of some two thousand processes would compile all of the project anew."""
+"""If the environment disables bytecode files, each of some 2,000 processes would compile the whole project again."""
 
 TAG = f"make{zlib.crc32(str(ROOT).encode()):08x}"
 """Databases of this checkout; not those of pytest alone, which may run at the same time."""
 
 FEW = 5
-"""Most failures that may be the machine's: more of them have a cause in common."""
+"""Maximum number of failures that are run again. More failures than this have a common cause."""
 
 SOME_FAILED = 1
 NOTHING_CHOSEN = 5
-"""pytest's exit code where no test was selected: right for a run of some files that hold core tests only."""
+"""Exit code of pytest if no test was selected. No failure: the named files may have core tests only."""
 
 
 class Run:

@@ -66,7 +66,7 @@ class Server:
         raise NotImplementedError
 
     def initialize(self):
-        """Return the command that fills an empty data directory; none if the server needs no such."""
+        """Return the command that fills an empty data directory; an empty list if the server needs none."""
         return []
 
     def command(self):
@@ -109,7 +109,7 @@ class Server:
             raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stdout[-500:]} {done.stderr[-1000:]}")
 
     def _options(self):
-        """Of its processes: whose they are and where they run."""
+        """Return the user, folder and environment of its processes."""
         as_user = {}
         if _is_root() and self.system_user:
             as_user = {"user": self.system_user, "group": _group(self.system_user), "extra_groups": []}
@@ -118,7 +118,7 @@ class Server:
     def launch(self):
         self.port = _free_port()
         with self._log.open("wb") as log:
-            command = [*_ending_with_us(self.goodbye), *self.command()]
+            command = [*ending_with_us(self.goodbye), *self.command()]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **self._options())
 
     @property
@@ -331,7 +331,7 @@ def _keep(data, template):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _ending_with_us(number):
+def ending_with_us(number):
     """Words before a command that make the kernel send it this signal when the thread that started it ends."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal.Signals(number).name.removeprefix("SIG")] if setpriv else []

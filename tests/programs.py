@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.own_servers import ending_with_us
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 
-WITH_US = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
+WITH_US = ending_with_us(signal.SIGKILL)
 """Words before a command that make the kernel end it with the thread that started it: a run of the tests that is killed
 leaves no worker behind that takes the next run's jobs."""
 

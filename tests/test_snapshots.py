@@ -13,7 +13,8 @@ from tests.programs import ROOT
 from tests.settings import KIND, TAG
 
 DESCRIBE = """
-import json, sys, warnings
+import json, sys
+from datetime import datetime
 import django
 django.setup()
 from django.db import connection
@@ -38,9 +39,9 @@ with connection.cursor() as cursor:
         cursor.execute(statement)
         found["definitions"] = cursor.fetchall()
     for table in sorted(connection.introspection.table_names(cursor)):
-        cursor.execute(f"SELECT COUNT(*) FROM {connection.ops.quote_name(table)}")
+        cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} ORDER BY 1")
         found[table] = {
-            "rows": cursor.fetchone()[0],
+            "rows": [[value for value in row if not isinstance(value, datetime)] for row in cursor.fetchall()],
             "created": created(cursor, table),
             "columns": connection.introspection.get_table_description(cursor, table),
             "constraints": connection.introspection.get_constraints(cursor, table),

@@ -274,6 +274,7 @@ class Broker(ABC):
 
     def register(self, identities: Sequence[WorkerIdentity]) -> Sequence[FaktoryError | None]:
         """Register a set of worker processes; one answer for each: None, or the reason of its refusal."""
+        # The protocol has one HELLO per process; a store with a statement for a set overrides this.
         for identity in identities:
             self.hello(identity)
         return [None] * len(identities)

@@ -104,6 +104,7 @@ class ErrorViews(LookOnly):
             "part": f"{reverse('admin:django_faktory_job_tried')}?{request.GET.urlencode()}",
             "is_good": state == State.SUCCEEDED,
             "is_bad": state in (State.DEAD, State.RETRIES),
+            # None: the row has been deleted, so no further state will follow.
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
             "message": groups.message_of(texts.beginnings(job, {"failure": groups.READ})["failure"]) if job else "",
         }

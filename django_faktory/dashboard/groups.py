@@ -25,6 +25,7 @@ LONGEST = 120
 
 # Not parsed as JSON: the text is cut off in the middle.
 _message = re.compile(r'"message":"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
+# Addresses, UUIDs, other long hexadecimal numbers, and decimal numbers: they differ from job to job.
 _changing = re.compile(
     r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=\w*\d)[0-9a-fA-F]{12,}\b|\d+(?:[.,:]\d+)*"
 )

@@ -271,6 +271,7 @@ def _subject(about: str | None) -> SafeString | str | None:
 
 
 def _members(text: str) -> dict[str, str]:
+    # `custom` may be missing, or null.
     if not text.startswith("{"):
         return {}
     try:
@@ -281,6 +282,7 @@ def _members(text: str) -> dict[str, str]:
 
 def _instant(text: str) -> datetime | None:
     try:
+        # The history of an imported job may contain any text.
         return parse_instant("at", text) if text else None
     except FaktoryError:
         return None

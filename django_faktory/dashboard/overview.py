@@ -135,6 +135,7 @@ def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overvie
         charts=[minutes(now, using=using), _days(now, using)],
         queues=sorted(queues_.shown, key=lambda line: line.name),
         hidden_queues=queues_.total - len(queues_.shown),
+        # Not even queried unless the user may see them.
         running=[(job, ago(job.started_at or now)) for job in running(using=using)] if sees("running") else None,
         workers=_workers(using) if sees("workers") else None,
         alarms=[*_paused(queues_), *_alarms(_number(counts, State.BLOCKED), using)],
@@ -176,8 +177,10 @@ def _line(name: str, size: int, depth: str, latency_s: float, *, is_paused: bool
         name=name,
         size=size,
         depth=depth,
+        # An empty queue has no oldest job.
         latency=duration(latency_s) if size else "–",
         is_paused=is_paused,
+        # Names may contain `_`, with which the URLs of the admin begin an escape.
         link=reverse("admin:django_faktory_queue_change", args=[quote(name)]),
     )
 
@@ -221,6 +224,7 @@ def _paused(queues_: QueueLines) -> Iterator[Alarm]:
 def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
     silent = workers.silent_ones(conf.get("WORKER_TIMEOUT"), using=using)
     refused = OutboxEntry.objects.using(using).exclude(error="")
+    # No next time, although it is neither paused nor removed: its schedule matches no date.
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
     # One statement for three counts.
     stale, outbox, cron = scalars.counts([silent, refused, never], most=COUNTED + 1, using=using)

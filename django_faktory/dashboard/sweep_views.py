@@ -72,6 +72,7 @@ class SweepViews(LookOnly):
     def _step(self, request: HttpRequest) -> HttpResponse:
         """Continue the sweep of the form for about a second and show its progress. POST only."""
         if request.method != "POST":
+            # A GET changes nothing; a browser sends one when the address is opened again.
             return HttpResponseRedirect(self._list())
         try:
             sweep = sweeps.opened(request.POST.get("sweep", ""), user=request.user.pk)

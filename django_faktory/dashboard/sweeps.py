@@ -117,6 +117,7 @@ def understood(text: str) -> Query:
     if not word or ":" in word or " " in word or '"' in word or word in set(State):
         return query_of(text)
     jobs = Job.objects.all()
+    # The jid first: it is the only exact one of the three.
     if jobs.filter(jid=word).exists():
         return Query(jids=(word,))
     if jobs.recent(RECENT).task(f"{word.rstrip('*')}*").exists():
@@ -188,6 +189,7 @@ def go_on(sweep: Sweep, *, using: str, lasts_s: float = LASTS_S) -> Sweep:
 
 
 def _step(sweep: Sweep, using: str) -> Sweep:
+    # By id, not by offset: jobs that left the scope in earlier steps must not shift the next one.
     rows = sweep.scope.rows(sweep.verb, using=using).filter(pk__gt=sweep.after, pk__lte=sweep.upto)
     ids, last = sweep.scope.picked(rows.order_by("pk")[:CHUNK])
     if last is None:

@@ -122,8 +122,8 @@ def open_doors(plan: Plan, *, shows_url: bool) -> Iterator[str]:
     host, port = plan.address
     if plan.serves and not is_loopback(host) and not conf.password():
         yield (
-            f"{host}:{port} can be reached from other machines, and there is no password: whoever does can add jobs, "
-            "take them and drop them; set FAKTORY_PASSWORD"
+            f"{host}:{port} can be reached from other machines, and there is no password: any client can add, "
+            "fetch and delete jobs; set FAKTORY_PASSWORD"
         )
     if shows_url and parse_url(plan.url).password:
         yield "--url: `ps` shows its password to every user of this machine; give the URL in FAKTORY_URL instead"

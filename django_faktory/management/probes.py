@@ -67,7 +67,7 @@ def of_processes(alarm: int) -> Checks:
 
 def of_server(server: Server) -> Checks:
     """Check that the server's event loop answers, for both addresses."""
-    late = f"its event loop did not come round within {SERVER_S:g} s: read the log, start it anew"
+    late = f"its event loop did not respond within {SERVER_S:g} s: read the log, restart it"
     check = {"server": lambda: "" if server.comes_round(SERVER_S) else late}
     return Checks(check, check)
 
@@ -77,7 +77,7 @@ def of_maintenance(maintenance: Maintenance) -> Checks:
 
     def alive() -> str:
         passed_s = maintenance.since_round_s()
-        return "" if passed_s < LOOP_S else f"its loop went round last {passed_s:.0f} s ago: read the log"
+        return "" if passed_s < LOOP_S else f"its last round was {passed_s:.0f} s ago: read the log"
 
     def ready() -> str:
         passed_s = maintenance.since_success_s()

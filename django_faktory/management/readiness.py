@@ -41,9 +41,9 @@ def await_migrations(alias: str, *, wait_s: float, say: Callable[[str], object])
                 missing = _missing(alias)
     if any(app == OURS for app, _ in missing):
         count = sum(app == OURS for app, _ in missing)
-        raise CommandError(f"the database {alias!r} lacks {count} migrations of ours; run manage.py migrate")
+        raise CommandError(f"the database {alias!r} lacks {count} migrations of django_faktory; run manage.py migrate")
     if missing and wait_s > 0:
-        say(f"{_told(missing, alias)}; going on without, since none of them is ours")
+        say(f"{_told(missing, alias)}; starting without them, since none is of django_faktory")
 
 
 def _missing(alias: str) -> list[tuple[str, str]]:

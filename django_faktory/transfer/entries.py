@@ -60,6 +60,7 @@ def _arrival(kind: str, name: str, job: JobPayload, found: dict[str, str], score
         return Arrival(_at(job, None), State.ENQUEUED, None, failures, failure, errtype)
     moment = _moment(score)
     if kind == State.DEAD:
+        # The score of a dead job is the end of its storage, not a time to run.
         return Arrival(_at(job, None), State.DEAD, moment, failures, failure, errtype)
     # A job in progress is scheduled for the end of its reservation: until then its worker may still finish it.
     state = State.RETRIES if kind == State.RETRIES or (kind == WORKING and failures) else State.SCHEDULED

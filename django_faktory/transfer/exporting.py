@@ -60,6 +60,7 @@ class Export:
 
     def _hand_over(self, state: State, counts: Counts, advance: Callable[[int], object]) -> None:
         jobs = store.exportable(state, using=self._alias)
+        # Only ready jobs are in the list of their queue; jobs in sets need no key for it.
         if hidden := [name for name in queues.known_names(using=self._alias) if not is_free(name, self._layout)]:
             if state in _READY and (count := jobs.filter(queue__in=hidden).count()):
                 reason = f"this layout has no key for a queue of this name ({', '.join(hidden)})"

@@ -50,6 +50,7 @@ class Import:
         for place, counts in zip(self._contents.places, self.report.counts, strict=True):
             self._take(place, counts, advance)
         if not self._is_dry:
+            # Receipts of interrupted runs: their entries have been removed from Redis by now.
             store.drop_receipts(list(self._receipts), using=self._alias)
         return self.report
 
@@ -95,6 +96,7 @@ class Import:
             jid = one.job.jid
             if jid in self._seen:
                 self.report.problem(IN_RUN, [jid])
+            # Stored by an interrupted run that did not remove the entry from Redis.
             elif jid in self._before:
                 done.append(entry)
                 self._seen.add(jid)
@@ -158,6 +160,7 @@ def keep(
 
 
 def _push(arrivals: Sequence[Arrival], broker: Broker, alias: str) -> dict[str, str]:
+    # A push accepts a jid that is stored already without an error, so the import must look first.
     known = store.known([one.job.jid for one in arrivals], using=alias)
     fresh: list[JobPayload] = [one.job for one in arrivals if one.job.jid not in known]
     answers: Iterable[FaktoryError | None] = broker.push(fresh)

@@ -92,6 +92,7 @@ class FaktoryRedis:
                 raise UnusableRedis(
                     f"this Redis does not tell who is connected ({error}): stop Faktory, and add --while-connected"
                 ) from error
+        # Databases of one Redis have separate keys: clients of another one do no harm.
         number = str(self._redis.connection_pool.connection_kwargs.get("db") or 0)
         others = [one for one in clients if str(one.get("id")) != str(me) and str(one.get("db")) == number]
         if others:
@@ -113,6 +114,7 @@ class FaktoryRedis:
                 lists.append(Place("queue", name, key))
             elif _counter.fullmatch(key) and kind == "string":
                 counters += 1
+            # SMEMBERS would fail for a key of another type, which is reported as unknown instead.
             elif key in ("queues", "paused") and kind == "set":
                 named.add(key)
             elif key not in _OTHER_KEYS:

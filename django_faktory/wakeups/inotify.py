@@ -20,7 +20,7 @@ class FileWatch:
     def __init__(self, paths: Iterable[str]) -> None:
         """Raises OSError if the system has no inotify or none of the files exists."""
         if sys.platform != "linux":
-            raise OSError("only Linux tells of writes")
+            raise OSError("only Linux reports writes")
         libc = ctypes.CDLL(None, use_errno=True)
         # The standard library has no inotify; ctypes avoids a dependency for two functions.
         self._watch = libc.inotify_add_watch

@@ -26,6 +26,7 @@ class Neighbours:
     def ring(self, queues: Collection[str] | None = None) -> None:  # noqa: ARG002
         """Wake all listeners of the node, from any of its processes, for any queue."""
         for _, bell in self._pipes:
+            # A full pipe has bytes that its reader has not seen yet: it wakes anyway.
             with suppress(BlockingIOError):
                 os.write(bell, b".")
 

@@ -58,6 +58,7 @@ class Heartbeat:
         while not self._is_stopped:
             self._due.wait(self._pause_s)
             self._due.clear()
+            # `stop` wakes this loop too.
             if not self._is_stopped:
                 self.beat()
         self._broker.close()
@@ -89,6 +90,7 @@ class Heartbeat:
         try:
             [answer] = self._broker.beat([beat])
         except FaktoryError as error:
+            # Sooner than usual: without an accepted BEAT the wid lives for a few intervals only.
             self._pause_s = min(self._interval_s, self._patience.after(error))
             return
         except Exception:  # the loop must survive: a worker without BEATs loses its jobs

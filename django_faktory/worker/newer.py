@@ -53,6 +53,7 @@ def look_again_in_s(job: Reservation, at: str | None, *, grace_s: float) -> floa
     waited_s = max(0.0, (job.started_at - began).total_seconds())
     if waited_s >= grace_s:
         return None
+    # The last bound lets the job fail as soon as its grace period is over.
     return min(max(FIRST_S, waited_s / 2), LONGEST_S, max(0.0, grace_s - waited_s))
 
 

@@ -33,6 +33,7 @@ class Pace:
         self._concurrency = concurrency
         self._most_ahead = read_ahead
         self._mean_s = SLOW_S
+        # A job that kills the process at once should have few others in the same process.
         self._window = 1
         self._cautious_until: float | None = None
 

@@ -32,7 +32,7 @@ class Patience:
         step.
         """
         if not self._failures:
-            logger.warning("the broker is away, trying until it is back loop=%s error=%s", self._what, error)
+            logger.warning("the broker is unavailable, retrying loop=%s error=%s", self._what, error)
         self._failures += 1
         longest = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE_S)
         return random.uniform(longest / 2, longest)
@@ -40,5 +40,5 @@ class Patience:
     def rewarded(self) -> None:
         """Record a success: the next failure starts with the shortest pause."""
         if self._failures:
-            logger.info("the broker is back loop=%s tries=%d", self._what, self._failures)
+            logger.info("the broker is available again loop=%s tries=%d", self._what, self._failures)
             self._failures = 0

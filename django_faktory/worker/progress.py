@@ -89,6 +89,7 @@ class Progress:
                     continue
                 # Swapped, so that tasks can report progress during the write.
                 self._writing, self._latest = self._latest, {}
+            # Woken without progress: the writer is closed.
             if not self._writing:
                 break
             self._write(list(self._writing.values()))

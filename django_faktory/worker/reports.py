@@ -67,6 +67,7 @@ class Reporter:
         unsent: list[Report] = []
         while not (self._closing.is_set() and not unsent and self._finished.empty()):
             unsent += self._gather(MAX_SET - len(unsent), block=not unsent)
+            # More jobs are about to end: their reports can share this commit.
             if unsent and not self._closing.is_set() and self._more_soon():
                 self._closing.wait(LINGER_S)
                 unsent += self._gather(MAX_SET - len(unsent), block=False)
@@ -84,6 +85,7 @@ class Reporter:
         """End the loop when all reports are sent, or at `deadline` of the monotonic clock. Does not block."""
         self._deadline = deadline
         self._closing.set()
+        # Wakes `_gather`, which may wait for the next report.
         self._finished.put(None)
 
     def _sleep(self) -> None:

@@ -158,6 +158,7 @@ class Worker:
         """Return the names of loops that ended although the worker runs. Safe from any thread."""
         if not self._is_running:
             return []
+        # A quiet worker has ended its fetch loop itself.
         return [name for name, thread in self._loops.items() if not thread.is_alive() and not self._is_quiet]
 
     def is_heard(self) -> bool:
@@ -194,7 +195,7 @@ class Worker:
             if not self._is_quiet:
                 self._become_quiet()
         if order == LOST:
-            logger.error("worker was given up as lost, its jobs are with others: ending wid=%s", self.wid)
+            logger.error("worker counts as lost, other workers have its jobs: ending wid=%s", self.wid)
         return self._shut_down()
 
     def _next_order(self) -> str:
@@ -279,6 +280,7 @@ class Worker:
         self._heartbeat.tell(TERMINATE)
         self._fetcher.stop()
         logger.info("worker stops wid=%s", self.wid)
+        # A fetch that is under way may still bring jobs: the wait for running jobs must include them.
         self._loops["fetch"].join(self._shutdown_timeout_s)
         if not self._held.wait_empty(deadline - time.monotonic()):
             self._executors.interrupt(self._interruption_reason())
@@ -325,6 +327,6 @@ class Worker:
         try:
             self._broker.bye([self.wid])
         except FaktoryError as error:
-            logger.warning("goodbye was not heard, the worker will count as lost wid=%s error=%s", self.wid, error)
+            logger.warning("could not unregister the worker, it will count as lost wid=%s error=%s", self.wid, error)
         with suppress(FaktoryError):
             self._broker.close()

@@ -38,14 +38,15 @@ class Share:
         """
         if self._max_rss is not None and _rss() > self._max_rss:
             logger.error(
-                "a worker takes %d MB before its first job, and MAX_RSS is %d MB: it would be replaced for ever, so "
-                "its memory has no bound; expected more",
+                "a worker takes %d MB before its first job, and MAX_RSS is %d MB: it would be replaced endlessly, "
+                "so MAX_RSS is ignored; increase it",
                 *(_rss(), self._max_rss),
             )
             self._max_rss = None
 
     def spend(self) -> str:
         """Count an ended job; return the reason once when a bound is reached, else ""."""
+        # The usual case: threads need not wait for each other at the end of each job.
         if self._max_jobs is None and self._max_rss is None:
             return ""
         with self._counting:

@@ -90,5 +90,6 @@ def new_wid() -> str:
 def make_bell() -> tuple[int, int]:
     """Create the pipe for signals: read end and non-blocking write end."""
     heard, bell = os.pipe()
+    # Required by `signal.set_wakeup_fd`: a full pipe must not block the process.
     os.set_blocking(bell, False)
     return heard, bell

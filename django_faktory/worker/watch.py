@@ -71,6 +71,7 @@ class Watch:
 
     def interrupt(self, reason: str) -> None:
         """Stop all running jobs with WorkerShutdown, since their worker stops."""
+        # A copy: threads remove jobs that end meanwhile.
         for execution in list(self._running.values()):
             execution.control.stop(WorkerShutdown(reason))
 

@@ -272,7 +272,7 @@ class TestOrders:
             program.said("workers lost")
         finally:
             os.kill(pid, signal.SIGCONT)
-        program.said("given up as lost")
+        program.said("worker counts as lost")
         meeting.go_on()
         program.said("came too late", result.id)
         meeting.pid(but=pid)

@@ -44,7 +44,7 @@ def test_it_ends_at_once_when_it_is_told_to_while_it_waits(unmigrated, runfaktor
 def test_when_the_time_is_over_it_says_what_is_missing(unmigrated, runfaktory):
     program = runfaktory(*ARGUMENTS, "--migrations-wait", "1")
     assert program.code() == 1
-    program.said(f"lacks {len(MIGRATIONS)} migrations of ours; run manage.py migrate")
+    program.said(f"lacks {len(MIGRATIONS)} migrations of django_faktory; run manage.py migrate")
 
 
 def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db, monkeypatch):
@@ -55,7 +55,7 @@ def test_migrations_of_others_are_waited_for_and_do_not_stop_it(transactional_db
         await_migrations("default", wait_s=0, say=said.append)
     finally:
         call_command("migrate", verbosity=0)
-    assert ["waiting up to" in said[0], "going on without" in said[1], len(said)] == [True, True, 2]
+    assert ["waiting up to" in said[0], "starting without them" in said[1], len(said)] == [True, True, 2]
     assert "shop." in said[0]
 
 

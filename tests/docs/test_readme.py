@@ -20,7 +20,7 @@ def rows(text):
 
 def test_figures_are_those_that_were_measured():
     head, _, *told = rows(section(README, "## How fast"))
-    table = section(text_of("performance.md"), "## Beside its peers").partition("| django_faktory beside")[0]
+    table = section(text_of("performance.md"), "## Compared with its peers").partition("| django_faktory beside")[0]
     columns, _, *measured = rows(table)
     places = [columns.index(name) for name in head]
     known = {row[0]: [row[place] for place in places] for row in measured}

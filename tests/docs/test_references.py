@@ -103,7 +103,7 @@ def test_names_of_gearmonkey_are_those_of_the_page():
 
 def test_other_names_of_the_page_can_be_imported():
     told = re.findall(
-        r"^\| (`.*?) \| (.*?) \|", section(text_of("reference", "python.md"), "## Beside it"), re.MULTILINE
+        r"^\| (`.*?) \| (.*?) \|", section(text_of("reference", "python.md"), "## Other modules"), re.MULTILINE
     )
     assert len(told) > 10
     for place, words in told:

@@ -204,7 +204,7 @@ class TestOrders:
         begun("lost")
         OrmBroker("default").lost([running.worker.wid])
         wait_until(lambda: "worker stops" in caplog.text)
-        assert "given up as lost" in caplog.text
+        assert "worker counts as lost" in caplog.text
         gates["lost"].opened.set()
         assert running.ended()
         assert "came too late" in caplog.text
@@ -528,7 +528,7 @@ class TestOutages:
         running.stop()
         assert running.ended()
         assert any(result.id in record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
-        assert "goodbye was not heard" in caplog.text
+        assert "could not unregister the worker" in caplog.text
 
     def test_unexpected_errors_stop_no_loop(self, work, state, caplog):
         class Buggy(OrmBroker):

@@ -72,8 +72,8 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 def _job(call: Call) -> int:
     jid, screen = call.options["jid"], call.screen
     if call.alias is None:
-        # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
         return _job_elsewhere(call, jid)
+    # A jid with unprintable characters cannot exist, and PostgreSQL raises for NUL.
     row = Job.objects.using(call.alias).filter(jid=jid).first() if jid.isprintable() else None
     if row is None:
         screen.note(f"no job has the id {jid}")
@@ -135,8 +135,8 @@ def _push(call: Call) -> int:
     try:
         task = tasks.lookup(options["task"])
     except UnknownJobType as error:
+        # Probably a mistyped name: only the option says that another program has a task of this name.
         if not options["unregistered"]:
-            # The job is for a worker in another language: no task of that name is registered here.
             raise Unsupported(f"{error}; for a worker in another language add --unregistered") from None
         jid = _push_as_it_is(options, args, kwargs, delay)
     else:

@@ -44,9 +44,9 @@ class Command(BaseCommand):
         )
         parser.add_argument("--processes", metavar="N", help="Worker processes.")
         parser.add_argument("--concurrency", metavar="N", help="Threads in each worker process.")
-        parser.add_argument("--max-jobs", metavar="N", help="Replace a worker process that has run so many jobs.")
+        parser.add_argument("--max-jobs", metavar="N", help="Replace a worker process after N jobs.")
         parser.add_argument(
-            "--max-rss", metavar="MB", help="Replace a worker process that takes more memory after a job."
+            "--max-rss", metavar="MB", help="Replace a worker process that uses more memory after a job."
         )
         parser.add_argument(
             "--url",
