@@ -8,20 +8,10 @@ import pytest
 
 from django_faktory.store import shared
 from django_faktory.store.shared import CHEAP_S, SharedRead
+from tests.clocks import Clock
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core
-
-
-class Clock:
-    """Stands in for `time`: moves only when a read takes its time, or when a caller waits for it."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        self.now += 1e-6
-        return self.now
 
 
 class Reads:
@@ -38,7 +28,7 @@ class Reads:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = Clock(step_s=1e-6)  # no two readings are equal
     monkeypatch.setattr(shared, "time", clock)
     return clock
 
