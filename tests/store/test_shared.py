@@ -100,6 +100,7 @@ def test_callers_at_the_same_time_wait_for_one_read():
         first = threads.submit(one.get, read)
         wait_until(lambda: count)
         others = [threads.submit(one.get, read) for _ in range(7)]
+        wait_until(lambda: len(one._condition._waiters) == 7)
         may_end.set()
         assert [future.result(30) for future in [first, *others]] == ["read"] * 8
     assert len(count) == 1
