@@ -98,9 +98,9 @@ def add(names: Iterable[str], *, using: str) -> None:
         return
     rows = Queue.objects.using(using)
     unused = rows.filter(name__in=names, used_at__lt=Now() - timedelta(seconds=USED_AGAIN_S))
-    run(using, lambda _: unused.update(used_at=Now()), atomic=False)
+    run(using, lambda _: unused.update(used_at=Now()), atomic=False, writes=True)
     new = [Queue(name=name) for name in names]
-    run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False)
+    run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False, writes=True)
 
 
 def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) -> tuple[int, str]:
