@@ -918,7 +918,7 @@ gone AS (""",
     Plant(
         "a queue that is used again is forgotten",
         f"{STORE}/queues.py",
-        "    run(using, lambda _: unused.update(used_at=Now()), atomic=False)\n",
+        "    run(using, lambda _: unused.update(used_at=Now()), atomic=False, writes=True)\n",
         "",
         ("tests/store/test_unused.py", "-k", "used_again"),
     ),

@@ -9,7 +9,7 @@ from functools import partial
 from .. import conf
 from ..measuring import OTHER, Series
 from ..store import measures, stats
-from ..store.shared import may_share, shared
+from ..store.shared import shared
 
 MOST_EXPORTED = 200
 """Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
@@ -42,9 +42,7 @@ class Numbers:
 def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
     """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
     counts = stats.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    read_series = partial(measures.ever, using=using, most=most)
-    # Inside a transaction (except that of ATOMIC_REQUESTS) figures may include uncommitted rows: not shared.
-    series = shared((measures.ever, using, most), read_series) if may_share(using) else read_series()
+    series = shared((measures.ever, most), partial(measures.ever, using=using, most=most), using=using)
     return _exported(counts, series, most)
 
 

@@ -182,7 +182,7 @@ def lose(
     working = Job.objects.using(using).filter(state=State.WORKING, wid__in=wids)
     # Two statements: a DELETE with a subquery would lock the job rows that it reads on MariaDB.
     free = set(wids) - run(using, lambda _: set(working.values_list("wid", flat=True)), atomic=False)
-    run(using, lambda _: WorkerProcess.objects.using(using).filter(wid__in=free).delete(), atomic=False)
+    run(using, lambda _: WorkerProcess.objects.using(using).filter(wid__in=free).delete(), atomic=False, writes=True)
     return lost
 
 

@@ -485,4 +485,4 @@ def forget_idle(*, using: str, idle_s: float = IDLE_S) -> int:
     # early.
     idle = gates_.filter(filled_at__lt=Now() - longest).exclude(per__gt=idle_s).exclude(name=F("limit__name"))
     ids = run(using, lambda _: list(idle.values_list("pk", flat=True)[:CHUNK]), atomic=False)
-    return run(using, lambda _: gates_.filter(pk__in=ids).delete()[0], atomic=False) if ids else 0
+    return run(using, lambda _: gates_.filter(pk__in=ids).delete()[0], atomic=False, writes=True) if ids else 0

@@ -61,7 +61,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         return []
     placed = _placed(jobs)
     if _any_apart(jobs, _dialect(using)):
-        refused = run(using, lambda connection: optioned.push(connection, placed, now), atomic=False)
+        refused = run(using, lambda connection: optioned.push(connection, placed, now), atomic=False, writes=True)
         return [refused.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
@@ -75,7 +75,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
             locks.settle_later(connection, dialect.insert(connection, placed[start : start + CHUNK], clock))
 
     one_statement = len(placed) <= CHUNK and not _needs_atomic(using, placed)
-    run(using, insert, atomic=not one_statement)
+    run(using, insert, atomic=not one_statement, writes=True)
     return [None] * len(jobs)
 
 

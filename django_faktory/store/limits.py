@@ -74,20 +74,21 @@ def pause(names: Iterable[str], *, using: str) -> list[str]:
 
 def resume(names: Iterable[str], *, using: str) -> list[str]:
     """Let jobs of these tasks start again, within their limits; return the tasks that were paused."""
-    resumed: list[str] = []
-    for name in sorted(set(names)):
-        paused = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False)
-        # Read the limit again after a change by another process: a limit that is only a pause is removed, not resumed.
-        while (limit := paused.first()) is not None:
-            if _is_only_a_pause(limit):
-                remove(limit, using=using)
-            elif changed := run(using, lambda connection, name=name: _resumed(connection, name)):  # type: ignore[misc]
-                _looked_after(changed, using)
-            else:
-                continue
-            resumed.append(name)
-            break
-    return resumed
+    return [name for name in sorted(set(names)) if _resume(name, using=using)]
+
+
+def _resume(name: str, *, using: str) -> bool:
+    """Resume one task; return whether it was paused."""
+    paused = Limit.objects.using(using).filter(scope=Scope.TASK, name=name, paused_at__isnull=False)
+    # Read the limit again after a change by another process: a limit that is only a pause is removed, not resumed.
+    while (limit := paused.first()) is not None:
+        if _is_only_a_pause(limit):
+            remove(limit, using=using)
+            return True
+        if changed := run(using, lambda connection: _resumed(connection, name)):
+            _looked_after(changed, using)
+            return True
+    return False
 
 
 def _resumed(connection: BaseDatabaseWrapper, name: str) -> Limit | None:

@@ -62,7 +62,7 @@ def purge(*, using: str, kept_for_s: float) -> int:
             measures.filter(pk__in=ids).delete()
         return len(ids)
 
-    return run(using, verb, atomic=False)
+    return run(using, verb, atomic=False, writes=True)
 
 
 def fold_unused(

@@ -66,7 +66,7 @@ def defer(times: Mapping[int, datetime], *, using: str) -> int:
 def keep_for(pk: int, seconds: int, *, using: str) -> None:
     """Keep the row of a job for this many seconds after its end, if the job has no `result_ttl`."""
     jobs = Job.objects.using(using).filter(pk=pk, result_ttl=None)
-    run(using, lambda _: jobs.update(result_ttl=seconds), atomic=False)
+    run(using, lambda _: jobs.update(result_ttl=seconds), atomic=False, writes=True)
 
 
 def free_locks(tokens: Sequence[int], *, using: str) -> int:

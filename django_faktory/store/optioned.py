@@ -111,7 +111,7 @@ def _push(
         clock = now or dialect_of(connection).now(cursor)
     jobs = [job for _, job in placed]
     # Lock order (ADR 0024): existing jobs, then batches, then lock rows, and new jobs last.
-    keys = sorted({job.options.unique_key for job in jobs if job.options and job.options.unique_key})
+    keys = sorted({key for job in jobs if (key := unique_key_of(job))})
     stored = _stored(connection, [job.jid for job in jobs])
     _free_overdue(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _stays(old)])
     fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
@@ -156,7 +156,7 @@ def _one_by_one(
             with transaction.atomic(using=connection.alias):
                 refused |= push_these([(place, job)])
         except IntegrityError:
-            if job.options and job.options.unique_key:
+            if unique_key_of(job):
                 refused[job.jid] = NotUnique(job.jid)
     return refused
 

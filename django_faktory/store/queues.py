@@ -21,7 +21,7 @@ from ..lifecycle import State
 from ..models import Job, Limit, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .shared import may_share, shared
+from .shared import shared
 from .transactions import run
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)
@@ -98,9 +98,9 @@ def add(names: Iterable[str], *, using: str) -> None:
         return
     rows = Queue.objects.using(using)
     unused = rows.filter(name__in=names, used_at__lt=Now() - timedelta(seconds=USED_AGAIN_S))
-    run(using, lambda _: unused.update(used_at=Now()), atomic=False)
+    run(using, lambda _: unused.update(used_at=Now()), atomic=False, writes=True)
     new = [Queue(name=name) for name in names]
-    run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False)
+    run(using, lambda _: rows.bulk_create(new, ignore_conflicts=True), atomic=False, writes=True)
 
 
 def forget_unused(*, using: str, after: str = "", unused_s: float = UNUSED_S) -> tuple[int, str]:
@@ -184,9 +184,8 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 
 def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
     """Return `latency`, shared by callers of this process with the same queues: see `shared`."""
-    now = partial(latency, queues, using=using)
     # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
-    return shared((latency, using, *queues), now, exact=True) if may_share(using) else now()
+    return shared((latency, *queues), partial(latency, queues, using=using), using=using, exact=True)
 
 
 def waiting(names: Sequence[str], *, using: str, most: int = COUNTED) -> dict[str, Waiting]:

@@ -106,28 +106,33 @@ class SharedRead(Generic[T]):
         return kept
 
 
-def may_share(using: str) -> bool:
-    """Return whether a read on this thread's connection sees committed data only.
+_lock = threading.Lock()
+_reads: dict[tuple[str, Hashable], SharedRead[Any]] = {}
+
+
+def shared(key: Hashable, read: Callable[[], T], *, using: str, exact: bool = False) -> T:
+    """Return the result of `read`, or a recent one with the same key and database; see `SharedRead.get`.
+
+    Inside a transaction, which may see uncommitted rows, only call `read`.
+    """
+    if not _sees_committed_rows(using):
+        return read()
+    with _lock:
+        one = _reads.pop((using, key), None) or SharedRead()
+        _reads[using, key] = one  # moved to the end: the first key is the least recently used
+        if len(_reads) > MOST_READS:
+            del _reads[next(iter(_reads))]
+    found: T = one.get(read, exact=exact)
+    return found
+
+
+def _sees_committed_rows(using: str) -> bool:
+    """Return whether a read on this thread's connection sees committed rows only.
 
     ATOMIC_REQUESTS is allowed: a transaction around a request changes nothing before a page shows its counts.
     """
     connection = connections[using]
     return not connection.in_atomic_block or bool(connection.settings_dict.get("ATOMIC_REQUESTS"))
-
-
-_lock = threading.Lock()
-_reads: dict[Hashable, SharedRead[Any]] = {}
-
-
-def shared(key: Hashable, read: Callable[[], T], *, exact: bool = False) -> T:
-    """Return the result of `read`, or a recent one with the same key; see `SharedRead.get`."""
-    with _lock:
-        one = _reads.pop(key, None) or SharedRead()
-        _reads[key] = one  # moved to the end: the first key is the least recently used
-        if len(_reads) > MOST_READS:
-            del _reads[next(iter(_reads))]
-    found: T = one.get(read, exact=exact)
-    return found
 
 
 def forget() -> None:

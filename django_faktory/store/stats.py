@@ -16,7 +16,7 @@ from ..lifecycle import State
 from ..models import Batch, Counter, Job, Queue, WorkerProcess
 from . import walking
 from .dialects import dialect_of
-from .shared import may_share, shared
+from .shared import shared
 from .transactions import run
 from .workers import living
 
@@ -153,7 +153,7 @@ def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = Fal
 
 def _shared(read: Callable[..., AllCounts], using: str, worker_timeout_s: float, *, exact: bool) -> AllCounts:
     now = partial(read, using=using, worker_timeout_s=worker_timeout_s)
-    return shared((read, using, worker_timeout_s), now, exact=exact) if may_share(using) else now()
+    return shared((read, worker_timeout_s), now, using=using, exact=exact)
 
 
 def snapshot(*, using: str, worker_timeout_s: float = 60) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def receipts(*, using: str) -> dict[int, list[str]]:
 
 def drop_receipts(ids: Sequence[int], *, using: str) -> None:
     """Delete these receipts, after their jobs were removed from the source."""
-    run(using, lambda _: _receipts(using).filter(pk__in=ids).delete(), atomic=False)
+    run(using, lambda _: _receipts(using).filter(pk__in=ids).delete(), atomic=False, writes=True)
 
 
 def _receipts(using: str) -> QuerySet[Job]:

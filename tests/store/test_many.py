@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Queue, Tracking
@@ -158,4 +159,7 @@ def test_a_glob_reads_large_jobs_alone_and_small_ones_together(monkeypatch):
     monkeypatch.setattr(many, "READ_CHARACTERS", 1000)
     for number, size in enumerate([10, 10, 5000, 5000, 10]):
         JobFactory(dead=True, jid=f"dead-{number:04d}", payload=f'{{"args":["{"x" * size}"]}}')
-    assert [len(portion) for portion in many._by_size(Job.objects.all())] == [2, 1, 1, 1]
+    with CaptureQueriesContext(connection) as caught:
+        assert [step() for step in steps("discard", regexp="*xxx*")] == [5]
+    columns = [query["sql"].split("FROM")[0] for query in caught]
+    assert sum("payload" in names and "LENGTH" not in names for names in columns) == 4

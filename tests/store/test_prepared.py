@@ -10,6 +10,7 @@ from django_faktory.store.dialects import dialect_of, prepared
 from django_faktory.store.dialects.pipeline import has_psycopg3
 from django_faktory.store.dialects.prepared import Statement
 from tests.bouncer import needs_session
+from tests.clocks import Clock
 
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
 
@@ -76,13 +77,6 @@ def test_a_new_connection_begins_anew(statement):
     connection.close()
     connection.close_pool()  # Django's would give out again what was given back
     assert answers(statement)[1] == ["SELECT"]
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self):
-        return self.now
 
 
 @pytest.fixture

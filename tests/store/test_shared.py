@@ -8,20 +8,10 @@ import pytest
 
 from django_faktory.store import shared
 from django_faktory.store.shared import CHEAP_S, SharedRead
+from tests.clocks import Clock
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core
-
-
-class Clock:
-    """Stands in for `time`: moves only when a read takes its time, or when a caller waits for it."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        self.now += 1e-6
-        return self.now
 
 
 class Reads:
@@ -38,7 +28,7 @@ class Reads:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = Clock(step_s=1e-6)  # no two readings are equal
     monkeypatch.setattr(shared, "time", clock)
     return clock
 
@@ -110,6 +100,7 @@ def test_callers_at_the_same_time_wait_for_one_read():
         first = threads.submit(one.get, read)
         wait_until(lambda: count)
         others = [threads.submit(one.get, read) for _ in range(7)]
+        wait_until(lambda: len(one._condition._waiters) == 7)
         may_end.set()
         assert [future.result(30) for future in [first, *others]] == ["read"] * 8
     assert len(count) == 1
@@ -155,7 +146,7 @@ def test_an_interrupted_read_blocks_no_later_one():
 
 def test_results_of_many_different_questions_are_not_all_kept():
     for number in range(3 * shared.MOST_READS):
-        assert shared.shared(("test", number), lambda number=number: number) == number
+        assert shared.shared(number, lambda number=number: number, using="default") == number
     assert len(shared._reads) <= shared.MOST_READS
     shared.forget()
     assert shared._reads == {}

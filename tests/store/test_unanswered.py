@@ -13,6 +13,7 @@ from django_faktory.payloads import Ack, Beat, FetchRequest
 from django_faktory.store import claiming, giving_back, jobs, locks, unanswered
 from django_faktory.store.giving_back import give_back
 from django_faktory.store.unanswered import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
+from tests.clocks import Clock
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,13 +24,6 @@ DEFAULT = FetchRequest(queues=("default",), wid="w1", count=5)
 @pytest.fixture
 def clock(monkeypatch):
     """The time that claims are looked for by; `clock.now` may be set."""
-
-    class Clock:
-        now = 1000.0
-
-        def monotonic(self):
-            return self.now
-
     one = Clock()
     monkeypatch.setattr(unanswered, "time", one)
     return one

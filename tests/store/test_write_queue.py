@@ -5,9 +5,13 @@ import threading
 import pytest
 from django.db import connection, connections, transaction
 
+from django_faktory.measuring import Series
+from django_faktory.models import Gate, Limit
+from django_faktory.store import failures, gates, jobs, measures, queues
 from django_faktory.store.dialects import write_queue as module
 from django_faktory.store.dialects.write_queue import WriteQueue, queue_writers, write_queue
 from django_faktory.store.transactions import run
+from tests.factories import T0, QueueFactory, WorkerFactory, payload
 from tests.waiting import wait_until
 
 
@@ -93,6 +97,37 @@ def test_a_thread_with_one_transaction_after_another_keeps_no_other_writer_waiti
     run("default", lambda _: order.append("other"))
     thread.join()
     assert order == ["again", "other", "again", "again"]
+
+
+WRITES = {
+    "a push": lambda: jobs.push([payload()], using="default"),
+    "a push of a unique job": lambda: jobs.push([payload(custom={"unique_for": 60})], using="default"),
+    "the list of queues": lambda: queues.add(["new", "old"], using="default"),
+    "a purge of minutes": lambda: measures.purge(using="default", kept_for_s=60),
+    "idle limiters": lambda: gates.forget_idle(using="default"),
+    "a lost worker": lambda: failures.lose(["w1"], using="default"),
+}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
+@pytest.mark.parametrize("name", WRITES)
+def test_a_statement_that_writes_has_the_queue_also_without_a_transaction(name, queue):
+    QueueFactory(name="old", used_at=T0)
+    WorkerFactory(wid="w1")
+    measures.add({("mail", "task"): Series()}, using="default", now=T0)
+    limit = Limit.objects.create(scope="key", name="mail", concurrency=1)
+    Gate.objects.create(limit=limit, scope="key", name="mail:1", concurrency=1, filled_at=T0)
+    owners = []
+
+    def note(execute, sql, *rest):
+        if sql.split()[0] in ("INSERT", "UPDATE", "DELETE"):
+            owners.append(queue._owner)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        WRITES[name]()
+    assert set(owners) == {threading.get_ident()}
 
 
 def test_processes_that_are_no_server_have_no_queue():

@@ -13,7 +13,7 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...payloads import Ack, JobPayload
-from .base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable
+from .base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable, unique_key_of
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
 from .prepared import Call, Statement
@@ -298,7 +298,7 @@ def push_call(jobs: Placed, now: datetime | None) -> Call:
 
 def lock_stored_call(jobs: Placed, now: datetime | None) -> Call:
     """Return the call that locks the rows that inserts of these jobs may meet."""
-    keys = [job.options.unique_key for _, job in jobs if job.options and job.options.unique_key]
+    keys = [key for _, job in jobs if (key := unique_key_of(job))]
     return LOCK_STORED, [[job.jid for _, job in jobs], keys, now]
 
 
