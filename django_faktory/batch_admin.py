@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.db import transaction
@@ -17,6 +16,7 @@ from django.utils.timezone import localtime
 
 from . import redaction, wakeups
 from .batching import Kind, Progress, is_open
+from .dashboard.overview import capped, jobs_link
 from .errors import FaktoryError
 from .jsontext import decode
 from .lifecycle import State
@@ -184,7 +184,7 @@ class BatchAdmin(LookOnly):
         # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, scalars.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
         lines = [
-            (_jobs(bid=batch.bid, state=str(state)), _mark(state), _capped(count), str(state))
+            (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MOST_COUNTED), str(state))
             for state, count in counts.items()
             if count
         ]
@@ -284,16 +284,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}"
 
 
-def _capped(count: int) -> str:
-    return f"{MOST_COUNTED:,}+" if count > MOST_COUNTED else f"{count:,}"
-
-
 def _mark(state: str) -> str:
     return "faktory-bad" if state in (State.DEAD, State.RETRIES) else ""
-
-
-def _jobs(**wanted: str) -> str:
-    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
 def _callback(batch: Batch, kind: Kind) -> SafeString | str:
@@ -306,7 +298,7 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
         return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
     has_failed = getattr(batch, f"{kind}_failed")
     said = _marked("failed") if has_failed else _SAID[progress]
-    return format_html('{}: <a href="{}">{}</a>', jobtype, _jobs(q=getattr(batch, f"{kind}_jid")), said)
+    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), said)
 
 
 def _jobtype(text: str) -> str:

@@ -12,7 +12,6 @@ from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -21,6 +20,7 @@ from . import crontab, jsontext, redaction, tasks
 from .buttons import Act, WithButtons
 from .cron import Schedule, check_policies
 from .cron_models import CronEntry, CronRun
+from .dashboard.overview import jobs_link
 from .errors import InvalidCron, InvalidPayload
 from .look_only import LongText, SafeChangeList, as_html, asks
 from .shapes import cron_call_of
@@ -339,13 +339,12 @@ def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
     # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
     known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
-    jobs = reverse("admin:django_faktory_job_changelist")
     lines = [
         (
             _shown(entry, run.tick) if run.tick else "by hand",
             f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
             known.get(run.jid, run.outcome),
-            format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
+            format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
             *([run.note] if has_notes else []),
         )
         for run in runs
