@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
@@ -14,7 +13,8 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
-from . import redaction, wakeups
+from . import acts, redaction
+from .acts import Verb
 from .batching import Kind, Progress, is_open
 from .dashboard.overview import capped, jobs_link
 from .errors import FaktoryError
@@ -22,8 +22,7 @@ from .jsontext import decode
 from .lifecycle import State
 from .look_only import CappedPaginator, LongText, LookOnly, as_html, asks, log
 from .models import Batch, Job
-from .store import operations, scalars, trees
-from .wakeups.postgresql import ANY_QUEUE
+from .store import scalars, trees
 
 LONGEST_NAME = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
@@ -227,12 +226,9 @@ class BatchAdmin(LookOnly):
     @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
         """Requeue the members and callbacks that are dead or wait for a retry."""
-        alias, bids = queryset.db, list(queryset.values_list("bid", flat=True))
-        jobs = Job.objects.using(alias).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
-        ids = list(jobs.in_state(State.DEAD, State.RETRIES).values_list("pk", flat=True))
-        count = operations.requeue(ids, using=alias)
-        # After the commit: a worker that wakes up earlier would not see the jobs.
-        transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
+        bids = list(queryset.values_list("bid", flat=True))
+        jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
+        count = acts.carry_out(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
         log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
