@@ -190,15 +190,14 @@ class CronEntryAdmin(WithButtons):
         found = super().get_fieldsets(request, obj)
         if self.sees(request, "noted_history"):
             found = _without("history", found)
-        return (
-            found if self.has_change_permission(request, obj) and not self._hides(request, obj) else _shown_only(found)
-        )
+        is_editable = self.has_change_permission(request, obj) and not self._hides(request, obj)
+        return found if is_editable else _shown_only(found)
 
     def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
         """Return whether the user sees only part of the arguments; then they are not editable either."""
         if not all(self.sees(request, field) for field in _TEXTS):
-            # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
             return True
+        # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
         stored = texts.read(entry, *_TEXTS)
         return any(
             not text.is_whole
