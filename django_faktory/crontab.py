@@ -100,31 +100,25 @@ def of_settings(name: object, entry: object) -> Definition:
             raise InvalidCron(str(key), f"no such key; known: {', '.join(_KEYS)}")
     if ("task" in entry) == ("jobtype" in entry):
         raise InvalidCron("task or jobtype", 'expected either "task", one of this project, or "jobtype", any worker\'s')
-    schedule, zone = entry.get("schedule"), entry.get("zone") or settings.TIME_ZONE
-    Schedule.of(schedule, zone)
-    policies = {key: entry.get(key, default) for key, default in _POLICIES.items()}
-    check_policies(*policies.values())
-    jobtype = entry["task"] if "task" in entry else entry["jobtype"]
-    args, kwargs, job = entry.get("args", []), entry.get("kwargs", {}), entry.get("job", {})
     return defined(
-        name=_checked_name(name),
-        schedule=str(schedule),
-        zone=str(zone),
-        jobtype=jobtype,
+        name=name,
+        schedule=entry.get("schedule"),
+        zone=entry.get("zone") or settings.TIME_ZONE,
+        jobtype=entry["task"] if "task" in entry else entry["jobtype"],
         queue=entry.get("queue", ""),
-        args=args,
-        kwargs=kwargs,
-        job=job,
-        policies=policies,
+        args=entry.get("args", []),
+        kwargs=entry.get("kwargs", {}),
+        job=entry.get("job", {}),
+        policies={key: entry.get(key, default) for key, default in _POLICIES.items()},
         must_be_task="task" in entry,
     )
 
 
 def defined(
     *,
-    name: str,
-    schedule: str,
-    zone: str,
+    name: object,
+    schedule: object,
+    zone: object,
     jobtype: Any,
     queue: Any,
     args: Any,
@@ -139,13 +133,15 @@ def defined(
     Other jobtypes get the job that a client would push. `must_be_task`: reject other jobtypes. `is_json`: args and
     kwargs are already encoded as in a job. Raises InvalidCron.
     """
+    Schedule.of(schedule, zone)
+    check_policies(policies["missed"], policies["window"], policies["overlap"])
     task = task_of(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
         raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
     rest = Definition(
         name=_checked_name(name),
-        schedule=schedule,
-        zone=zone,
+        schedule=str(schedule),
+        zone=str(zone),
         jobtype=str(jobtype),
         queue=_checked_queue(queue),
         missed=str(policies["missed"]),
