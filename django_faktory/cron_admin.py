@@ -21,7 +21,7 @@ from .buttons import Act, WithButtons
 from .cron import Schedule
 from .cron_models import CronEntry, CronRun
 from .dashboard.overview import jobs_link
-from .errors import InvalidCron, InvalidPayload
+from .errors import InvalidCron
 from .look_only import LongText, SafeChangeList, as_html, asks
 from .shapes import cron_call_of
 from .store import crontab as rows
@@ -67,7 +67,9 @@ class CronEntryForm(EntryForm):
         plain = ("name", "schedule", "zone", "jobtype", "queue")
         one = crontab.defined(
             **{field: found.get(field, getattr(self.instance, field)) for field in plain},
-            **{field: _read(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
+            **{
+                field: crontab.decode_member(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS
+            },
             policies=policies,
             is_json=True,
         )
@@ -309,13 +311,6 @@ class CronEntryAdmin(WithButtons):
     def run_now(self, request: HttpRequest, queryset: QuerySet[CronEntry]) -> None:
         """Enqueue one job for each entry now."""
         self.carry_out(request, queryset, "run_now")
-
-
-def _read(field: str, text: str) -> Any:
-    try:
-        return jsontext.decode(text)
-    except (InvalidPayload, ValueError) as error:
-        raise InvalidCron(field, str(error)) from error
 
 
 def _shown(entry: CronEntry, moment: Any) -> str:

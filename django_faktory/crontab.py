@@ -19,7 +19,7 @@ from .arguments import decoded_call, encoded_call
 from .backend import new_jid
 from .cron import Cron, Schedule, check_policies
 from .cron_models import CronEntry
-from .errors import FaktoryError, InvalidCron, UnknownJobType
+from .errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
 from .jsonvalues import encoded, normalized
 from .payloads import MAX_NAME, JobPayload, queue_name
 from .redaction import told
@@ -30,6 +30,9 @@ from .tasks import FaktoryTask, autodiscover, lookup, registered
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
+
+POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
+"""Policies of an entry that names none."""
 
 _KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job", "missed", "window", "overlap")
 
@@ -109,7 +112,7 @@ def of_settings(name: object, entry: object) -> Definition:
         args=entry.get("args", []),
         kwargs=entry.get("kwargs", {}),
         job=entry.get("job", {}),
-        policies={key: entry.get(key, default) for key, default in _POLICIES.items()},
+        policies={key: entry.get(key, default) for key, default in POLICIES.items()},
         must_be_task="task" in entry,
     )
 
@@ -161,6 +164,14 @@ def defined(
     return _of_another_language(rest, jobtype, args, job)
 
 
+def decode_member(field: str, text: str) -> Any:
+    """Return the value of a field that is stored or submitted as JSON. Raises InvalidCron."""
+    try:
+        return jsontext.decode(text)
+    except InvalidPayload as error:
+        raise InvalidCron(field, str(error)) from error
+
+
 def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
     """Return the task of this project with this jobtype, or None."""
     try:
@@ -189,9 +200,6 @@ def enqueue(entry: CronEntry) -> Enqueued:
         args, kwargs = decoded_call(args, kwargs)
     result = task.enqueue(*args, **kwargs)
     return Enqueued(result.id, task.queue_name)
-
-
-_POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
 
 
 def run_now(entry: CronEntry, *, using: str) -> Enqueued:

@@ -18,10 +18,10 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import crontab, jsontext, redaction, tasks
+from .. import crontab, redaction, tasks
 from ..cron import Schedule
 from ..cron_models import CronEntry, CronRun
-from ..errors import InvalidCron, InvalidPayload
+from ..errors import InvalidCron
 from ..payloads import rfc3339
 from ..permissions import may_see
 from ..shapes import cron_call_of, cron_entry_of, cron_run_of
@@ -37,9 +37,7 @@ from .problems import WrongState
 
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
-_DEFAULTS: dict[str, Any] = {
-    "queue": "", "args": [], "kwargs": {}, "job": {}, "missed": "once", "window": 86_400, "overlap": "allow",
-}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **crontab.POLICIES}
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
@@ -237,7 +235,7 @@ def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
 def _said_by(entry: CronEntry) -> dict[str, Any]:
     """Return the entry in the names of the API."""
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
-    texts = {field: _read(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    texts = {field: crontab.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
 
 
@@ -248,10 +246,3 @@ def _next_times(entry: CronEntry) -> list[str]:
     except InvalidCron:
         return []
     return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]
-
-
-def _read(field: str, text: str) -> Any:
-    try:
-        return jsontext.decode(text)
-    except InvalidPayload as error:
-        raise InvalidCron(field, str(error)) from error
