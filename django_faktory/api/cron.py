@@ -85,8 +85,8 @@ class CronEntries(Resource):
         return Response(self._whole(self.get_object()))
 
     @described(
-        summary="Write a cron entry",
-        description="Judged as those of code are, so that no node meets one it cannot take.",
+        summary="Create a cron entry",
+        description="Validated like an entry defined in code.",
         request=inputs.NewCron,
         responses={201: answers.WholeCron, 204: UNSEEN},
     )
@@ -110,7 +110,7 @@ class CronEntries(Resource):
 
     @described(
         summary="Edit a cron entry of the admin",
-        description="What is left out stays. What code defines is changed in code.",
+        description="Members left out keep their value. An entry defined in code is refused with 409.",
         request=inputs.CronChanges,
         responses={200: answers.WholeCron, 204: UNSEEN},
     )
@@ -134,8 +134,8 @@ class CronEntries(Resource):
 
     @described(
         summary="Delete a cron entry",
-        description="One of the admin, or one that code defines no more.",
-        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Why: it is kept in the log.")],
+        description="Created in the admin, or removed from the code.",
+        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
         responses={204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
@@ -155,7 +155,7 @@ class CronEntries(Resource):
         """Pause the entry; nothing changes if it is already paused."""
         return self._act(request, rows.pause, "Paused")
 
-    @_acts("Resume a cron entry", "Ticks are due again; those of the pause are not.")
+    @_acts("Resume a cron entry", "Ticks are due again; ticks during the pause are skipped.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the entry; ticks during the pause are skipped."""
@@ -163,7 +163,7 @@ class CronEntries(Resource):
 
     @described(
         summary="Run a cron entry now",
-        description="A job at once, whatever pause and overlap say.",
+        description="Enqueues a job at once, ignoring its pause and overlap policy.",
         request=inputs.Reason,
         responses={200: answers.Enqueued},
     )
