@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
@@ -15,15 +13,16 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
-from . import redaction, wakeups
+from . import acts, redaction
+from .acts import Verb
 from .batching import Kind, Progress, is_open
+from .dashboard.overview import capped, jobs_link
 from .errors import FaktoryError
 from .jsontext import decode
 from .lifecycle import State
 from .look_only import CappedPaginator, LongText, LookOnly, as_html, asks, log
 from .models import Batch, Job
-from .store import operations, scalars, trees
-from .wakeups.postgresql import ANY_QUEUE
+from .store import scalars, trees
 
 LONGEST_NAME = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
@@ -184,7 +183,7 @@ class BatchAdmin(LookOnly):
         # One more than is shown, to learn whether there are more.
         counts = dict(zip(State, scalars.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
         lines = [
-            (_jobs(bid=batch.bid, state=str(state)), _mark(state), _capped(count), str(state))
+            (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MOST_COUNTED), str(state))
             for state, count in counts.items()
             if count
         ]
@@ -227,12 +226,9 @@ class BatchAdmin(LookOnly):
     @admin.action(description="Retry what failed: jobs and callbacks", permissions=["retry"])
     def retry_failed(self, request: HttpRequest, queryset: QuerySet[Batch]) -> None:
         """Requeue the members and callbacks that are dead or wait for a retry."""
-        alias, bids = queryset.db, list(queryset.values_list("bid", flat=True))
-        jobs = Job.objects.using(alias).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
-        ids = list(jobs.in_state(State.DEAD, State.RETRIES).values_list("pk", flat=True))
-        count = operations.requeue(ids, using=alias)
-        # After the commit: a worker that wakes up earlier would not see the jobs.
-        transaction.on_commit(lambda: wakeups.announce(alias, {ANY_QUEUE}), using=alias)
+        bids = list(queryset.values_list("bid", flat=True))
+        jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
+        count = acts.carry_out(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
         log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."
@@ -284,16 +280,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}"
 
 
-def _capped(count: int) -> str:
-    return f"{MOST_COUNTED:,}+" if count > MOST_COUNTED else f"{count:,}"
-
-
 def _mark(state: str) -> str:
     return "faktory-bad" if state in (State.DEAD, State.RETRIES) else ""
-
-
-def _jobs(**wanted: str) -> str:
-    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
 def _callback(batch: Batch, kind: Kind) -> SafeString | str:
@@ -306,7 +294,7 @@ def _callback(batch: Batch, kind: Kind) -> SafeString | str:
         return format_html('{}: <span class="faktory-quiet">{}</span>', jobtype, _SAID[progress])
     has_failed = getattr(batch, f"{kind}_failed")
     said = _marked("failed") if has_failed else _SAID[progress]
-    return format_html('{}: <a href="{}">{}</a>', jobtype, _jobs(q=getattr(batch, f"{kind}_jid")), said)
+    return format_html('{}: <a href="{}">{}</a>', jobtype, jobs_link(q=getattr(batch, f"{kind}_jid")), said)
 
 
 def _jobtype(text: str) -> str:

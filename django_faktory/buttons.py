@@ -44,18 +44,15 @@ class WithButtons(Styled):
         return [path("<path:object_id>/act/<str:verb>/", view, name=self._place("act")), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        # A new object has no buttons: there is nothing to operate on yet.
         """Add the buttons that this user may press to the context."""
         row: Any = kwargs.get("obj")
-        shown = (
-            []
-            if row is None
-            else [
-                (reverse(f"{self.admin_site.name}:{self._place('act')}", args=[row.pk, verb]), label)
-                for verb, label in self.buttons(row)
-                if self._may(request, verb)
-            ]
-        )
+        # A new object has no buttons: there is nothing to operate on yet.
+        possible = [] if row is None else self.buttons(row)
+        shown = [
+            (reverse(f"{self.admin_site.name}:{self._place('act')}", args=[row.pk, verb]), label)
+            for verb, label in possible
+            if self._may(request, verb)
+        ]
         return super().render_change_form(request, context | {"buttons": shown}, *args, **kwargs)
 
     def carry_out(self, request: HttpRequest, rows: Iterable[Any], verb: str) -> None:

@@ -12,16 +12,16 @@ from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from . import crontab, jsontext, redaction, tasks
 from .buttons import Act, WithButtons
-from .cron import Schedule, check_policies
+from .cron import Schedule
 from .cron_models import CronEntry, CronRun
-from .errors import InvalidCron, InvalidPayload
+from .dashboard.overview import jobs_link
+from .errors import InvalidCron
 from .look_only import LongText, SafeChangeList, as_html, asks
 from .shapes import cron_call_of
 from .store import crontab as rows
@@ -63,13 +63,13 @@ class CronEntryForm(EntryForm):
     def _check(self, found: dict[str, Any]) -> None:
         if self.errors or self.instance.origin == CronEntry.Origin.CODE:  # its fields are not in the form
             return
-        Schedule.of(found["schedule"], found["zone"])
         policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
-        check_policies(*policies.values())
         plain = ("name", "schedule", "zone", "jobtype", "queue")
         one = crontab.defined(
             **{field: found.get(field, getattr(self.instance, field)) for field in plain},
-            **{field: _read(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
+            **{
+                field: crontab.decode_member(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS
+            },
             policies=policies,
             is_json=True,
         )
@@ -190,15 +190,14 @@ class CronEntryAdmin(WithButtons):
         found = super().get_fieldsets(request, obj)
         if self.sees(request, "noted_history"):
             found = _without("history", found)
-        return (
-            found if self.has_change_permission(request, obj) and not self._hides(request, obj) else _shown_only(found)
-        )
+        is_editable = self.has_change_permission(request, obj) and not self._hides(request, obj)
+        return found if is_editable else _shown_only(found)
 
     def _hides(self, request: HttpRequest, entry: CronEntry) -> bool:
         """Return whether the user sees only part of the arguments; then they are not editable either."""
         if not all(self.sees(request, field) for field in _TEXTS):
-            # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
             return True
+        # Compared with the stored text: saving a redacted or truncated text would overwrite the original.
         stored = texts.read(entry, *_TEXTS)
         return any(
             not text.is_whole
@@ -314,13 +313,6 @@ class CronEntryAdmin(WithButtons):
         self.carry_out(request, queryset, "run_now")
 
 
-def _read(field: str, text: str) -> Any:
-    try:
-        return jsontext.decode(text)
-    except (InvalidPayload, ValueError) as error:
-        raise InvalidCron(field, str(error)) from error
-
-
 def _shown(entry: CronEntry, moment: Any) -> str:
     # An entry with an invalid zone must still have a page on which it can be corrected.
     try:
@@ -339,13 +331,12 @@ def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
     # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
     known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
-    jobs = reverse("admin:django_faktory_job_changelist")
     lines = [
         (
             _shown(entry, run.tick) if run.tick else "by hand",
             f"{run.at:%Y-%m-%d %H:%M:%S} UTC",
             known.get(run.jid, run.outcome),
-            format_html('<a href="{}?q={}">{}</a>', jobs, run.jid, run.jid) if run.jid else "–",
+            format_html('<a href="{}">{}</a>', jobs_link(q=run.jid), run.jid) if run.jid else "–",
             *([run.note] if has_notes else []),
         )
         for run in runs

@@ -19,7 +19,7 @@ from .arguments import decoded_call, encoded_call
 from .backend import new_jid
 from .cron import Cron, Schedule, check_policies
 from .cron_models import CronEntry
-from .errors import FaktoryError, InvalidCron, UnknownJobType
+from .errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
 from .jsonvalues import encoded, normalized
 from .payloads import MAX_NAME, JobPayload, queue_name
 from .redaction import told
@@ -30,6 +30,9 @@ from .tasks import FaktoryTask, autodiscover, lookup, registered
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
+
+POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
+"""Policies of an entry that names none."""
 
 _KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job", "missed", "window", "overlap")
 
@@ -100,31 +103,25 @@ def of_settings(name: object, entry: object) -> Definition:
             raise InvalidCron(str(key), f"no such key; known: {', '.join(_KEYS)}")
     if ("task" in entry) == ("jobtype" in entry):
         raise InvalidCron("task or jobtype", 'expected either "task", one of this project, or "jobtype", any worker\'s')
-    schedule, zone = entry.get("schedule"), entry.get("zone") or settings.TIME_ZONE
-    Schedule.of(schedule, zone)
-    policies = {key: entry.get(key, default) for key, default in _POLICIES.items()}
-    check_policies(*policies.values())
-    jobtype = entry["task"] if "task" in entry else entry["jobtype"]
-    args, kwargs, job = entry.get("args", []), entry.get("kwargs", {}), entry.get("job", {})
     return defined(
-        name=_checked_name(name),
-        schedule=str(schedule),
-        zone=str(zone),
-        jobtype=jobtype,
+        name=name,
+        schedule=entry.get("schedule"),
+        zone=entry.get("zone") or settings.TIME_ZONE,
+        jobtype=entry["task"] if "task" in entry else entry["jobtype"],
         queue=entry.get("queue", ""),
-        args=args,
-        kwargs=kwargs,
-        job=job,
-        policies=policies,
+        args=entry.get("args", []),
+        kwargs=entry.get("kwargs", {}),
+        job=entry.get("job", {}),
+        policies={key: entry.get(key, default) for key, default in POLICIES.items()},
         must_be_task="task" in entry,
     )
 
 
 def defined(
     *,
-    name: str,
-    schedule: str,
-    zone: str,
+    name: object,
+    schedule: object,
+    zone: object,
     jobtype: Any,
     queue: Any,
     args: Any,
@@ -139,13 +136,15 @@ def defined(
     Other jobtypes get the job that a client would push. `must_be_task`: reject other jobtypes. `is_json`: args and
     kwargs are already encoded as in a job. Raises InvalidCron.
     """
+    Schedule.of(schedule, zone)
+    check_policies(policies["missed"], policies["window"], policies["overlap"])
     task = task_of(jobtype) if isinstance(jobtype, str) else None
     if must_be_task and task is None:
         raise InvalidCron("task", f"no task of this project is called {jobtype!r:.120}")
     rest = Definition(
         name=_checked_name(name),
-        schedule=schedule,
-        zone=zone,
+        schedule=str(schedule),
+        zone=str(zone),
         jobtype=str(jobtype),
         queue=_checked_queue(queue),
         missed=str(policies["missed"]),
@@ -163,6 +162,14 @@ def defined(
     if kwargs:
         raise InvalidCron("kwargs", f"only tasks of this project take them, and {jobtype!r:.120} is none that is known")
     return _of_another_language(rest, jobtype, args, job)
+
+
+def decode_member(field: str, text: str) -> Any:
+    """Return the value of a field that is stored or submitted as JSON. Raises InvalidCron."""
+    try:
+        return jsontext.decode(text)
+    except InvalidPayload as error:
+        raise InvalidCron(field, str(error)) from error
 
 
 def task_of(jobtype: str) -> FaktoryTask[..., Any] | None:
@@ -193,9 +200,6 @@ def enqueue(entry: CronEntry) -> Enqueued:
         args, kwargs = decoded_call(args, kwargs)
     result = task.enqueue(*args, **kwargs)
     return Enqueued(result.id, task.queue_name)
-
-
-_POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
 
 
 def run_now(entry: CronEntry, *, using: str) -> Enqueued:

@@ -7,7 +7,6 @@ from typing import Any
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from .errors import FaktoryError
 from .gearmonkey.settings import url_of, without_password
@@ -42,18 +41,16 @@ class GearMonkeyAdmin(LookOnly):
             seen = health(connect(url_of()))
         except (FaktoryError, ImportError) as error:
             trouble = str(error)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": "GearMonkey functions",
-            "opts": self.opts,
-            "server": without_password(_url()),
-            "seen": seen,
-            "trouble": trouble,
-            "may_audit": self.has_audit_permission(request),
-            "media": self.media,
+        return self.page(
+            request,
+            "gearmonkey",
+            title="GearMonkey functions",
+            server=without_password(_url()),
+            seen=seen,
+            trouble=trouble,
+            may_audit=self.has_audit_permission(request),
             **(extra_context or {}),
-        }
-        return TemplateResponse(request, "admin/django_faktory/gearmonkey.html", context)
+        )
 
     def _audit(self, request: HttpRequest) -> None:
         try:

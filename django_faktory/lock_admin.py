@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -14,6 +13,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
+from .dashboard.overview import jobs_link
 from .lifecycle import State
 from .look_only import CappedPaginator, LookOnly, asks, log
 from .models import Job, JobLock
@@ -53,7 +53,7 @@ class JobLockAdmin(LookOnly):
     @admin.display(description="holder", ordering="jid")
     def holder(self, lock: JobLock) -> SafeString:
         """Return a link to the job that has the lock."""
-        return format_html('<a href="{}">{}</a>', _jobs(q=lock.jid), lock.jid)
+        return format_html('<a href="{}">{}</a>', jobs_link(q=lock.jid), lock.jid)
 
     @admin.display(description="since", ordering="acquired_at")
     def since(self, lock: JobLock) -> str:
@@ -73,7 +73,7 @@ class JobLockAdmin(LookOnly):
         """Return the number of blocked jobs, capped so that no large table is counted."""
         # The state is compared too, because the index of lock keys has it as its second column.
         jobs = Job.objects.using(lock._state.db).in_state(State.BLOCKED).filter(lock_key=lock.key)  # noqa: SLF001
-        count = jobs.order_by()[:MOST_COUNTED].count()
+        count = jobs.count_up_to(MOST_COUNTED)
         return f"{count:,} or more" if count == MOST_COUNTED else f"{count:,}"
 
     @admin.action(description="Release by hand", permissions=["release"])
@@ -107,10 +107,6 @@ def holder_of(job: Job) -> SafeString | str:
 
 def _told(lock: JobLock) -> str:
     return f"{lock.key}, held by {lock.jid}" + (f" of worker {lock.wid}" if lock.wid else "")
-
-
-def _jobs(**wanted: str) -> str:
-    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
 def _shown(moment: Any) -> str:

@@ -382,23 +382,19 @@ class Styled(AnyAdmin):
         """Return a confirmation page, or None if the user has confirmed."""
         if "confirmed" in request.POST:
             return None
-        # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
-        kept = {"action": request.POST.get("action", ""), "why": why(request), "confirmed": "yes"}
-        context = {
-            **self.admin_site.each_context(request),
-            "title": question,
-            "opts": self.opts,
-            "media": self.media,
-            "shows_title": is_in_unfold(),
-            "what": [str(one) for one in what],
-            "note": note,
-            "button": button,
-            "kept": [(name, value) for name, value in kept.items() if name != "why"],
-            "why": kept["why"],
-            "chosen": [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)],
-            "back": request.get_full_path(),
-        }
-        return TemplateResponse(request, "admin/django_faktory/confirm.html", context)
+        chosen = [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+        return self.page(
+            request,
+            "confirm",
+            title=question,
+            what=[str(one) for one in what],
+            note=note,
+            button=button,
+            # Hidden fields repeat the action and the selection, so that the confirmation posts the same request again.
+            kept=[("action", request.POST.get("action", "")), ("confirmed", "yes"), *chosen],
+            why=why(request),
+            back=request.get_full_path(),
+        )
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Set the title to the plural name: Django's "select … to change" is wrong for a read-only list."""
@@ -407,14 +403,14 @@ class Styled(AnyAdmin):
 
     def page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
         """Return a page of the package inside the admin's frame."""
-        whole: Mapping[str, Any] = {
+        whole = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
             "shows_title": is_in_unfold(),
             **context,
         }
-        return TemplateResponse(request, f"admin/django_faktory/{name}.html", dict(whole))
+        return TemplateResponse(request, f"admin/django_faktory/{name}.html", whole)
 
 
 class LookOnly(Styled):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db.models import Model
@@ -18,6 +17,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from . import conf
+from .dashboard.overview import jobs_link
 from .lifecycle import State
 from .look_only import looks
 from .models import Job
@@ -102,8 +102,8 @@ def _when(job: Job) -> str:
 
 def _to_all(about: str, *, is_more: bool) -> SafeString | str:
     try:
-        link = reverse("admin:django_faktory_job_changelist")
+        link = jobs_link(about=about)
     except NoReverseMatch:
         return ""
     told = f"more than {SHOWN}: see all" if is_more else "see them in the list of jobs"
-    return format_html('<p><a href="{}?{}">{}</a></p>', link, urlencode({"about": about}), told)
+    return format_html('<p><a href="{}">{}</a></p>', link, told)

@@ -61,9 +61,9 @@ class JobInList(Shaped):
     shape = staticmethod(shapes.job_of)
 
     jid = _text("Its id.")
-    jobtype = _text("The name of what to run: a task's, or any worker's.")
-    queue = _text("The queue it waits in.")
-    state = serializers.ChoiceField([str(state) for state in State], read_only=True, help_text="Where it is.")
+    jobtype = _text("Name of the task, or of the function of a worker in another language.")
+    queue = _text("Its queue.")
+    state = serializers.ChoiceField([str(state) for state in State], read_only=True, help_text="Its state.")
     priority = _number("Django's priority, -100 to 100, larger first.")
     attempt = _number("Its attempts: failed ones, lost ones, and the one that runs or succeeded.")
     failures = _number("How often it failed.")
@@ -71,10 +71,10 @@ class JobInList(Shaped):
     errtype = _text("Type of the latest failure.", null=True)
     about = _text("The object it is about, as `app.model/pk`.", null=True)
     batch = _text("The batch it is a member of.", null=True)
-    worker = _text("Who holds it, or held it last.", null=True)
+    worker = _text("The worker that runs it, or ran it last.", null=True)
     created_at = _time("When it was pushed.", null=False)
     run_at = _time("When a scheduled or retrying job becomes due.")
-    enqueued_at = _time("Since when workers may take it; its place in its queue.")
+    enqueued_at = _time("When it was enqueued; it determines the order of jobs with equal priority.")
     started_at = _time("When a worker took it.")
     finished_at = _time("When it ended.")
 
@@ -82,9 +82,9 @@ class JobInList(Shaped):
 class FailedAttempt(Base):
     """A failed attempt of a job."""
 
-    worker = _text("Who had it.")
+    worker = _text("The worker that ran it.")
     errtype = _text("Type of the error.")
-    message = _text("What the error said.")
+    message = _text("Message of the error.")
     started_at = _time("When it began.")
     failed_at = _time("When it failed.")
     backtrace = serializers.ListField(
@@ -105,10 +105,10 @@ class WholeJob(JobInList):
 
     shape = staticmethod(shapes.whole_job_of)
 
-    job = _json("The job as its client sent it: args, custom and all.")
+    job = _json("The job as its client sent it, with args and custom.")
     attempts = FailedAttempt(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
     interrupted = InterruptedRun(many=True, read_only=True, help_text="Interrupted runs, the latest 10.")
-    result = _json("What the task returned, if that is kept, else null.")
+    result = _json("Return value of the task; null if it is not kept.")
 
 
 class Enqueued(Base):
@@ -127,9 +127,9 @@ class Done(Base):
 class BulkDone(Base):
     """Result of one part of an action on many jobs."""
 
-    query = _text("The query, in its one spelling.")
-    found = _number("Jobs of this part that were found; with `dry_run` all there are, counted up to 10000.")
-    changed = _number("Those of them that were changed; the others had left their state.")
+    query = _text("The query in canonical form.")
+    found = _number("Jobs found in this part; with `dry_run` all matching jobs, counted up to 10000.")
+    changed = _number("Jobs changed; the other jobs had left the state meanwhile.")
     next = _text("Send it as `after`, with the same query, for the next part; null: this was the last.", null=True)
 
 
@@ -137,17 +137,17 @@ class QueueShape(Base):
     """A queue with its size and latency."""
 
     name = _text("Its name.")
-    size = _number("Jobs that wait in it; counted up to 10000, and 20000 in all for a page.")
+    size = _number("Waiting jobs, counted up to 10000, and up to 20000 for all queues of a page.")
     is_more = _flag("Whether there may be more than `size`.")
     latency_s = serializers.FloatField(read_only=True, help_text="Seconds its oldest job has waited.")
-    is_paused = _flag("Whether it gives out no jobs.")
-    paused_at = _time("Since when.")
+    is_paused = _flag("Whether workers get no jobs from it.")
+    paused_at = _time("When it was paused.")
 
 
 class Cleared(Base):
     """Whether a queue has been cleared completely."""
 
-    is_done = _flag("False: there is more than one request does; send it again.")
+    is_done = _flag("False: jobs are left; send the request again.")
 
 
 class Worker(Base):
@@ -156,18 +156,20 @@ class Worker(Base):
     wid = _text("Its id.")
     hostname = _text("The machine it runs on.")
     pid = _number("Its process id there.")
-    labels = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="What it calls itself.")
-    state = serializers.ChoiceField(WorkerProcess.State.values, read_only=True, help_text="One way only.")
-    rss_kb = _number("Its memory, in KB; 0 where it does not tell.")
-    jobs = _number("Jobs it has.")
-    started_at = _time("When it said HELLO.", null=False)
-    beat_at = _time("Its latest sign of life.")
+    labels = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Labels that it reports.")
+    state = serializers.ChoiceField(
+        WorkerProcess.State.values, read_only=True, help_text="running, quiet or terminate; a worker never goes back."
+    )
+    rss_kb = _number("Its memory in KB; 0 if it reports none.")
+    jobs = _number("Jobs that it runs.")
+    started_at = _time("When it connected.", null=False)
+    beat_at = _time("Its latest heartbeat.")
 
 
 class Told(Base):
-    """Result of a state change of worker processes."""
+    """Result of an action on a worker process, or of a retry of what failed in a batch."""
 
-    changed = _number("How many of them had not been told; each hears it at its next BEAT.")
+    changed = _number("Workers or jobs changed. A worker learns of its new state at its next heartbeat.")
 
 
 class BatchShape(Shaped):
@@ -176,14 +178,16 @@ class BatchShape(Shaped):
     shape = staticmethod(shapes.batch_of)
 
     bid = _text("Its id.")
-    description = _text("What its maker calls it.")
+    description = _text("Description given by its creator.")
     parent = _text("The batch it is a child of.", null=True)  # type: ignore[assignment]  # Field has one too
     total = _number("Its members.")
-    pending = _number("Members that are not settled.")
+    pending = _number("Members that have not ended.")
     failed = _number("Members whose last run failed.")
-    complete = _text("How far the callback is that comes when all were executed: `not yet`, `enqueued` or `done`.")
-    success = _text("The same of the one that comes when all succeeded.")
-    is_broken = _flag("Whether success cannot come any more.")
+    complete = _text(
+        "Progress of the callback that runs after all members were executed: `not yet`, `enqueued` or `done`."
+    )
+    success = _text("Progress of the callback that runs after all members succeeded.")
+    is_broken = _flag("Whether the success callback can no longer run.")
     created_at = _time("When it was made.", null=False)
 
 
@@ -201,7 +205,7 @@ class BatchInTree(BatchShape):
 class Tree(Base):
     """The tree of a batch, depth first."""
 
-    batches = BatchInTree(many=True, read_only=True, help_text="From the root on; each comes after its parent.")
+    batches = BatchInTree(many=True, read_only=True, help_text="Depth first, beginning with the root.")
     is_more = _flag("Whether the tree is larger than what is shown.")
 
 
@@ -210,9 +214,9 @@ class CronRunShape(Shaped):
 
     shape = staticmethod(shapes.cron_run_of)
 
-    tick = _time("The time it was due; null: somebody ran it by hand.")
-    at = _time("When it was taken.", null=False)
-    outcome = serializers.ChoiceField([str(one) for one in Outcome], read_only=True, help_text="What became of it.")
+    tick = _time("When it was due; null: it was run by hand.")
+    at = _time("When a node handled it.", null=False)
+    outcome = serializers.ChoiceField([str(one) for one in Outcome], read_only=True, help_text="Its outcome.")
     jid = _text("Its job.", null=True)
     note = _text("Why it has no job; null for users who may not view jobs.", null=True)
 
@@ -224,10 +228,10 @@ class CronInList(Base):
     schedule = _text("Five fields, or six with the second first; or @daily, …")
     zone = _text("The time zone the schedule is read in.")
     jobtype = _text("What it enqueues.")
-    queue = _text("Where; null: the task's own queue.", null=True)
+    queue = _text("Its queue; null: the queue of the task.", null=True)
     origin = serializers.ChoiceField(CronEntry.Origin.values, read_only=True, help_text="Where it is defined.")
     state = serializers.ChoiceField(
-        ["active", "paused", "removed", "never"], read_only=True, help_text="Whether it is due some time."
+        ["active", "paused", "removed", "never"], read_only=True, help_text="Its state; `never`: it has no next tick."
     )
     problem = _text("Why it cannot be due.", null=True)
     next_at = _time("The next tick.")
@@ -240,13 +244,13 @@ class WholeCron(CronInList):
     args = _json("The arguments, a list; null for users who may not view jobs.")
     kwargs = _json("The keyword arguments, an object; null for users who may not view jobs.")
     job = _json("Members of a job for another language's worker: retry, …; null for users who may not view jobs.")
-    missed = _text("What becomes of ticks that no node took within a minute: skip, once or all.")
+    missed = _text("Policy for ticks that no node handled within a minute: skip, once or all.")
     window = _number('Seconds back that "once" and "all" look.')
-    overlap = _text("While an earlier job of it waits or runs: allow another, or skip it.")
+    overlap = _text("Policy while an earlier job of the entry waits or runs: allow or skip.")
     next_times = serializers.ListField(
         child=serializers.DateTimeField(),
         read_only=True,
-        help_text="The next five; of a paused one those it would have.",
+        help_text="The next five ticks; for a paused entry, the ticks it would have.",
     )
     runs = CronRunShape(many=True, read_only=True, help_text="The latest runs, the newest first; at most 50.")
 
@@ -256,13 +260,13 @@ class Lock(Shaped):
 
     shape = staticmethod(shapes.lock_of)
 
-    token = _number("Later locks of the same key have higher ones.")
-    key = _text("Of the jobs with one key one runs at a time.")
+    token = _number("Fencing token; a later lock of the same key has a higher one.")
+    key = _text("Lock key; of all jobs with it, one runs at a time.")
     jid = _text("The job that has it.")
-    attempt = _number("Which attempt of it.")
-    worker = _text("Who runs that.", null=True)
-    acquired_at = _time("Since when.", null=False)
-    expires_at = _time("When it is over unless it is extended.", null=False)
+    attempt = _number("The attempt of the job that has it.")
+    worker = _text("The worker that runs the job.", null=True)
+    acquired_at = _time("When the job acquired it.", null=False)
+    expires_at = _time("When it expires unless it is extended.", null=False)
 
 
 class Limit(Shaped):
@@ -272,47 +276,49 @@ class Limit(Shaped):
 
     id = _number("Its number.")
     scope = _text("queue, task or key.")
-    name = _text("Of the queue, the task or the key.")
-    concurrency = _number("How many run at a time.", null=True)
-    rate = _text("How many start in a time, such as 100/s.", null=True)
-    burst = _number("How many may start at once after a rest.", null=True)
-    is_paused = _flag("Whether none may start.")
-    origin = _text("Who says so: code, edited, admin.")
-    in_use = _number("Running jobs that count.")
-    opens_at = _time("When the next of those that wait for the rate may start.")
+    name = _text("Name of the queue, task or key.")
+    concurrency = _number("Jobs that may run at once.", null=True)
+    rate = _text("Jobs that may start per period, such as 100/s.", null=True)
+    burst = _number("Jobs that may start at once after an idle period.", null=True)
+    is_paused = _flag("Whether no job may start.")
+    origin = _text("Where it is defined: code, edited (code, overridden here) or admin.")
+    in_use = _number("Jobs that run under it.")
+    opens_at = _time("When the next job that waits for the rate may start.")
 
 
 class WholeLimit(Limit):
     """A limit with the number of jobs waiting for it."""
 
-    waiting = _number("Jobs that are held back, counted to 10,000.")
+    waiting = _number("Jobs that wait for it, counted up to 10,000.")
 
 
 class ChangedTasks(Base):
     """Tasks changed by a pause or resume."""
 
-    tasks = serializers.ListField(child=_text("A task."), read_only=True, help_text="Those that were not so before.")
+    tasks = serializers.ListField(child=_text("A task."), read_only=True, help_text="Tasks that this request changed.")
 
 
 class Released(Base):
     """Result of releasing a lock."""
 
-    changed = _number("1, or 0 where the lock was gone.")
+    changed = _number("Locks released: 1.")
 
 
 @extend_schema_serializer(many=False)  # the action is called `list`
 class Statistics(Base):
     """Totals and counts of all jobs, queues, workers and batches."""
 
-    processed = _number("Jobs that ended since the beginning, well or not.")
-    failed = _number("Failures since the beginning.")
-    late = _number("Reports that came too late to change anything.")
+    processed = _number("Jobs that ended, with or without success.")
+    failed = _number("Failures.")
+    late = _number("Reports of workers that arrived too late to change a job.")
     sets = serializers.DictField(child=serializers.IntegerField(), read_only=True, help_text="Jobs by state.")
-    queues = _number("Queues somebody used.")
+    queues = _number("Queues that have been used.")
     workers = serializers.DictField(
-        child=serializers.IntegerField(), read_only=True, help_text="Those alive, by state."
+        child=serializers.IntegerField(), read_only=True, help_text="Live workers by state."
     )
     batches = serializers.DictField(
         child=serializers.IntegerField(), read_only=True, help_text="Batches that are not over: open, committed."
     )
-    counted_to = _number("Where `sets`, `queues` and `batches` end: a number as large means so many or more.")
+    counted_to = _number(
+        "Limit of the counts in `sets`, `queues` and `batches`: a count equal to it means this number or more."
+    )

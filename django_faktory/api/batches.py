@@ -53,7 +53,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
 
     @described(
         summary="List the members of a batch",
-        description="Those whose rows are there; who succeeded without a result to keep has none.",
+        description="Only members with a row: a member that succeeded without a result to keep has none.",
         responses=answers.JobInList(many=True),
         filters=False,
     )
@@ -71,7 +71,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
 
     @described(
         summary="Show the tree of a batch",
-        description=f"From its root on, about {trees.MOST} batches of it; the way to this one always.",
+        description=f"Depth first, about {trees.MOST} batches at most; the path to this batch is always included.",
         responses=answers.Tree,
     )
     @action(detail=True, filterset_class=None, pagination_class=None)

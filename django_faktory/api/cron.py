@@ -18,10 +18,10 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import crontab, jsontext, redaction, tasks
-from ..cron import Schedule, check_policies
+from .. import crontab, redaction, tasks
+from ..cron import Schedule
 from ..cron_models import CronEntry, CronRun
-from ..errors import InvalidCron, InvalidPayload
+from ..errors import InvalidCron
 from ..payloads import rfc3339
 from ..permissions import may_see
 from ..shapes import cron_call_of, cron_entry_of, cron_run_of
@@ -37,9 +37,7 @@ from .problems import WrongState
 
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
-_DEFAULTS: dict[str, Any] = {
-    "queue": "", "args": [], "kwargs": {}, "job": {}, "missed": "once", "window": 86_400, "overlap": "allow",
-}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **crontab.POLICIES}
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
@@ -87,8 +85,8 @@ class CronEntries(Resource):
         return Response(self._whole(self.get_object()))
 
     @described(
-        summary="Write a cron entry",
-        description="Judged as those of code are, so that no node meets one it cannot take.",
+        summary="Create a cron entry",
+        description="Validated like an entry defined in code.",
         request=inputs.NewCron,
         responses={201: answers.WholeCron, 204: UNSEEN},
     )
@@ -112,7 +110,7 @@ class CronEntries(Resource):
 
     @described(
         summary="Edit a cron entry of the admin",
-        description="What is left out stays. What code defines is changed in code.",
+        description="Members left out keep their value. An entry defined in code is refused with 409.",
         request=inputs.CronChanges,
         responses={200: answers.WholeCron, 204: UNSEEN},
     )
@@ -136,8 +134,8 @@ class CronEntries(Resource):
 
     @described(
         summary="Delete a cron entry",
-        description="One of the admin, or one that code defines no more.",
-        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Why: it is kept in the log.")],
+        description="Created in the admin, or removed from the code.",
+        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
         responses={204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
@@ -157,7 +155,7 @@ class CronEntries(Resource):
         """Pause the entry; nothing changes if it is already paused."""
         return self._act(request, rows.pause, "Paused")
 
-    @_acts("Resume a cron entry", "Ticks are due again; those of the pause are not.")
+    @_acts("Resume a cron entry", "Ticks are due again; ticks during the pause are skipped.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the entry; ticks during the pause are skipped."""
@@ -165,7 +163,7 @@ class CronEntries(Resource):
 
     @described(
         summary="Run a cron entry now",
-        description="A job at once, whatever pause and overlap say.",
+        description="Enqueues a job at once, ignoring its pause and overlap policy.",
         request=inputs.Reason,
         responses={200: answers.Enqueued},
     )
@@ -219,9 +217,7 @@ class CronEntries(Resource):
 def _definition(told: dict[str, Any]) -> rows.Definition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
     tasks.autodiscover()  # the web process may not have imported the tasks
-    Schedule.of(told["schedule"], told["zone"])
     policies = {key: told[key] for key in ("missed", "window", "overlap")}
-    check_policies(*policies.values())
     fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
     return crontab.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
 
@@ -239,7 +235,7 @@ def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
 def _said_by(entry: CronEntry) -> dict[str, Any]:
     """Return the entry in the names of the API."""
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
-    texts = {field: _read(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    texts = {field: crontab.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
 
 
@@ -250,10 +246,3 @@ def _next_times(entry: CronEntry) -> list[str]:
     except InvalidCron:
         return []
     return [rfc3339(tick) for tick in islice(ahead, NEXT_TIMES)]
-
-
-def _read(field: str, text: str) -> Any:
-    try:
-        return jsontext.decode(text)
-    except InvalidPayload as error:
-        raise InvalidCron(field, str(error)) from error

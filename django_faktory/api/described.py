@@ -16,24 +16,27 @@ PROBLEM = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "instance"],
     "properties": {
-        "type": {"type": "string", "description": "What kind of problem it is: urn:django-faktory:problem:…"},
+        "type": {"type": "string", "description": "Kind of problem: urn:django-faktory:problem:…"},
         "title": {"type": "string", "description": "The kind, in words."},
         "status": {"type": "integer", "description": "The HTTP status."},
-        "detail": {"type": "string", "description": "What was wrong, in a sentence."},
-        "instance": {"type": "string", "description": "The path that was asked for."},
-        "position": {"type": ["integer", "null"], "description": "Of a query's error: its place in the text, from 0."},
+        "detail": {"type": "string", "description": "One sentence on what is wrong."},
+        "instance": {"type": "string", "description": "Path of the request."},
+        "position": {
+            "type": ["integer", "null"],
+            "description": "For an invalid query: the position of the error in its text, from 0.",
+        },
         "errors": {
             "type": "array",
             "items": {
                 "type": "object",
                 "properties": {"field": {"type": ["string", "null"]}, "detail": {"type": "string"}},
             },
-            "description": "What was wrong with each field.",
+            "description": "Fields with an error.",
         },
     },
 }
 
-UNSEEN = OpenApiResponse(None, "Done. The user may do this and not view the row.")
+UNSEEN = OpenApiResponse(None, "Done. No body, because the user may not view the row.")
 """Response 204 if the user may act on the row and not view it: see `base.Resource.answer`."""
 
 

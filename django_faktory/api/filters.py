@@ -40,14 +40,14 @@ class JobFilter(FilterSet):
     """Filter jobs by a query, by single words of it, or both; all conditions must match."""
 
     query = _word("A query, such as `dead queue:mail error:Timeout older:2d`.")
-    state = _word("In this state, or in any of several: `dead,retries`.")
-    queue = _word("Of this queue; `mail.*` is a beginning, commas stand between several.")
-    task = _word("Of this task, by jobtype; written as queues are.")
-    error = _word("Whose latest failure was of this type: its path, its last part, or a beginning with a star.")
+    state = _word("In this state, or in one of several: `dead,retries`.")
+    queue = _word("In this queue; `mail.*` matches a prefix, commas separate several queues.")
+    task = _word("Of the task with this jobtype; same syntax as queue.")
+    error = _word("With a latest failure of this type: its full path, its last part, or a prefix with a star.")
     about = _word("About this object, `app.model/pk`.")
     batch = _word("Members of this batch.")
-    older = _word("Pushed longer ago than that: `90s`, `15m`, `2h`, `7d`, `2w`.")
-    newer = _word("Pushed since.")
+    older = _word("Pushed longer ago than this: `90s`, `15m`, `2h`, `7d`, `2w`.")
+    newer = _word("Pushed within this time; same syntax as older.")
 
     class Meta:
         model = Job
@@ -110,9 +110,14 @@ class _Text(django_filters.CharFilter):
 class QueueFilter(FilterSet):
     """Filter queues by the start of the name and by pause."""
 
-    name = _Text(field_name="name", max_length=255, lookup_expr="startswith", help_text="Whose name begins so.")
+    name = _Text(
+        field_name="name", max_length=255, lookup_expr="startswith", help_text="With a name that begins with this."
+    )
     is_paused = django_filters.BooleanFilter(
-        field_name="paused_at", lookup_expr="isnull", exclude=True, help_text="Paused, or not."
+        field_name="paused_at",
+        lookup_expr="isnull",
+        exclude=True,
+        help_text="Only paused queues, or only queues that are not.",
     )
 
     class Meta:
@@ -145,7 +150,7 @@ class BatchFilter(FilterSet):
     stage = django_filters.ChoiceFilter(
         choices=[(name, name) for name in _STAGES],
         method="by_stage",
-        help_text="How far it is: not committed, running, running with failed members, over.",
+        help_text="Not committed, running, running with failed members, or over.",
     )
     parent = _Text(field_name="parent_bid", max_length=255, help_text="Children of this batch.")
 
@@ -161,8 +166,8 @@ class BatchFilter(FilterSet):
 class CronFilter(FilterSet):
     """Filter cron entries by origin and job type."""
 
-    origin = django_filters.ChoiceFilter(choices=CronEntry.Origin.choices, help_text="Defined there.")
-    jobtype = _Text(field_name="jobtype", max_length=255, help_text="That enqueue this.")
+    origin = django_filters.ChoiceFilter(choices=CronEntry.Origin.choices, help_text="Defined in code or in the admin.")
+    jobtype = _Text(field_name="jobtype", max_length=255, help_text="Entries that enqueue this jobtype.")
 
     class Meta:
         model = CronEntry

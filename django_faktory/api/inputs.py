@@ -69,7 +69,7 @@ class Reason(Base):
         allow_blank=True,
         default="",
         max_length=LONGEST_REASON,
-        help_text="Why: it is kept in the log with who and what.",
+        help_text="Reason for the log.",
     )
 
 
@@ -80,12 +80,15 @@ class NewJob(Reason):
     args = _Array(required=False, help_text="Its arguments, in JSON's types.")
     kwargs = _Object(default={}, help_text="Its keyword arguments.")
     queue = serializers.RegexField(
-        r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Another queue than the task's own."
+        r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue; without it the queue of the task."
     )
     priority = serializers.IntegerField(
-        min_value=-100, max_value=100, required=False, help_text="Another than the task's own; larger first."
+        min_value=-100,
+        max_value=100,
+        required=False,
+        help_text="Its priority, larger first; without it the priority of the task.",
     )
-    run_after = Moment(required=False, help_text="Not before this time.")
+    run_after = Moment(required=False, help_text="Earliest time to run it.")
     about = serializers.CharField(
         max_length=255, required=False, help_text="The object it is about, as `app.model/pk`."
     )
@@ -100,7 +103,7 @@ class NewJob(Reason):
 class JobChanges(Reason):
     """Changes of a job that is not running; members left out keep their value."""
 
-    args = _Array(required=False, help_text="All its arguments, as the job carries them.")
+    args = _Array(required=False, help_text="All its arguments, encoded as in a job.")
     kwargs = _Object(required=False, help_text="All its keyword arguments.")
     queue = serializers.RegexField(r"^[A-Za-z0-9._-]{1,255}\Z", required=False, help_text="Its queue.")
     priority = serializers.IntegerField(min_value=-100, max_value=100, required=False, help_text="Larger first.")
@@ -123,12 +126,10 @@ class Bulk(Reason):
         min_value=1,
         max_value=MOST_AT_ONCE,
         default=1000,
-        help_text="Jobs of this part, the oldest first; changed in transactions of at most 500.",
+        help_text="Most jobs of this part, oldest first; they are changed in transactions of at most 500.",
     )
-    after = serializers.RegexField(
-        r"^\d{1,18}-\d{1,18}\Z", required=False, help_text="Where the part before ended: its `next`."
-    )
-    dry_run = serializers.BooleanField(default=False, help_text="Only tell how many there are.")
+    after = serializers.RegexField(r"^\d{1,18}-\d{1,18}\Z", required=False, help_text="`next` of the previous part.")
+    dry_run = serializers.BooleanField(default=False, help_text="Count the matching jobs and change none.")
 
 
 class CronChanges(Reason):
@@ -138,23 +139,27 @@ class CronChanges(Reason):
         max_length=255, help_text="Five fields, or six with the second first; or @daily, …"
     )
     zone = serializers.CharField(
-        max_length=64, required=False, help_text="The time zone it is read in; the project's own unless said."
+        max_length=64, required=False, help_text="Time zone of the schedule; default: that of the project."
     )
     jobtype = serializers.CharField(
-        max_length=255, help_text="A task of this project, or what a worker in another language calls it."
+        max_length=255, help_text="Name of a task, or of a function of a worker in another language."
     )
-    queue = serializers.CharField(max_length=255, required=False, allow_blank=True, help_text="Empty: the task's own.")
-    args = _Array(required=False, help_text="Arguments, as a job carries them.")
+    queue = serializers.CharField(
+        max_length=255, required=False, allow_blank=True, help_text="Its queue; empty: the queue of the task."
+    )
+    args = _Array(required=False, help_text="Arguments, encoded as in a job.")
     kwargs = _Object(required=False, help_text="Keyword arguments; for tasks of this project.")
     job = _Object(
         required=False, help_text="retry, reserve_for, priority, backtrace, custom; for other languages' jobtypes."
     )
-    missed = serializers.ChoiceField([str(one) for one in Missed], required=False, help_text="Of ticks nobody took.")
+    missed = serializers.ChoiceField(
+        [str(one) for one in Missed], required=False, help_text="Policy for ticks that no node handled."
+    )
     window = serializers.IntegerField(
         min_value=0, max_value=2**31 - 1, required=False, help_text='Seconds back that "once" and "all" look.'
     )
     overlap = serializers.ChoiceField(
-        [str(one) for one in Overlap], required=False, help_text="While an earlier job waits or runs."
+        [str(one) for one in Overlap], required=False, help_text="Policy while an earlier job waits or runs."
     )
 
 
@@ -162,13 +167,17 @@ class LimitChanges(Reason):
     """New values of a limit; a value left out means no limit of that kind."""
 
     concurrency = serializers.IntegerField(
-        min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="How many run at a time."
+        min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="Jobs that may run at once."
     )
     rate = serializers.CharField(
-        max_length=40, required=False, allow_null=True, help_text="How many start in a time, such as 100/s."
+        max_length=40, required=False, allow_null=True, help_text="Jobs that may start per period, such as 100/s."
     )
     burst = serializers.IntegerField(
-        min_value=1, max_value=2**31 - 1, required=False, allow_null=True, help_text="How many at once after a rest."
+        min_value=1,
+        max_value=2**31 - 1,
+        required=False,
+        allow_null=True,
+        help_text="Jobs that may start at once after an idle period.",
     )
 
 
@@ -176,7 +185,7 @@ class NewLimit(LimitChanges):
     """A limit to create."""
 
     scope = serializers.ChoiceField([str(one) for one in Scope], help_text="queue, task or key.")
-    name = serializers.CharField(max_length=255, help_text="Of the queue, the task or the key.")
+    name = serializers.CharField(max_length=255, help_text="Name of the queue, task or key.")
 
 
 class TaskNames(Reason):
@@ -190,7 +199,7 @@ class TaskNames(Reason):
 class NewCron(CronChanges):
     """A cron entry to create."""
 
-    name = serializers.CharField(max_length=255, help_text="Its name: no other entry has it.")
+    name = serializers.CharField(max_length=255, help_text="Its unique name.")
 
     def validate_name(self, value: str) -> str:
         """Apply the rule for names of entries defined in code: printable characters only."""

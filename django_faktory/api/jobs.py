@@ -61,7 +61,7 @@ def _bulk(summary: str) -> Callable[[F], F]:
 @extend_schema_view(
     list=described(
         summary="List jobs, the newest first",
-        description="What no index leads to is looked for among the latest 50,000 jobs only: see the query language.",
+        description="Conditions without an index search the latest 50,000 jobs only: see the query language.",
     ),
     retrieve=described(
         summary="Show a job", description="With its arguments, failures and result.", responses=answers.WholeJob
@@ -105,7 +105,7 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
 
     @described(
         summary="Enqueue a task",
-        description="As its `enqueue` does, middleware and all. Arguments are JSON, taken as they are.",
+        description="Like `enqueue` of the task, with its middleware. Arguments are plain JSON.",
         request=inputs.NewJob,
         responses={201: answers.Enqueued},
     )
@@ -134,8 +134,8 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         return Response({"jid": result.id}, status=status.HTTP_201_CREATED)
 
     @described(
-        summary="Edit a job that does not run",
-        description="Its arguments, queue, priority or time. The rest of it stays as its client sent it.",
+        summary="Edit a job that is not running",
+        description="Its arguments, queue, priority or time. All other members stay as its client sent them.",
         request=inputs.JobChanges,
         responses={200: answers.WholeJob, 204: UNSEEN},
     )
@@ -157,37 +157,39 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         note(request, job, f"Edited {', '.join(changed)}", reason=told["reason"])
         return self.answer(lambda: whole_job_of(job))
 
-    @_acts("Run a failed job again now", "One that is dead, or waits for its retry.")
+    @_acts("Run a failed job again now", "The job must be dead or wait for a retry.")
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, **_: Any) -> Response:
         """Retry a job that is dead or waiting for a retry."""
         return self._act(request, Verb.RETRY)
 
-    @_acts("Run a job now", "One that is dead, or waits for its time.")
+    @_acts("Run a job now", "The job must be dead, scheduled or wait for a retry.")
     @action(detail=True, methods=["post"])
     def requeue(self, request: Request, **_: Any) -> Response:
         """Run a job now that is dead, scheduled or waiting for a retry."""
         return self._act(request, Verb.REQUEUE)
 
-    @_acts("Give a job up", "One that does not run: it is dead, and kept for a while.")
+    @_acts("Kill a job", "The job must not be running. It becomes dead and is kept for a while.")
     @action(detail=True, methods=["post"])
     def kill(self, request: Request, **_: Any) -> Response:
         """Move the job to dead."""
         return self._act(request, Verb.KILL)
 
-    @_acts("Drop a job", "One that does not run.")
+    @_acts("Discard a job", "The job must not be running.")
     @action(detail=True, methods=["post"])
     def discard(self, request: Request, **_: Any) -> Response:
         """Discard the job; its row is deleted, or kept as discarded for a while."""
         return self._act(request, Verb.DISCARD)
 
-    @_acts("Delete a job that ended", "Before its time.")
+    @_acts("Delete a job that ended", "Before its retention ends.")
     @action(detail=True, methods=["post"])
     def prune(self, request: Request, **_: Any) -> Response:
         """Delete the row of a finished job."""
         return self._act(request, Verb.PRUNE)
 
-    @_acts("Cancel a job", "One that waits is dropped; one that runs is stopped by its worker, if that can.")
+    @_acts(
+        "Cancel a job", "A waiting job is discarded; a running job is stopped by its worker, if the worker supports it."
+    )
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, **_: Any) -> Response:
         """Cancel the job, even if it is running."""
@@ -207,13 +209,13 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         """Run many jobs now that are dead, scheduled or waiting for a retry."""
         return self._act_on_many(request, Verb.REQUEUE)
 
-    @_bulk("Give many jobs up")
+    @_bulk("Kill many jobs")
     @action(detail=False, methods=["post"], url_path="bulk/kill")
     def bulk_kill(self, request: Request) -> Response:
         """Move many jobs to dead."""
         return self._act_on_many(request, Verb.KILL)
 
-    @_bulk("Drop many jobs")
+    @_bulk("Discard many jobs")
     @action(detail=False, methods=["post"], url_path="bulk/discard")
     def bulk_discard(self, request: Request) -> Response:
         """Discard many jobs that are not running."""

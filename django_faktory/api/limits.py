@@ -81,7 +81,7 @@ class Limits(Resource):
 
     @described(
         summary="Set a limit",
-        description="It holds at once, for jobs that wait and run already.",
+        description="It applies at once, also to jobs that wait or run already.",
         request=inputs.NewLimit,
         responses={201: answers.WholeLimit, 204: UNSEEN},
         parameters=[OpenApiParameter("id", exclude=True)],
@@ -99,7 +99,7 @@ class Limits(Resource):
 
     @described(
         summary="Change a limit",
-        description="It holds at once, and overrules code. What is left out is none.",
+        description="It applies at once and overrides the code. A value left out means no limit of that kind.",
         request=inputs.LimitChanges,
         responses={200: answers.WholeLimit, 204: UNSEEN},
     )
@@ -111,9 +111,9 @@ class Limits(Resource):
         return self.answer(lambda: _whole(changed))
 
     @described(
-        summary="Take a limit away",
-        description="Whatever waits for it may start. What code says comes back when a node starts.",
-        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Why: it is kept in the log.")],
+        summary="Delete a limit",
+        description="Jobs that wait for it may start. A limit defined in code is created again when a node starts.",
+        parameters=[OpenApiParameter("reason", OpenApiTypes.STR, description="Reason for the log.")],
         responses={204: None},
     )
     def destroy(self, request: Request, **_: Any) -> Response:
@@ -124,13 +124,13 @@ class Limits(Resource):
         limits.remove(limit, using=alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @_acts("Pause tasks", "None of their jobs starts from now on; those that run go on.")
+    @_acts("Pause tasks", "None of their jobs starts from now on; running jobs continue.")
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pause the tasks; a task that is already paused is not changed."""
         return self._act(request, limits.pause, "Paused")
 
-    @_acts("Resume tasks", "Their jobs start again, as their limits allow.")
+    @_acts("Resume tasks", "Their jobs start again, within their limits.")
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resume the tasks; a task that is not paused is not changed."""

@@ -51,7 +51,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
 
     @described(
         summary="Release a lock by hand",
-        description="The next job of its key may run beside the one that has lost it, and learns so.",
+        description="The next job of the key may then run while the former holder still runs.",
         request=inputs.Reason,
         responses={200: answers.Released},
     )

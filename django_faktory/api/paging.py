@@ -19,8 +19,8 @@ class _ByCursor(CursorPagination):
     page_size = 50
     max_page_size = MOST
     page_size_query_param = "page_size"
-    page_size_query_description = f"Rows of a page: 50 unless said, {MOST} at most."
-    cursor_query_description = "Where the page begins: of `next` or `previous` of another page."
+    page_size_query_description = f"Rows per page: 50 by default, {MOST} at most."
+    cursor_query_description = "Position of the page, from `next` or `previous` of another page."
     offset_cutoff = 1  # every order here is unique: a position needs no offset
     positions = re.compile("")
 
@@ -78,4 +78,4 @@ class FewByName(ByName):
     """
 
     max_page_size = 100
-    page_size_query_description = "Rows of a page: 50 unless said, 100 at most."
+    page_size_query_description = "Rows per page: 50 by default, 100 at most."

@@ -67,7 +67,7 @@ class Queues(Resource):
         """Return one queue with its size and latency."""
         return Response(_shown([self.get_object()])[0])
 
-    @_acts("Pause a queue", "No job of it is given out from now on; those that run go on.")
+    @_acts("Pause a queue", "Workers get no jobs from it; running jobs continue.")
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, **_: Any) -> Response:
         """Pause the queue; nothing changes if it is already paused."""
@@ -75,7 +75,7 @@ class Queues(Resource):
         broker().pause([queue.name])
         return self._done(request, queue, "Paused", told["reason"])
 
-    @_acts("Resume a queue", "Its jobs are given out again.")
+    @_acts("Resume a queue", "Workers get its jobs again.")
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, **_: Any) -> Response:
         """Resume the queue; nothing changes if it is not paused."""
@@ -85,7 +85,7 @@ class Queues(Resource):
 
     @described(
         summary="Clear a queue",
-        description="Drop all jobs enqueued in it, and forget the queue and its pause. It ends after 5 seconds.",
+        description="Discard its enqueued jobs, and delete the queue and its pause. The request stops after 5 seconds.",
         request=inputs.Reason,
         responses={200: answers.Cleared},
     )

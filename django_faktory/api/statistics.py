@@ -28,7 +28,7 @@ class Numbers(Door, ViewSet):
 
     @described(
         operation_id="statistics_retrieve",
-        summary="Show the numbers",
+        summary="Show totals and counts",
         description="Totals are exact; jobs, queues and batches are counted up to `counted_to`. The numbers may be a "
         "second old, or ten times as old as reading them takes. `/metrics` and INFO count everything.",
         responses=answers.Statistics,

@@ -27,7 +27,7 @@ def _acts(summary: str, description: str) -> Callable[[F], F]:
 
 
 @extend_schema_view(
-    list=described(summary="List the worker processes that live"),
+    list=described(summary="List live worker processes"),
     retrieve=described(summary="Show a worker process"),
 )
 class Workers(Resource):
@@ -59,13 +59,13 @@ class Workers(Resource):
         """Return one live worker with its number of jobs."""
         return Response(_shown([self.get_object()])[0])
 
-    @_acts("Quiet a worker", "It fetches no more jobs, and finishes what it has. There is no way back.")
+    @_acts("Quiet a worker", "It fetches no more jobs and finishes its running jobs. This cannot be undone.")
     @action(detail=True, methods=["post"])
     def quiet(self, request: Request, **_: Any) -> Response:
         """Quiet the worker, which learns of it at its next BEAT."""
         return self._advance(request, "quiet")
 
-    @_acts("Terminate a worker", "It finishes what it has, and exits.")
+    @_acts("Terminate a worker", "It finishes its running jobs and exits.")
     @action(detail=True, methods=["post"])
     def terminate(self, request: Request, **_: Any) -> Response:
         """Terminate the worker, which learns of it at its next BEAT."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from django.apps import apps
 from django.contrib.admin.utils import quote
@@ -31,7 +30,7 @@ from ..results import Attempt, runs_of
 from ..store.ahead import is_unconfirmed
 from ..store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
 from . import groups, verbs
-from .overview import duration
+from .overview import duration, jobs_link
 
 SHOWN = 50
 """Attempts shown at most, the latest ones."""
@@ -266,8 +265,7 @@ def _subject(about: str | None) -> SafeString | str | None:
         meta = apps.get_model(label)._meta  # noqa: SLF001  (documented)
         address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(key)])
         shown = format_html('<a href="{}"><bdi>{}</bdi></a>', address, about)
-    others = f"{reverse('admin:django_faktory_job_changelist')}?{urlencode({'about': about})}"
-    return format_html('{} (<a href="{}">all its jobs</a>)', shown, others)
+    return format_html('{} (<a href="{}">all its jobs</a>)', shown, jobs_link(about=about))
 
 
 def _members(text: str) -> dict[str, str]:

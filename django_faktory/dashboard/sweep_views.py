@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from django.contrib import messages
@@ -118,8 +117,8 @@ def _every_s(request: HttpRequest) -> float:
         per_minute = float(request.POST.get("per_minute") or 0)
     except ValueError:
         return 0.0
-    # Slower than one retry in 60 minutes, NaN and infinity are treated as no pace.
-    return 60 / per_minute if per_minute > 0 and math.isfinite(per_minute) and per_minute >= 1 / 60 else 0.0
+    # Slower than one retry in 60 minutes, and NaN, count as no pace; so does infinity, as 60 / inf is 0.
+    return 60 / per_minute if per_minute >= 1 / 60 else 0.0
 
 
 def _record(request: HttpRequest, sweep: Sweep, done: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from django.core import signing
 from django.db.models import Min
+from msgspec import structs
 
 from .. import acts
 from ..errors import InvalidQuery
@@ -102,13 +103,7 @@ def asked(params: Mapping[str, Any], typed: Query | None = None) -> Query:
     for name, field in (("about", "about"), ("bid", "batches")):
         if params.get(name):
             changes[field] = (params[name],)
-    return replace_query(query, **changes)
-
-
-def replace_query(query: Query, **changes: Any) -> Query:
-    """Return a copy of the query with other values in these fields."""
-    fields = {name: getattr(query, name) for name in query.__struct_fields__}
-    return Query(**{**fields, **changes})
+    return structs.replace(query, **changes)
 
 
 def understood(text: str) -> Query:

@@ -10,7 +10,6 @@ import sentry_sdk
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.core.checks import run_checks
 from django.test import override_settings
 from django.urls import NoReverseMatch, reverse
@@ -22,6 +21,7 @@ from django_faktory.errors import InvalidArgument, InvalidQuery
 from django_faktory.models import Job, OutboxEntry
 from django_faktory.payloads import FetchRequest
 from django_faktory.store import jobs, outbox
+from tests.admin.test_access import who
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.project import redacting
 from tests.project.tasks import echo
@@ -278,15 +278,6 @@ def test_an_entry_that_is_refused_quotes_nothing_that_is_hidden(marked, admin_cl
     assert MARKER not in text_of(answer)
 
 
-def who(client, *codenames):
-    user = User.objects.create_user(f"user{User.objects.count()}", is_staff=True)
-    user.user_permissions.set(
-        Permission.objects.filter(content_type__app_label="django_faktory", codename__in=codenames)
-    )
-    client.force_login(user)
-    return user
-
-
 def test_the_overview_shows_numbers_only_to_a_user_who_may_see_numbers_only(client, transactional_db):
     failure = f'{{"message":"quoted {MARKER}"}}'
     JobFactory(dead=True, errtype="shop.Declined", failure=failure, jobtype="shop.pay")
@@ -294,26 +285,26 @@ def test_the_overview_shows_numbers_only_to_a_user_who_may_see_numbers_only(clie
     WorkerFactory(wid="worker-7", hostname="host-of-worker-7")
     addresses = [reverse("admin:django_faktory_overview_changelist"), reverse("admin:django_faktory_overview_part")]
     words = ["quoted", "shop.Declined", "shop.pay", "shop.runs", "host-of-worker-7"]
-    who(client, "view_statistics")
+    client.force_login(who("view_statistics"))
     for address in addresses:
         text = text_of(client.get(address))
         assert [word for word in words if word in text] == []
         assert "<strong>1</strong> dead" in text
-    who(client, "view_statistics", "view_job", "view_workerprocess")
+    client.force_login(who("view_statistics", "view_job", "view_workerprocess"))
     assert [word for word in words if word not in text_of(client.get(addresses[1]))] == []
 
 
 def test_a_canary_shows_no_error_to_a_user_who_may_retry_and_not_view(client, transactional_db):
     job = JobFactory(dead=True, errtype="shop.Declined", failure=f'{{"message":"quoted {MARKER}"}}')
     address = reverse("admin:django_faktory_job_try", args=[job.pk])
-    who(client, "retry_job", "change_job", "view_statistics")
+    client.force_login(who("retry_job", "change_job", "view_statistics"))
     answer = client.post(address)
     assert answer.status_code == 403
     assert Job.objects.get().state == "dead"
     for view in ("change", "history", "edit", "error", "tried", "errors"):
         args = [job.pk] if view in ("change", "history", "edit") else []
         assert client.get(reverse(f"admin:django_faktory_job_{view}", args=args), {"tried": job.pk}).status_code == 403
-    who(client, "retry_job", "view_job")
+    client.force_login(who("retry_job", "view_job"))
     assert client.post(address).status_code == 302
 
 
@@ -323,10 +314,10 @@ def test_a_page_shows_no_arguments_and_no_running_job_to_a_user_who_may_not_view
     rows = apps.get_model("django_faktory", model).objects.all()
     pages = [reverse(f"admin:django_faktory_{model}_changelist")]
     pages += [reverse(f"admin:django_faktory_{model}_change", args=[row.pk]) for row in rows]
-    who(client, f"view_{model}", f"change_{model}" if model == "cronentry" else f"view_{model}")
+    client.force_login(who(f"view_{model}", f"change_{model}" if model == "cronentry" else f"view_{model}"))
     texts = [text_of(client.get(page)) for page in pages]
     assert not any(MARKER in text or marked[2].jid in text or "no room" in text for text in texts)
-    who(client, f"view_{model}", "view_job")
+    client.force_login(who(f"view_{model}", "view_job"))
     texts = [text_of(client.get(page)) for page in pages]
     assert any(MARKER in text or marked[2].jid in text for text in texts)
 
