@@ -16,11 +16,10 @@ from django.utils.timezone import localtime
 from . import acts, redaction
 from .acts import Verb
 from .batching import Kind, Progress, is_open
-from .dashboard.overview import capped, jobs_link
 from .errors import FaktoryError
 from .jsontext import decode
 from .lifecycle import State
-from .look_only import CappedPaginator, LongText, LookOnly, as_html, asks, log
+from .look_only import CappedPaginator, LongText, LookOnly, as_html, asks, capped, jobs_link, log
 from .models import Batch, Job
 from .store import scalars, trees
 

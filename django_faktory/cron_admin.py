@@ -20,9 +20,8 @@ from . import crontab, jsontext, redaction, tasks
 from .buttons import Act, WithButtons
 from .cron import Schedule
 from .cron_models import CronEntry, CronRun
-from .dashboard.overview import jobs_link
 from .errors import InvalidCron
-from .look_only import LongText, SafeChangeList, as_html, asks
+from .look_only import LongText, SafeChangeList, as_html, asks, jobs_link
 from .shapes import cron_call_of
 from .store import crontab as rows
 from .store import texts, ticks

@@ -13,9 +13,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from .dashboard.overview import jobs_link
 from .lifecycle import State
-from .look_only import CappedPaginator, LookOnly, asks, log
+from .look_only import CappedPaginator, LookOnly, asks, jobs_link, log
 from .models import Job, JobLock
 from .store import operations
 

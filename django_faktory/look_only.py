@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from urllib.parse import urlencode
 
 from django import forms
 from django.apps import apps
@@ -54,6 +55,18 @@ class AtLeast(int):
 
     def __str__(self) -> str:
         return f"{int(self):,}+"
+
+
+def capped(count: int, most: int) -> str:
+    """Format a count that ends at `most`: "5,000+" for any larger number, and for `AtLeast` its own text."""
+    if isinstance(count, AtLeast):
+        return str(count)
+    return f"{most:,}+" if count > most else f"{count:,}"
+
+
+def jobs_link(**wanted: str) -> str:
+    """Return the URL of the job list with these filters."""
+    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
 class CappedPaginator(CappedBase):

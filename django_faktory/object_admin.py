@@ -17,9 +17,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from . import conf
-from .dashboard.overview import jobs_link
 from .lifecycle import State
-from .look_only import looks
+from .look_only import jobs_link, looks
 from .models import Job
 from .permissions import may_see
 from .readable import readable

@@ -12,13 +12,12 @@ from django.urls import URLPattern, path, reverse
 
 from .. import acts, conf
 from ..lifecycle import State
-from ..look_only import LookOnly, log
+from ..look_only import LookOnly, capped, log
 from ..models import Job
 from ..permissions import may
 from ..store import texts
 from . import groups, sweeps, verbs
 from .groups import Kind
-from .overview import capped
 
 SHOWN = 20
 TRIED_EVERY_S = 1

@@ -22,7 +22,7 @@ from ..jsonfields import parse_instant
 from ..jsontext import last_members
 from ..lifecycle import State
 from ..lock_admin import holder_of
-from ..look_only import shown_text
+from ..look_only import jobs_link, shown_text
 from ..models import Batch, Gate, Job, Tracking, WorkerProcess
 from ..permissions import may
 from ..queries import split_about
@@ -30,7 +30,7 @@ from ..results import Attempt, runs_of
 from ..store.ahead import is_unconfirmed
 from ..store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
 from . import groups, verbs
-from .overview import duration, jobs_link
+from .overview import duration
 
 SHOWN = 50
 """Attempts shown at most, the latest ones."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import nsmallest
 from typing import NamedTuple
-from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
 from django.db.models import Sum
@@ -21,7 +20,7 @@ from django.utils.formats import date_format
 from .. import conf
 from ..cron_models import CronEntry
 from ..lifecycle import State
-from ..look_only import AtLeast
+from ..look_only import capped, jobs_link
 from ..models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
 from ..store import measures, queues, scalars, stats, workers
 from .charts import Chart, Point, chart
@@ -99,14 +98,6 @@ class Overview:
     """These three are None if the user may see numbers only."""
 
 
-def capped(count: int, most: int | None = None) -> str:
-    """Format a count that ends at `most` (default `COUNTED`): "5,000+" for any larger number."""
-    most = COUNTED if most is None else most
-    if isinstance(count, AtLeast):
-        return str(count)
-    return f"{most:,}+" if count > most else f"{count:,}"
-
-
 def duration(seconds: float) -> str:
     """Format a duration in its two largest units."""
     left = round(seconds)
@@ -116,11 +107,6 @@ def duration(seconds: float) -> str:
         if count or counts:
             counts.append((count, unit))
     return " ".join(f"{count} {unit}" for count, unit in counts[:2] if count) or "0 s"
-
-
-def jobs_link(**wanted: str) -> str:
-    """Return the URL of the job list with these filters."""
-    return f"{reverse('admin:django_faktory_job_changelist')}?{urlencode(wanted)}"
 
 
 def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
@@ -227,18 +213,20 @@ def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
     # No next time, although it is neither paused nor removed: its schedule matches no date.
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
     # One statement for three counts.
-    stale, outbox, cron = scalars.counts([silent, refused, never], most=COUNTED + 1, using=using)
+    counts = scalars.counts([silent, refused, never], most=COUNTED + 1, using=using)
+    stale, outbox, cron = (capped(count, COUNTED) if count else "" for count in counts)
     if stale:
         limit = duration(conf.get("WORKER_TIMEOUT"))
-        yield Alarm(f"Workers not heard of for {limit}: {capped(stale)}", _page("workerprocess"))
+        yield Alarm(f"Workers not heard of for {limit}: {stale}", _page("workerprocess"))
     if blocked != "0":
         yield Alarm(f"Jobs that wait for a lock or a limit: {blocked}", jobs_link(state="blocked"))
     if outbox:
         yield Alarm(
-            f"Jobs refused on their way elsewhere: {capped(outbox)}", f"{_page('outboxentry')}?error__isempty=0"
+            f"Jobs refused on their way elsewhere: {outbox}",
+            f"{_page('outboxentry')}?error__isempty=0",
         )
     if cron:
-        yield Alarm(f"Cron entries that will never be due: {capped(cron)}", f"{_page('cronentry')}?state=never+due")
+        yield Alarm(f"Cron entries that will never be due: {cron}", f"{_page('cronentry')}?state=never+due")
 
 
 def _page(model: str) -> str:

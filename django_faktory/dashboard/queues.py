@@ -13,10 +13,10 @@ from django.utils.html import format_html
 
 from .. import acts
 from ..gating import Scope
-from ..look_only import LookOnly, SafeChangeList, asks, log
+from ..look_only import LookOnly, SafeChangeList, asks, jobs_link, log
 from ..models import Limit, Queue
 from ..permissions import may, may_see
-from .overview import QueueLine, ago, jobs_link, minutes, queue_lines
+from .overview import QueueLine, ago, minutes, queue_lines
 
 
 class QueueList(SafeChangeList):

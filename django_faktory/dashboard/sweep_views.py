@@ -14,10 +14,9 @@ from django.urls import URLPattern, path, reverse
 
 from .. import conf
 from ..errors import InvalidQuery
-from ..look_only import AtLeast, LookOnly, told, why
+from ..look_only import AtLeast, LookOnly, capped, told, why
 from ..models import Job
 from . import sweeps, verbs
-from .overview import capped
 from .sweeps import Sweep
 
 
