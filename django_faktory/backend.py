@@ -211,9 +211,11 @@ def new_jid() -> str:
 
 
 def new_jids(count: int) -> list[str]:
-    """Return `count` new job ids with the same timestamp."""
+    """Return `count` new job ids with the same timestamp, in ascending order."""
     moment, chance = f"{time.time_ns() // 1_000_000:012x}", os.urandom(10 * count).hex()
-    return [moment + chance[at : at + 20] for at in range(0, len(chance), 20)]
+    # A set is inserted in the order of its jids (ADR 30) and claimed in the order of the push. Without the sort,
+    # neighbours in the queue lie on different pages: 70 µs of PostgreSQL's processor for each job instead of 55.
+    return sorted(moment + chance[at : at + 20] for at in range(0, len(chance), 20))
 
 
 def _custom(task: FaktoryTask[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_faktory import jsontext, task
-from django_faktory.backend import FaktoryBackend, new_jid
+from django_faktory.backend import FaktoryBackend, new_jid, new_jids
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.compat import InvalidTask, Task, TaskResultStatus, task_backends, task_enqueued
 from django_faktory.errors import CommandRefused, InvalidPayload
@@ -204,6 +204,11 @@ def test_enqueue_many_suits_backends_that_take_one_at_a_time():
 
 
 # --- jids
+
+
+def test_the_ids_of_a_bulk_enqueue_ascend():
+    made = new_jids(100)
+    assert made == sorted(set(made))
 
 
 def test_jids_are_32_hex_digits_in_order_of_time():
