@@ -16,7 +16,7 @@ from ..gearmonkey.hints import Hints
 from ..gearmonkey.station import BEATS_A_LEASE, Station
 from ..gearmonkey.upkeep import Upkeep
 from ..logs import get_logger
-from ..worker.connections import keep_no_queries
+from ..worker.connections import set_up_own_connections
 from ..worker.launch import Role, obey
 from ..worker.runner import Worker
 from ..worker.share import Share
@@ -42,7 +42,7 @@ def _at_a_station(plan: Plan, main: Callable[[Station, Launch], int], launch: La
     A cluster is asked for its nodes at once: if it does not answer, this process ends and its replacement tries again.
     For any other Redis the worker waits.
     """
-    keep_no_queries()
+    set_up_own_connections()
     try:
         redis = connect(plan.gearmonkey)
     except BrokerUnavailable as error:

@@ -24,7 +24,7 @@ from ..server.allocator import return_large_blocks
 from ..server.listener import Server
 from ..store import locks
 from ..store.dialects.write_queue import queue_writers
-from ..worker.connections import keep_no_queries
+from ..worker.connections import set_up_own_connections
 from ..worker.forking import Forking
 from ..worker.launch import Role, live, obey, wait_for_turn
 from ..worker.loop_watch import LoopWatch
@@ -119,7 +119,7 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     host, port = plan.address
     # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     deadlines.leave_pools()
-    keep_no_queries()
+    set_up_own_connections()
     deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     crier = wakeups.Crier(plan.alias)
     listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
@@ -158,7 +158,7 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
     """
     # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
     deadlines.leave_pools()
-    keep_no_queries()
+    set_up_own_connections()
     recorder = Recorder()
     keeps_house = number == 0 and not plan.serves
     if plan.alias:

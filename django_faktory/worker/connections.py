@@ -20,6 +20,8 @@ from django.db import Error, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from ..poolers import is_pooled
+
 _of_async_tasks: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
 """The connections that async tasks of each loop use."""
 
@@ -31,23 +33,40 @@ NONE: frozenset[str] = frozenset()
 """Empty set of aliases: no connection is in a transaction, which is how `tidy` leaves a worker's thread."""
 
 
+OWN_THREADS = "faktory-"
+"""Prefix of the names of all threads that this package starts for servers and workers."""
+
 JOB_THREAD = "faktory-job"
 """Prefix of the names of threads that run jobs."""
 
+ASYNC_THREAD = "faktory-async"
+"""Name of the thread that runs async tasks."""
 
-def keep_no_queries() -> None:
-    """Disable Django's query log (DEBUG) on this process' connections, except those of job threads.
 
-    A log keeps up to 9,000 statements with the arguments of jobs, and threads of the worker itself live as long as the
-    process. `tidy` clears the log of job threads after each job.
+def set_up_own_connections() -> None:
+    """Set up the database connections of this process' own threads; call it before any connection is opened.
+
+    Disables Django's query log (DEBUG): it keeps up to 9,000 statements with the arguments of jobs, and these threads
+    live as long as the process. Job threads keep their log, which `tidy` clears after each job.
+
+    On PostgreSQL it also disables sequential scans. The table of jobs shrinks to a few pages whenever its queues are
+    empty. A plan made at that moment reads the whole table for each job until it is replaced (ADR 36).
     """
-    connection_created.connect(_drop_log, dispatch_uid=f"{__name__}.keep_no_queries")
+    connection_created.connect(_set_up, dispatch_uid=f"{__name__}.set_up_own_connections")
 
 
-def _drop_log(connection: BaseDatabaseWrapper, **_: object) -> None:
+def _set_up(connection: BaseDatabaseWrapper, **_: object) -> None:
+    name = threading.current_thread().name
     # A job's own log stays, for tasks that read it while DEBUG is on.
-    if not threading.current_thread().name.startswith(JOB_THREAD):
+    if not name.startswith(JOB_THREAD):
         connection.queries_log = deque(maxlen=0)
+    # Other threads run code of the project, for which the planner has to choose freely. A pooler would pass the
+    # setting on to other clients.
+    is_own = name.startswith(OWN_THREADS) and not name.startswith((JOB_THREAD, ASYNC_THREAD))
+    if is_own and connection.vendor == "postgresql" and not is_pooled(connection.connection):
+        with connection.cursor() as cursor:
+            # A disabled scan that is the only way has such a high cost that PostgreSQL would compile the plan.
+            cursor.execute("SET enable_seqscan = off; SET jit = off")
 
 
 def in_transaction() -> frozenset[str]:

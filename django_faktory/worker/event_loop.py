@@ -17,6 +17,7 @@ from django.db import connections
 from ..event_loops import new_event_loop
 from ..logs import get_logger
 from ..payloads import Reservation
+from .connections import ASYNC_THREAD
 from .held import Report
 from .loop_watch import LoopWatch
 
@@ -54,9 +55,9 @@ class EventLoop:
         with self._starting:
             if self._thread is None:
                 # Daemon threads: a coroutine that does not end must not keep the process from ending.
-                self._thread = threading.Thread(target=self._run, name="faktory-async", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=ASYNC_THREAD, daemon=True)
                 self._thread.start()
-                threading.Thread(target=self._watch, name="faktory-async-watch", daemon=True).start()
+                threading.Thread(target=self._watch, name=f"{ASYNC_THREAD}-watch", daemon=True).start()
         self._started.wait()
         # `_loop` exists only after `_started` is set.
         self._loop.call_soon_threadsafe(self._begin, job, make, done)

@@ -5,7 +5,9 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 from django.test.utils import CaptureQueriesContext
 
+from django_faktory.brokers import get_broker
 from django_faktory.errors import FaktoryError
+from django_faktory.payloads import Ack, FetchRequest, new_job
 from django_faktory.store.dialects import dialect_of, prepared
 from django_faktory.store.dialects.pipeline import has_psycopg3
 from django_faktory.store.dialects.prepared import Statement
@@ -142,3 +144,18 @@ def test_a_database_we_do_not_speak_is_told_so(monkeypatch):
     monkeypatch.setattr(connection, "vendor", "oracle")
     with pytest.raises(FaktoryError, match="expected PostgreSQL, MariaDB or SQLite, got oracle"):
         dialect_of(connection)
+
+
+def test_no_hot_statement_is_planned_at_each_use(statement):
+    broker = get_broker()
+    for number in range(12):
+        jids = [f"{number:04d}-{one:05d}" for one in range(3)]
+        broker.push([new_job(jid=jid, jobtype="x", args=[]) for jid in jids])
+        [found] = broker.fetch([FetchRequest(queues=("default",), wid="w1", count=3)])
+        broker.ack([Ack(jid=one.jid, wid="w1", attempt=one.attempt, result="null") for one in found])
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name, custom_plans, generic_plans FROM pg_prepared_statements WHERE name ~ '^faktory_'")
+        plans = cursor.fetchall()
+    # PostgreSQL plans the first five uses for the given values, and then compares the costs.
+    assert [plan for plan in plans if plan[1] > 5] == []
+    assert sum(plan[2] for plan in plans) > 0

@@ -7,11 +7,12 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.test import override_settings
 
 from django_faktory.brokers import get_broker
 from django_faktory.payloads import Ack, Reservation, new_job
-from django_faktory.worker.connections import in_transaction, tidy
+from django_faktory.worker.connections import in_transaction, set_up_own_connections, tidy
 from django_faktory.worker.execute import prepare
 from tests.project import tasks
 from tests.project.models import Mark
@@ -159,6 +160,33 @@ def test_queries_logged_in_debug_do_not_pile_up():
     with override_settings(DEBUG=True):
         ran(tasks.writes_mark, "logged")
         assert not connection.queries_log
+
+
+@pytest.mark.parametrize(
+    ("thread", "scans"),
+    [("faktory-push-0", "off"), ("faktory-fetch", "off"), ("faktory-job-0", "on"), ("faktory-async", "on")],
+)
+def test_only_own_threads_plan_without_sequential_scans(thread, scans):
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL keeps plans of a small table")
+
+    def look():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('enable_seqscan')")
+            found.append(cursor.fetchone()[0])
+        connection.close()
+
+    found = []
+    receivers = list(connection_created.receivers)
+    set_up_own_connections()
+    try:
+        one = threading.Thread(target=look, name=thread)
+        one.start()
+        one.join(30)
+    finally:
+        connection_created.receivers = receivers
+        connection_created.sender_receivers_cache.clear()
+    assert found == [scans]
 
 
 def test_an_async_failure_mends_the_thread_its_orm_calls_run_in():

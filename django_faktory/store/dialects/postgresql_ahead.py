@@ -14,7 +14,7 @@ from ...payloads import HandedOut
 from .base import DELIVERY_LEASE_S, JOB, WORKER, Plan
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
-from .prepared import Call, Statement, execute_on
+from .prepared import Call, Statement, execute_on, unnest
 
 # Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
 # that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority
@@ -29,7 +29,7 @@ FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = A
   SELECT line.id FROM (
     SELECT ready.id, bool_and(ready.is_plain) OVER (
         PARTITION BY q.name ORDER BY ready.weight, ready.enqueued_at, ready.id) AS goes
-    FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
+    FROM {unnest(1, 2)} AS q (name, room)
     CROSS JOIN LATERAL (
       SELECT j.id, j.weight, j.enqueued_at, j.weight = 0 AND j.lock_key IS NULL AND (j.expires_at IS NULL
             OR j.expires_at > COALESCE($3, STATEMENT_TIMESTAMP()) + make_interval(secs => $5))
@@ -51,7 +51,7 @@ CONFIRM = Statement(
     f"""
 WITH handed AS (
   SELECT r.jid, r.attempt, r.wid, COALESCE($5, STATEMENT_TIMESTAMP()) - make_interval(secs => r.ago_s) AS at
-  FROM unnest($1, $2, $3, $4) AS r (jid, attempt, wid, ago_s)),
+  FROM {unnest(1, 2, 3, 4)} AS r (jid, attempt, wid, ago_s)),
 mine AS MATERIALIZED (
   SELECT j.id, r.jid, r.attempt, r.wid, r.at FROM handed AS r JOIN {JOB} AS j ON j.jid = r.jid
   FOR UPDATE OF j SKIP LOCKED),
@@ -73,7 +73,7 @@ EXTEND = Statement(
     f"""
 WITH clock AS (SELECT COALESCE($5, STATEMENT_TIMESTAMP()) AS now),
 due AS MATERIALIZED (
-  SELECT j.id FROM unnest($1, $2, $3) AS r (jid, attempt, wid) CROSS JOIN clock
+  SELECT j.id FROM {unnest(1, 2, 3)} AS r (jid, attempt, wid) CROSS JOIN clock
   CROSS JOIN LATERAL (
     SELECT id, wid, attempt, reserved_until, reserve_for FROM {JOB} WHERE jid = r.jid OFFSET 0) AS j
   WHERE j.wid = r.wid AND j.attempt = r.attempt
@@ -82,7 +82,7 @@ mine AS MATERIALIZED (
   SELECT j.id, j.wid, j.attempt FROM {JOB} AS j WHERE j.id = ANY (ARRAY(SELECT id FROM due))
   FOR UPDATE SKIP LOCKED)
 UPDATE {JOB} AS j SET reserved_until = now + make_interval(secs => GREATEST(j.reserve_for, $4))
-FROM mine, clock, unnest($1, $2, $3) AS r (jid, attempt, wid)
+FROM mine, clock, {unnest(1, 2, 3)} AS r (jid, attempt, wid)
 WHERE j.id = mine.id AND j.jid = r.jid AND mine.wid = r.wid AND mine.attempt = r.attempt
   AND j.reserved_until IS NOT NULL""",
     gives_rows=False,

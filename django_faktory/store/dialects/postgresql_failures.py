@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .base import JOB, Changed, Tally, counter_slot
 from .postgresql_verbs import COUNT
-from .prepared import Call, Statement
+from .prepared import Call, Statement, unnest
 
 READ = (
     "id", "jid", "jobtype", "queue", "state", "retry", "backtrace", "result_ttl", "run_at", "enqueued_at", "started_at",
@@ -29,7 +29,6 @@ _TYPES = {
 """Types of the written columns; others are text."""
 
 _COLUMNS = Changed._fields
-_PLACES = ", ".join(f"${place}" for place in range(1, len(_COLUMNS) + 1))
 
 FAILING = Statement(
     "failing", ["text[]"], f"SELECT {', '.join(READ)} FROM {JOB} WHERE jid = ANY ($1) ORDER BY id FOR UPDATE"
@@ -43,7 +42,7 @@ SAVE = Statement(
     [f"{_TYPES.get(column, 'text')}[]" for column in _COLUMNS],
     f"""
 UPDATE {JOB} AS j SET {", ".join(f"{column} = r.{column}" for column in _COLUMNS[1:])}
-FROM unnest({_PLACES}) AS r ({", ".join(_COLUMNS)}) WHERE j.id = r.id""",
+FROM {unnest(*range(1, len(_COLUMNS) + 1))} AS r ({", ".join(_COLUMNS)}) WHERE j.id = r.id""",
     gives_rows=False,
 )
 

@@ -8,7 +8,7 @@ hot key is the time that it takes to end one job and to claim the next.
 from __future__ import annotations
 
 from .base import COUNTER, JOB, LOCK
-from .prepared import Statement
+from .prepared import Statement, unnest
 
 _READY_SIBLINGS = f"""
       SELECT j.id FROM {JOB} AS j WHERE j.lock_key = {{key}} AND j.state = (SELECT 'enqueued')
@@ -132,7 +132,7 @@ READY = Statement(
     "ready_of_keys",
     ["text[]"],
     f"""
-SELECT ready.id, ready.lock_key, ready.queue, ready.weight FROM unnest($1) AS keys (key) CROSS JOIN LATERAL (
+SELECT ready.id, ready.lock_key, ready.queue, ready.weight FROM {unnest(1)} AS keys (key) CROSS JOIN LATERAL (
   SELECT id, lock_key, queue, weight FROM {JOB}
   WHERE lock_key = keys.key COLLATE "C" AND state = (SELECT 'enqueued')
   ORDER BY queue, weight, enqueued_at, id LIMIT 1000) AS ready""",
@@ -195,4 +195,4 @@ parked AS (
 SELECT moved.jid, moved.id, heirs.queue FROM moved JOIN heirs USING (jid)""",
 )
 
-NEXT = Statement("next_of_keys", ["text[]"], f'WITH keys AS (SELECT unnest($1) COLLATE "C" AS key), {_NEXT}')
+NEXT = Statement("next_of_keys", ["text[]"], f'WITH keys AS (SELECT {unnest(1)} COLLATE "C" AS key), {_NEXT}')

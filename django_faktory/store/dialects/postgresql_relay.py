@@ -19,7 +19,7 @@ from ...payloads import Ack
 from .base import COUNTER, JOB, LOCK, WORKER, Held, Plan, Relayed, counter_slot
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED, reservations
-from .prepared import Statement, execute_on
+from .prepared import Statement, execute_on, unnest
 
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 
@@ -52,7 +52,7 @@ held AS MATERIALIZED (
 mine AS MATERIALIZED (SELECT id, lock_key FROM {LOCK} WHERE id = (SELECT lock_token FROM held) FOR UPDATE),
 next AS MATERIALIZED (
   SELECT q.place, j.id, j.jobtype, j.queue, j.weight, j.enqueued_at, j.expires_at, j.gate, j.limit_key
-  FROM unnest($7) WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+  FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
     SELECT id, jobtype, queue, weight, enqueued_at, expires_at, gate, limit_key FROM {JOB}
     WHERE lock_key = (SELECT lock_key FROM mine) AND state = (SELECT 'blocked') AND queue = q.name
     ORDER BY weight, enqueued_at, id LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
@@ -63,7 +63,7 @@ heir AS MATERIALIZED (
   WHERE j.gate IS NULL AND NOT {IS_GATED} AND {_LIVES}
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $8 AND state <> 'running')
     AND NOT EXISTS (
-      SELECT 1 FROM unnest($7) WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
+      SELECT 1 FROM {unnest(7)} WITH ORDINALITY AS q (name, place) CROSS JOIN LATERAL (
         SELECT weight, enqueued_at, id FROM {JOB} WHERE state = 'enqueued' AND queue = q.name AND {_LIVES}
         ORDER BY weight, enqueued_at, id LIMIT 1) AS ready
       WHERE q.place <= j.place AND q.name <> ALL ({withheld(1)})
@@ -91,7 +91,7 @@ counted AS (
   SELECT (now AT TIME ZONE 'UTC')::date, $10, 1, 0, 0 FROM heir, clock
   ON CONFLICT (day, slot) DO UPDATE SET processed = c.processed + excluded.processed)
 SELECT token.id, held.wid, held.attempt, held.queue, held.jobtype, clock.now, held.started_at,
-  NOT EXISTS (SELECT 1 FROM unnest($7) AS q (name) CROSS JOIN LATERAL (
+  NOT EXISTS (SELECT 1 FROM {unnest(7)} AS q (name) CROSS JOIN LATERAL (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name LIMIT 1) AS ready), taken.*
 FROM held, token, taken, clock""",
 )

@@ -16,7 +16,7 @@ from ...payloads import Ack, JobPayload
 from .base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable, unique_key_of
 from .postgresql_gates import IS_GATED, withheld
 from .postgresql_rows import RETURNED
-from .prepared import Call, Statement
+from .prepared import Call, Statement, unnest
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",
@@ -58,7 +58,7 @@ def replacing(jids: int) -> str:
     return f"""
 WITH stored AS MATERIALIZED (
   SELECT id, {replaceable()} AS is_over FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM unnest(${jids}) AS told (jid)))
+    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(jids)} AS told (jid)))
   ORDER BY id FOR UPDATE),
 gone AS (DELETE FROM {JOB} WHERE id = ANY (ARRAY(SELECT id FROM stored WHERE is_over)) RETURNING jid, attempt)"""
 
@@ -94,7 +94,7 @@ PUSH_MANY = Statement(
     ["json", "timestamptz", "text[]", "int[]"],
     f"""{replacing(3)}{_SET}
 FROM {clock(2)}, ROWS FROM (json_to_recordset($1) AS (jid text, jobtype text, queue text, priority smallint, text text,
-  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz), unnest($4)) WITH ORDINALITY
+  retry int, reserve_for int, backtrace smallint, result_ttl int, at timestamptz), {unnest(4)}) WITH ORDINALITY
   AS j (jid, jobtype, queue, priority, text, retry, reserve_for, backtrace, result_ttl, at, place, nth){_IN_ORDER}""",
     gives_rows=False,
 )
@@ -107,7 +107,7 @@ PUSH_ALIKE = Statement(
     f"""{replacing(1)}{_SET}
 FROM {clock(11)}, (
   SELECT texts.*, $5 AS priority, $6 AS retry, $7 AS reserve_for, $8 AS backtrace, $9 AS result_ttl, $10 AS at
-  FROM unnest($1, $2, $3, $4, $12) WITH ORDINALITY AS texts (jid, jobtype, queue, text, place, nth)) AS j{_IN_ORDER}""",
+  FROM {unnest(1, 2, 3, 4, 12)} WITH ORDINALITY AS texts (jid, jobtype, queue, text, place, nth)) AS j{_IN_ORDER}""",
     gives_rows=False,
 )
 
@@ -120,10 +120,10 @@ LOCK_STORED = Statement(
 WITH clock AS (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now),
 stored AS MATERIALIZED (
   SELECT id FROM {JOB} WHERE id = ANY (ARRAY(
-    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM unnest($1) AS told (jid)
+    SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(1)} AS told (jid)
     UNION ALL
     SELECT (SELECT id FROM {JOB} WHERE unique_key = told.key AND unique_expires_at <= now)
-    FROM unnest($2) AS told (key), clock))
+    FROM {unnest(2)} AS told (key), clock))
   ORDER BY id FOR UPDATE)
 SELECT now FROM clock WHERE (SELECT COUNT(*) FROM stored) >= 0""",
 )
@@ -145,7 +145,7 @@ UPDATE {JOB} AS j SET state = 'working', wid = $3, attempt = attempt + 1, starte
   passes = CASE WHEN {IS_GATED} THEN '' END,
   unique_key = CASE WHEN unique_until_start AND lock_key IS NULL AND NOT {IS_GATED} THEN NULL ELSE unique_key END
 FROM {clock(5)} WHERE j.id = ANY (ARRAY(
-  SELECT ready.id FROM unnest((SELECT $1), (SELECT $2)) AS q (name, room)
+  SELECT ready.id FROM {unnest(1, 2)} AS q (name, room)
   CROSS JOIN LATERAL ({_READY}) AS ready
   WHERE q.name <> ALL ({withheld(5)})
     AND NOT EXISTS (SELECT 1 FROM {WORKER} WHERE wid = $3 AND state <> 'running')
@@ -171,7 +171,7 @@ WAITING = Statement(
 SELECT q.name, (SELECT COUNT(*) FROM (
     SELECT 1 FROM {JOB} WHERE state = 'enqueued' AND queue = q.name
       AND (expires_at IS NULL OR expires_at > COALESCE($4, STATEMENT_TIMESTAMP())) LIMIT $2) AS ready), FALSE
-  FROM unnest($1) AS q (name)
+  FROM {unnest(1)} AS q (name)
   WHERE q.name <> ALL ({withheld(4)})
 UNION ALL SELECT wid, 0, TRUE FROM {WORKER} WHERE wid = ANY ($3) AND state <> 'running'""",
 )
@@ -194,7 +194,7 @@ locked AS MATERIALIZED (
     bid IS NOT NULL OR callback_of IS NOT NULL OR lock_token IS NOT NULL OR passes IS NOT NULL AS is_apart
   FROM {JOB} WHERE id = ANY (ARRAY(
     SELECT id FROM asked
-    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM unnest($5) AS told (jid)))
+    UNION ALL SELECT (SELECT id FROM {JOB} WHERE jid = told.jid) FROM {unnest(5)} AS told (jid)))
   ORDER BY id FOR UPDATE),
 held AS MATERIALIZED (
   SELECT DISTINCT ON (j.id) j.id, j.jid, j.wid, j.attempt, j.result_ttl, j.queue, j.jobtype, j.started_at, j.is_apart,
@@ -265,7 +265,7 @@ KEEP = Statement(
     f"""
 UPDATE {JOB} AS j SET state = 'succeeded', result = r.result, finished_at = $3, reserved_until = NULL,
   unique_key = NULL, lock_token = NULL, passes = NULL, purge_at = $3 + make_interval(secs => j.result_ttl)
-FROM unnest($1, $2) AS r (id, result) WHERE j.id = r.id""",
+FROM {unnest(1, 2)} AS r (id, result) WHERE j.id = r.id""",
     gives_rows=False,
 )
 

@@ -42,6 +42,15 @@ _PLACE = re.compile(r"\$(\d+)")
 Call = tuple["Statement", Sequence[Any]]
 
 
+def unnest(*places: int | str) -> str:
+    """Return SQL that turns the array parameters `$n` of these places into rows.
+
+    A subquery hides the array's length from the planner. Otherwise a plan made for the given array looks cheaper than a
+    plan for any array, and PostgreSQL plans the statement at each use: 400 µs for the end of a single job.
+    """
+    return f"unnest({', '.join(f'(SELECT ${place})' for place in places)})"
+
+
 class _Use:
     """Use of one statement by one connection."""
 
