@@ -138,6 +138,10 @@ class ReservationLost(FaktoryError):
     """An atomic task ended after its job was given to another worker; its writes were rolled back."""
 
 
+class EndRolledBack(FaktoryError):
+    """The database rolled back an atomic task because of another transaction (a deadlock or a lock timeout)."""
+
+
 class TaskTimeout(FaktoryError):
     """A task ran longer than its `timeout`: it was stopped, and the job failed."""
 

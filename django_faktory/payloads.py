@@ -161,7 +161,7 @@ INTERRUPTED = "interrupted"
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Return a job that a stopping worker began and did not finish; fenced like an Ack."""
+    """Return a job that a worker began and did not finish, through no fault of the task; fenced like an Ack."""
 
     jid: str
     wid: str
@@ -169,6 +169,9 @@ class Interruption(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queue: str
     message: str
     """The reason; used as the failure's message where the interruption has to count as a failure."""
+    errtype: str = "WorkerShutdown"
+    summary: str = "interrupted by shutdown"
+    """What the job's history and the log say."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -276,13 +279,13 @@ class HandedOut(NamedTuple):
     ago_s: float
 
 
-def shutdown_failure(interruption: Interruption) -> Failure:
+def interruption_failure(interruption: Interruption) -> Failure:
     """Return the failure that replaces an interruption where the job cannot be released."""
     return failure(
         jid=interruption.jid,
         wid=interruption.wid,
         attempt=interruption.attempt,
-        errtype="WorkerShutdown",
+        errtype=interruption.errtype,
         message=interruption.message,
     )
 

@@ -65,7 +65,12 @@ def whole_job_of(job: Job) -> dict[str, Any]:
     ]
     # Separate from the attempts: an interruption is not a failure and uses no retry.
     interrupted = [
-        {"worker": one.wid, "started_at": one.started_at or None, "interrupted_at": one.failed_at or None}
+        {
+            "worker": one.wid,
+            "message": one.message,
+            "started_at": one.started_at or None,
+            "interrupted_at": one.failed_at or None,
+        }
         for one in runs_of(job.history)
         if one.is_interruption
     ]

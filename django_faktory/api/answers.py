@@ -93,9 +93,10 @@ class FailedAttempt(Base):
 
 
 class InterruptedRun(Base):
-    """A run that ended because its worker was stopped: neither an attempt nor a failure."""
+    """A run that ended through no fault of the task, as at a shutdown: neither an attempt nor a failure."""
 
     worker = _text("The worker that ran it.")
+    message = _text("Why it ended.")
     started_at = _time("When it began.")
     interrupted_at = _time("When the worker gave the job back.")
 

@@ -30,7 +30,7 @@ from ..payloads import (
     Tracked,
     TrackUpdate,
     WorkerIdentity,
-    shutdown_failure,
+    interruption_failure,
 )
 
 Told = TypeVar("Told")
@@ -266,7 +266,7 @@ class Broker(ABC):
         `WorkerShutdown`.
         """
         # The protocol has no verb to give a started job back; the error type at least names the reason in its history.
-        return self.fail([shutdown_failure(one) for one in interruptions])
+        return self.fail([interruption_failure(one) for one in interruptions])
 
     @abstractmethod
     def hello(self, worker: WorkerIdentity) -> None:

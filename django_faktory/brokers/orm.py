@@ -12,11 +12,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import wakeups
-from ..errors import BrokerUnavailable, FaktoryError, InvalidPayload
+from ..errors import BrokerUnavailable, EndRolledBack, FaktoryError, InvalidPayload
 from ..locket import Locket
 from ..logs import get_logger
 from ..measuring import Recorder
@@ -54,7 +54,7 @@ from ..store import (
     workers,
 )
 from ..store.dialects import dialect_of
-from ..store.transactions import first_line, limited_lock_wait
+from ..store.transactions import first_line, is_collision, limited_lock_wait
 from ..store.unanswered import Unanswered
 from ..wakeups.postgresql import ANY_QUEUE
 from .atomic import atomic
@@ -136,7 +136,12 @@ class OrmBroker(Broker):
         # A subclass may have overridden `ack`; the statement for the last acknowledgement would bypass it.
         if type(self).ack is not OrmBroker.ack:
             return super().ack_last(ack, job)
-        return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+        try:
+            return jobs.ack_last(ack, job, using=self.alias, now=self.clock(), on_ended=self._notes.ended)
+        except OperationalError as error:
+            if not is_collision(error):
+                raise
+            raise EndRolledBack(first_line(error)) from error
 
     def push(self, jobs_: Sequence[JobPayload]) -> list[FaktoryError | None]:
         """Store jobs; the notification of workers is sent after the commit.

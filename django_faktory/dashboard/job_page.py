@@ -119,7 +119,7 @@ def timeline(job: Job, history: StoredText) -> list[Moment]:
         begun, failed = _instant(one.started_at), _instant(one.failed_at)
         number += not one.is_interruption
         if one.is_interruption:
-            found.append(Moment("Interrupted by shutdown", failed, took=_between(begun, failed), worker=one.wid))
+            found.append(Moment(one.message.capitalize(), failed, took=_between(begun, failed), worker=one.wid))
             continue
         found.append(
             Moment(

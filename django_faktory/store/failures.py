@@ -22,7 +22,7 @@ from ..errors import FaktoryError, JobNotFound
 from ..lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
 from ..logs import get_logger
 from ..models import Job, JobQuerySet, WorkerProcess
-from ..payloads import INTERRUPTED, Failure, Interruption, kept_lines, rfc3339, shutdown_failure
+from ..payloads import INTERRUPTED, Failure, Interruption, interruption_failure, kept_lines, rfc3339
 from . import ahead, gates, locks, members
 from .dialects import dialect_of
 from .dialects.base import Changed, Held, Tally, holds
@@ -40,6 +40,8 @@ INTERRUPTIONS_LIMIT = 10
 
 _chance = Random()
 _NO_REPORTS: Mapping[str, Interruption] = {}
+_BY_SHUTDOWN = Interruption(jid="", wid="", attempt=0, queue="", message="")
+"""Report in place of a worker that returned its jobs without one."""
 
 
 def fail(
@@ -380,7 +382,7 @@ class _Failing:
         failed = [(job, _cancelled(job)) for job in jobs if job.is_cancelled]
         returned = [job for job in jobs if not job.is_cancelled]
         if limit is not None:
-            failed += [(job, shutdown_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
+            failed += [(job, interruption_failure(reports[job.jid])) for job in returned if job.interruptions >= limit]
             returned = [job for job in returned if job.interruptions < limit]
         self.fail_rows(connection, failed)
         now = self._clock(connection)
@@ -397,7 +399,7 @@ class _Failing:
                 lock_token=None,
                 passes=None,
                 interruptions=job.interruptions + 1,
-                history=_with_interruption(job, now),
+                history=_with_interruption(job, reports.get(job.jid, _BY_SHUTDOWN), now),
             )
         self.settle(connection, now)
         # As in `lose_rows`: a lock that had expired may belong to another job by now.
@@ -476,7 +478,7 @@ def _changed(jobs: Sequence[Job]) -> list[Changed]:
     return [Changed(job.pk, str(job.state), *(getattr(job, name) for name in others)) for job in jobs]
 
 
-def _with_interruption(job: Job, now: datetime) -> str:
+def _with_interruption(job: Job, report: Interruption, now: datetime) -> str:
     """Return the job's history with this interrupted run appended and the oldest interruptions dropped."""
     items = jsontext.items(job.history) if job.history else []
     interrupted = [item for item in items if _is_interruption(item)]
@@ -487,8 +489,8 @@ def _with_interruption(job: Job, now: datetime) -> str:
         "wid": job.wid,
         "started_at": rfc3339(job.started_at) if job.started_at else "",
         "failed_at": rfc3339(now),
-        "errtype": "WorkerShutdown",
-        "message": "interrupted by shutdown",
+        "errtype": report.errtype,
+        "message": report.summary,
         "backtrace": [],
     }
     kept = [item for item in items if item not in superfluous][1 - HISTORY_LIMIT :]

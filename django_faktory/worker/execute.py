@@ -22,6 +22,7 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
@@ -34,6 +35,7 @@ from ..errors import (
     Cancelled,
     CannotDecrypt,
     Discard,
+    EndRolledBack,
     FaktoryError,
     InvalidArgument,
     InvalidPayload,
@@ -235,12 +237,17 @@ class Execution:
         object.__setattr__(self.result, "_return_value", self._value)
 
     def _not_succeeded(self, error: BaseException) -> Failure | Interruption:
-        if not isinstance(self.control.reason, WorkerShutdown):
+        job, message = self.reservation, str(self.control.reason)
+        report = Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
+        if isinstance(error, EndRolledBack):
+            report = msgspec.structs.replace(
+                report, message=str(error), errtype="EndRolledBack", summary="rolled back by the database"
+            )
+        elif not isinstance(self.control.reason, WorkerShutdown):
             return self._failed(error)
         # The result object stays unfinished: an interrupted job runs again (ADR 25).
         self._is_over = False
-        job, message = self.reservation, str(self.control.reason)
-        return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
+        return report
 
     def _failed(self, error: BaseException) -> Failure:
         job = self.reservation
@@ -330,7 +337,11 @@ def _warm_up() -> None:
 
 
 def _hold_to(report: Ack, job: Reservation, broker: Broker) -> None:
-    """Report the end inside the open transaction, or raise ReservationLost to roll it back."""
+    """Report the end inside the open transaction, or raise to roll it back.
+
+    Raises ReservationLost if the job is no longer this worker's, and EndRolledBack if the end collided with another
+    transaction: the task has done nothing wrong, so it must not lose an attempt.
+    """
     with suppress(ReservationLost):
         if broker.ack_last(report, job):
             return

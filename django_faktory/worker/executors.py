@@ -169,7 +169,8 @@ class Executors:
 
     def _report(self, job: Reservation, end: End) -> Report | None:
         if isinstance(end, Interruption):
-            return interruption(job, end.message, self._broker)
+            _log_interruption(job, end, self._broker)
+            return end
         if self._interrupted and isinstance(end, asyncio.CancelledError):  # outside of its task's own code
             return interruption(job, self._interrupted, self._broker)
         return _failure(job, end) if isinstance(end, BaseException) else end
@@ -177,13 +178,19 @@ class Executors:
 
 def interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
     """Log that the worker's stop interrupted this job and return its Interruption."""
+    report = Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=reason)
+    _log_interruption(job, report, broker)
+    return report
+
+
+def _log_interruption(job: Reservation, report: Interruption, broker: Broker) -> None:
     logger.warning(
-        "job interrupted by shutdown jid=%s jobtype=%s; %s",
+        "job interrupted jid=%s jobtype=%s reason=%r; %s",
         job.jid,
         job.jobtype,
+        report.summary,
         "it goes back to its queue, no attempt is used up" if broker.gives_back_begun else "it is reported as failed",
     )
-    return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=reason)
 
 
 def _failure(job: Reservation, error: BaseException) -> Failure:

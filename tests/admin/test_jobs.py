@@ -200,7 +200,8 @@ def test_a_job_s_page_leads_to_all_that_belongs_to_it(admin_client):
 def test_a_job_s_page_says_when_and_where_it_was_interrupted(admin_client):
     failed = '{"errtype":"E","message":"m","failed_at":"2026-05-01T12:00:00Z"}'
     stopped = (
-        '{"kind":"interrupted","wid":"w-7","started_at":"2026-05-01T13:00:00Z","failed_at":"2026-05-01T13:00:05Z"}'
+        '{"kind":"interrupted","wid":"w-7","started_at":"2026-05-01T13:00:00Z","failed_at":"2026-05-01T13:00:05Z",'
+        '"message":"interrupted by shutdown"}'
     )
     job = JobFactory(working=True, attempt=3, failures=1, interruptions=1, history=f"[{failed},{stopped}]")
     shown = page(admin_client, "change", "", job.pk)

@@ -93,11 +93,13 @@ def test_a_cursor_of_somebody_else_is_refused(as_root, position):
 
 
 def test_a_job_says_when_and_where_it_was_interrupted(as_root):
-    stopped = '[{"kind":"interrupted","wid":"w7","started_at":"","failed_at":"2026-05-01T13:00:05Z"}]'
+    stopped = '[{"kind":"interrupted","wid":"w7","message":"x","started_at":"","failed_at":"2026-05-01T13:00:05Z"}]'
     job = JobFactory(interruptions=1, history=stopped)
     told = as_root("GET", f"jobs/{job.jid}/").said
     assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
-    assert told["interrupted"] == [{"worker": "w7", "started_at": None, "interrupted_at": "2026-05-01T13:00:05Z"}]
+    assert told["interrupted"] == [
+        {"worker": "w7", "message": "x", "started_at": None, "interrupted_at": "2026-05-01T13:00:05Z"}
+    ]
 
 
 def test_a_job_is_shown_whole(as_root):

@@ -87,6 +87,7 @@ def test_a_job_is_shown_with_all_that_is_known(asked, faktory):
 
 STOPPED = {
     "kind": "interrupted",
+    "message": "interrupted by shutdown",
     "wid": "w7",
     "started_at": "2026-05-01T13:00:00Z",
     "failed_at": "2026-05-01T13:00:05Z",
@@ -98,7 +99,12 @@ def test_a_job_says_when_and_where_it_was_interrupted(asked, faktory):
     told = asked("job", job.jid)
     assert (told["attempt"], told["attempts"], told["interruptions"]) == (0, [], 1)
     assert told["interrupted"] == [
-        {"worker": "w7", "started_at": "2026-05-01T13:00:00Z", "interrupted_at": "2026-05-01T13:00:05Z"}
+        {
+            "worker": "w7",
+            "message": "interrupted by shutdown",
+            "started_at": "2026-05-01T13:00:00Z",
+            "interrupted_at": "2026-05-01T13:00:05Z",
+        }
     ]
     assert "interrupted by shutdown: 2026-05-01T13:00:05Z worker w7" in faktory("job", job.jid).out
 

@@ -1,7 +1,9 @@
 """`@task(atomic=True)`: what a task wrote and the end of its job are one transaction, or none of it."""
 
+import threading
+
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory import task
@@ -9,7 +11,7 @@ from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
 from django_faktory.compat import InvalidTask, TaskResultStatus, task_finished
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, Failure
+from django_faktory.payloads import Ack, Failure, Interruption
 from django_faktory.store.dialects.postgresql_verbs import END_LAST
 from django_faktory.store.dialects.prepared import USES_BEFORE
 from django_faktory.worker.execute import prepare
@@ -152,6 +154,55 @@ def test_a_retry_that_succeeds_writes_once():
     )
     assert work("w2") is None
     assert state() == ("succeeded", ["a"])
+
+
+class Holder:
+    """Another transaction, which locks the job's row from `lock` to `release`."""
+
+    def __init__(self):
+        self._locked, self._released = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold)
+
+    def lock(self):
+        self._thread.start()
+        assert self._locked.wait(30)
+
+    def release(self):
+        self._released.set()
+        self._thread.join(30)
+
+    def _hold(self):
+        with transaction.atomic():
+            list(Job.objects.select_for_update())
+            self._locked.set()
+            self._released.wait(30)
+        connection.close()
+
+
+@task(atomic=True, max_attempts=1)
+def writes_while_another_transaction_locks_its_job():
+    Mark.objects.create(text="a")
+    with connection.cursor() as cursor:
+        on_postgresql = connection.vendor == "postgresql"
+        cursor.execute("SET lock_timeout = '50ms'" if on_postgresql else "SET innodb_lock_wait_timeout = 1")
+    holders[0].lock()
+
+
+holders = []
+
+
+def test_an_end_that_another_transaction_blocks_costs_no_attempt():
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer, so no end meets another transaction")
+    holders[:] = [Holder()]
+    jid = writes_while_another_transaction_locks_its_job.enqueue().id
+    report = prepare(fetched()).run(get_broker())
+    holders[0].release()
+    assert (type(report), report.summary) == (Interruption, "rolled back by the database")
+    assert get_broker().interrupt([report]) == [True]
+    job = Job.objects.get(jid=jid)
+    assert (job.state, job.failures, job.losses, job.interruptions) == ("enqueued", 0, 0, 1)
+    assert not Mark.objects.exists()
 
 
 def test_coroutines_are_refused_where_they_are_defined():

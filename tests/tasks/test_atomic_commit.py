@@ -15,7 +15,7 @@ from django_faktory.errors import NotUnique
 from django_faktory.gating import Allowance
 from django_faktory.measuring import Recorder
 from django_faktory.models import Counter, Gate, Job
-from django_faktory.payloads import Failure, Reservation
+from django_faktory.payloads import Failure, Interruption, Reservation
 from django_faktory.store import limits
 from django_faktory.store.dialects import pipeline, prepared
 from django_faktory.store.dialects.postgresql_verbs import END_LAST
@@ -217,7 +217,7 @@ def test_a_constraint_that_waits_for_the_commit_fails_the_attempt(sent):
     assert_django_is_well()
 
 
-def test_a_serialization_failure_of_the_end_fails_the_attempt(sent):
+def test_a_serialization_failure_of_the_end_costs_no_attempt(sent):
     only_steps.enqueue()
     execution = prepare(fetched())
 
@@ -229,10 +229,10 @@ def test_a_serialization_failure_of_the_end_fails_the_attempt(sent):
 
     steps.append(works_isolated)
     report = execution.run(get_broker())
-    assert isinstance(report, Failure)
+    assert isinstance(report, Interruption)
     assert "could not serialize" in report.message
     assert (sent, state(), marks()) == (["nothing"], "working", [])
-    assert get_broker().fail([report]) == [True]
+    assert get_broker().interrupt([report]) == [True]
     assert_django_is_well()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from django_faktory.brokers import get_broker
-from django_faktory.payloads import Ack, FetchRequest
+from django_faktory.payloads import Ack, FetchRequest, Interruption
 from django_faktory.worker.execute import prepare
 
 QUEUES = ("default", "mail", "low")
@@ -21,6 +21,7 @@ def work(wid="w1"):
         found = asyncio.run(found.arun()) if found.is_async else found.run(get_broker())
     if found is None:
         return None
-    report = get_broker().ack if isinstance(found, Ack) else get_broker().fail
+    broker = get_broker()
+    report = {Ack: broker.ack, Interruption: broker.interrupt}.get(type(found), broker.fail)
     assert report([found]) == [True]
     return found

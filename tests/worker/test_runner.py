@@ -236,7 +236,7 @@ class TestStopping:
         assert running.has_ended_well is ends
         job = Job.objects.get(jid=result.id)
         assert (job.state, job.errtype, job.failures, job.losses, job.interruptions) == ("enqueued", "", 0, 0, 1)
-        assert f"job interrupted by shutdown jid={result.id}" in caplog.text
+        assert f"job interrupted jid={result.id}" in caplog.text
         work()
         begun("stuck")
         gates["stuck"].opened.set()

@@ -91,7 +91,7 @@ def _job(call: Call) -> int:
         for line in "\n".join(one["backtrace"]).splitlines():
             screen.line(f"  {line}")
     for one in interrupted:
-        screen.line(f"interrupted by shutdown: {one['interrupted_at'] or ''} worker {one['worker']}")
+        screen.line(f"{one['message']}: {one['interrupted_at'] or ''} worker {one['worker']}")
     return OK
 
 
