@@ -66,6 +66,9 @@ reservation that a BEAT may extend, before it has itself listened for that time.
 WORKER_TIMEOUT, or than a reservation, would make running jobs run twice.
 """
 
+STOOD_STILL_S = 3.0
+"""Seconds by which a round may begin late before the node listens again."""
+
 IDLE_GATES_S = 50.0
 """Seconds between checks of the limiters' counts while no limiter is in use."""
 
@@ -135,8 +138,9 @@ class Maintenance:
             Step("cron", WHEN_SEEN, self._take_ticks),
             Step("cron outcomes", 300.0, lambda: ticks.note_ends(using=alias)),
             Step("cron history", 600.0, lambda: ticks.forget_old(using=alias)),
-            Step("reservations", WHEN_SEEN, self._reap),
+            # Workers first: a dead worker's reservations expire too, and its jobs must not fail for that.
             Step("workers", WHEN_SEEN, self._lose),
+            Step("reservations", WHEN_SEEN, self._reap),
             Step("vanished workers", 10.0, self._lose_vanished),
             Step("unseen workers", 60.0, self._forget),
             Step("expired jobs", WHEN_SEEN, self._expire),
@@ -172,6 +176,9 @@ class Maintenance:
 
     def _round(self) -> float:
         """Query for due work and run the due steps; return the seconds to sleep."""
+        # A process that stood still (SIGSTOP, a suspended machine) received no BEAT either.
+        if time.monotonic() - self._round_at > LONGEST_SLEEP_S + STOOD_STILL_S:
+            self._listens_since = math.inf
         self._seen.clear()
         self._awake_at = math.inf  # a push during this round must end the next sleep
         self._alarm.clear()

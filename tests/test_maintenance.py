@@ -147,6 +147,33 @@ def test_a_worker_that_fell_silent_is_given_up_and_named():
     assert set(WorkerProcess.objects.values_list("wid", flat=True)) == {"lively", "never-beat"}
 
 
+def test_a_dead_worker_s_job_counts_as_lost_though_its_reservation_has_expired_too():
+    ago = timezone.now() - timedelta(seconds=300)
+    WorkerFactory(wid="w1", beat_at=ago)
+    job = JobFactory(state="working", wid="w1", attempt=1, started_at=ago, reserved_until=ago, retry=0)
+    Maintenance("default").run_once()
+    job.refresh_from_db()
+    assert (job.state, job.losses, job.failures) == ("enqueued", 1, 0)
+
+
+def test_a_node_that_stood_still_listens_again_before_it_counts_workers_as_lost(monkeypatch):
+    times = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    now = [1000.0]
+    monkeypatch.setattr(maintenance, "time", times)
+    house = Maintenance("default")
+    for _ in range(40):
+        now[0] += 1
+        house._round()  # noqa: SLF001
+    WorkerFactory(wid="w1", beat_at=timezone.now() - timedelta(seconds=300))
+    now[0] += 300  # as after SIGSTOP and SIGCONT
+    house._round()  # noqa: SLF001
+    assert WorkerProcess.objects.exists()
+    for _ in range(40):
+        now[0] += 1
+        house._round()  # noqa: SLF001
+    assert not WorkerProcess.objects.exists()
+
+
 def test_after_an_outage_workers_have_time_to_be_heard_before_they_count_as_lost(monkeypatch):
     """W20: while no node was there, or no database, nobody could hear them."""
     WorkerFactory(wid="not heard", beat_at=ago(seconds=300))

@@ -134,10 +134,16 @@ class Evidence:
         return any(attempt.begin <= at <= until for at in times)
 
     def is_reported(self, attempt):
-        """Whether its end is known to the server for sure."""
+        """Return whether the server is known to have received the end of this attempt."""
         if attempt.is_wire:
             return (attempt.jid, attempt.executor) in self.acked
-        return not self.is_killed(attempt, attempt.noted_end + REPORTED_S)
+        latest = attempt.noted_end + REPORTED_S
+        return not (self.is_killed(attempt, latest) or self._stands_still(attempt, latest))
+
+    def _stands_still(self, attempt, latest):
+        """Return whether its process stopped between the attempt's end and `latest`, long enough to be lost."""
+        gaps = self._gaps.get(attempt.pid, [])
+        return any(s >= SUSPECT_S and attempt.noted_end <= at <= latest for at, s in gaps)
 
     def has_fault(self, since, until):
         """Whether sessions of the database were ended, or it was slow, in this time."""

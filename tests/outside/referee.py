@@ -71,6 +71,8 @@ def _is_run_again_rightly(evidence, jid, before, after):
         return True
     if evidence.is_killed(before, after.begin):
         return before.outcome != "ok" or not evidence.is_reported(before)
+    if not before.is_wire and not evidence.is_reported(before):
+        return True  # its process stood still before it could report the end, and was lost
     spec = evidence.specs.get(jid, {})
     return bool(spec.get("effect")) and evidence.has_fault(before.begin, after.begin)
 
@@ -205,7 +207,9 @@ def _too_early(evidence, batch, kind, called):
         else:
             ran = min((one.noted_end for one in attempts if one.outcome == "ok"), default=inf)
         if ran > called:
-            yield f"{batch.tag}: {kind} came at {called:.3f} before its member {jid}; {_told(attempts)}"
+            sent = evidence.sent.get(jid, inf)
+            times = f"sent {sent:.3f}, commit {batch.commit:.3f}, opened again {batch.reopened}"
+            yield f"{batch.tag}: {kind} came at {called:.3f} before its member {jid} ({times}); {_told(attempts)}"
     for tag in batch.children:
         # A child's success may come after the parent's complete: a member that failed once counts as executed.
         for one in ("complete", "success") if kind == "success" else ("complete",):

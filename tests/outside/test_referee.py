@@ -86,6 +86,15 @@ def test_a_second_attempt_needs_a_failure_or_a_killed_process(told):
     assert told.found(referee.run_twice) == []
 
 
+def test_a_second_attempt_is_right_if_the_process_stood_still_before_its_report(told):
+    told.job("a")
+    told.attempt("a", 2, 3)
+    told.attempt("a", 9, 10, pid="8", executor="8")
+    assert told.found(referee.run_twice, {"a": GOOD})
+    told.note(3.1, "frozen", "7", "3.1", "4.0")
+    assert told.found(referee.run_twice, {"a": GOOD}) == []
+
+
 def test_a_second_attempt_after_an_answered_ack_is_wrong_though_its_client_was_killed(told):
     told.job("a")
     told.attempt("a", 2, 3, executor="t.1")
