@@ -1,4 +1,4 @@
-"""That a file was written, as Linux tells it; and SQLite's hints where nobody tells."""
+"""Inotify reports writes to a file on Linux; elsewhere SQLite's hints come from polling."""
 
 import select
 import sqlite3
