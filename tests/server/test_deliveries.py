@@ -1,4 +1,5 @@
 """Jobs that a server claimed for its clients are leased until the server confirms their delivery.
+
 Rules: W14, W19, W20.
 """
 
@@ -58,8 +59,8 @@ def test_a_job_that_runs_a_while_is_confirmed_and_has_its_reservation(soon, conn
     client.ask(push(jid="runs-long", reserve_for=600))
     assert fetched(client) == "runs-long"
     row = Job.objects.get()
-    assert row.claim < 0
-    assert lasts(row, 60)
+    assert row.claim < 0  # delivered, not confirmed yet
+    assert lasts(row, 60)  # the lease, and not the job's `reserve_for`
     wait_until(lambda: is_confirmed("runs-long"), 20)
     row.refresh_from_db()
     assert lasts(row, 600)

@@ -186,7 +186,7 @@ class TestNothingHoldsUpABeat:
             send_all(server, ["INFO"], clients)
             wait_until(lambda: broker.waiting == ["info"])
             send_all(server, [f"QUEUE LATENCY q{number}" for number in range(5)], clients)
-            wait_until(lambda: server.command_count == 12)
+            wait_until(lambda: server.command_count == 12)  # six HELLOs and six commands
             for client in clients[1:5]:
                 client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()  # with a reset: after an end of file a client may still read
@@ -210,7 +210,7 @@ class TestNothingHoldsUpABeat:
         for number, client in enumerate(newcomers):
             assert client.reply().startswith(b"+HI")
             client.send(about("HELLO", v=2, **worker(f"new-{number}")))
-        wait_until(lambda: server.command_count == 12 + 12 + 5)
+        wait_until(lambda: server.command_count == 12 + 12 + 5)  # HELLOs, BEATs, new HELLOs
         broker.released.set()
         assert {client.reply() for client in clients} == {b"+OK"}
         assert (broker.beats, broker.hellos) == ([1, 11], [5])

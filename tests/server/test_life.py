@@ -127,7 +127,7 @@ def test_a_command_that_chokes_the_broker_fails_alone(moody, broker):
     clients = [RawClient.identified(moody.address) for _ in range(3)]
     for number, jid in enumerate(("first-good", "poisoned", "second-good")):
         clients[number].send(push(jid=jid))
-    wait_until(lambda: moody.command_count == 6)
+    wait_until(lambda: moody.command_count == 6)  # three HELLOs and three PUSHes
     broker.may_push.set()
     assert [one.reply() for one in clients] == [b"+OK", b"-ERR internal error", b"+OK"]
     assert Job.objects.count() == 2
@@ -143,7 +143,7 @@ def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broke
     clients = [RawClient.identified(moody.address) for _ in range(9)]
     for number, one in enumerate(clients):
         one.send(push(jid=f"together-{number}"))
-    wait_until(lambda: moody.command_count == 18)
+    wait_until(lambda: moody.command_count == 18)  # nine HELLOs and nine PUSHes
     assert not Job.objects.exists()
     broker.may_push.set()
     assert [one.reply() for one in clients] == [b"+OK"] * 9
@@ -161,7 +161,7 @@ def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(mood
     wait_until(lambda: broker.looks)
     broker.may_push.clear()
     pushes.send(push(jid="accepted"))
-    wait_until(lambda: moody.command_count == 5)
+    wait_until(lambda: moody.command_count == 5)  # three HELLOs, a FETCH and a PUSH
     moody.stop()
     assert waits.reply() is None
     assert late.ask("INFO") == b"-ERR shutdown in progress"

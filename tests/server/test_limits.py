@@ -280,11 +280,11 @@ def test_a_transaction_has_a_limit_to_its_jobs_and_to_their_bytes(serve):
     for number, client in enumerate(clients):
         jobs = bulk if number % 2 else large
         client.send(f"PUSHB {json.dumps([job | {'jid': f'job-{number}-{n}..'} for n, job in enumerate(jobs)])}")
-    wait_until(lambda: server.command_count == 24)
+    wait_until(lambda: server.command_count == 24)  # twelve HELLOs and twelve PUSHBs
     broker.may_push.set()
     assert [client.reply() for client in clients] == [b"{}"] * 12
     assert Job.objects.count() == sum(broker.sizes) == 6 * 301
-    assert max(broker.sizes) <= 302
+    assert max(broker.sizes) <= 302  # a bulk of 300 and up to two large jobs
     for client in clients:
         client.close()
 
@@ -299,6 +299,7 @@ def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
     client.send("FETCH default")
     wait_until(lambda: Job.objects.get().state == "working")
     server.stop()
+    # The loop must keep running until the client has read the job.
     with pytest.raises(AssertionError, match="not true within"):
         wait_until(server.loop.is_closed, 0.7)
     assert json.loads(client.reply())["jid"] == "abcdefgh"

@@ -1,5 +1,6 @@
-"""Commands that need a lock of another transaction wait in a separate queue, each with its own reply. Rules: W26, W29,
-W30.
+"""Commands that need a lock of another transaction wait in a separate queue, each with its own reply.
+
+Rules: W26, W29, W30.
 """
 
 import json

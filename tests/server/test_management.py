@@ -180,7 +180,7 @@ class _SlowBroker(OrmBroker):
 
 
 def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
-    """W23: MUTATE runs in a queue of its own."""
+    """W23: MUTATE runs apart from short commands."""
     broker = _SlowBroker()
     server = serve(broker)
     person = open_client(server)

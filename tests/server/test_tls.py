@@ -168,11 +168,11 @@ def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, di
     monkeypatch.setattr("django_faktory.server.door.SPARE_PLACES", 3)
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
-    silent = [dial(server) for _ in range(4)]
+    silent = [dial(server) for _ in range(4)]  # more than MAX_CONNECTIONS
     wait_until(lambda: len(server._door._shaking_hands) == 4)
     assert still_serves(server, context)
     silent.append(dial(server))
-    wait_until(lambda: len(server._door._shaking_hands) == 5)
+    wait_until(lambda: len(server._door._shaking_hands) == 5)  # MAX_CONNECTIONS + SPARE_PLACES
     assert dial(server).recv(100) == b""
     assert len(server._door._shaking_hands) == 5
 
@@ -218,7 +218,7 @@ def test_who_says_goodbye_and_reads_on_gets_its_answers(client):
     """W14: a half-closed connection works as without TLS."""
     client.tls.write(f"{push(jid='abcdefgh')}\r\nNOPE\r\n".encode())
     with pytest.raises(ssl.SSLWantReadError):
-        client.tls.unwrap()
+        client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()
     assert client.hears() == b"+OK\r\n"
     assert client.hears() == b"-ERR unknown command NOPE\r\n"
@@ -232,7 +232,7 @@ def test_a_fetch_that_waits_when_its_client_says_goodbye_takes_no_job(client, se
     client.say(b"FETCH default\r\n")
     wait_until(lambda: len(secure.fetchers._waiting) == 1)
     with pytest.raises(ssl.SSLWantReadError):
-        client.tls.unwrap()
+        client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()
     assert client.hears() == b"$-1\r\n"
     wait_until(lambda: nobody_is_left(secure))
@@ -265,7 +265,7 @@ def test_a_spoilt_record_ends_the_connection_and_breaks_nothing(client, secure, 
     wait_until(lambda: not place._on_unsent)
     client.tls.write(b"INFO\r\n")
     record = bytearray(client.outgoing.read())
-    record[-1] ^= 1
+    record[-1] ^= 1  # breaks the record's authentication
     client.plain.sendall(record)
     wait_until(lambda: nobody_is_left(secure))
     assert Job.objects.get().state == "working", "it was sent before"
