@@ -1,4 +1,4 @@
-"""The API as its clients see it: by Django's test client, JSON in and out."""
+"""Fixtures for the HTTP API: Django's test client with JSON requests and responses."""
 
 import json
 from types import SimpleNamespace
@@ -10,13 +10,13 @@ from django.core.cache import cache
 
 @pytest.fixture(autouse=True)
 def nobody_has_asked_yet():
-    """Throttles count in the cache."""
+    """Clear the cache, which stores the throttles' counts."""
     cache.clear()
 
 
 @pytest.fixture
 def user(db):
-    """Make a user with permissions, by codename."""
+    """Return a function that makes a user with the permissions of these codenames."""
 
     def make(*codenames, **fields):
         made = User.objects.create(username=f"user{User.objects.count()}", **fields)
@@ -30,7 +30,7 @@ def user(db):
 
 @pytest.fixture
 def api(client):
-    """Ask the API; `by`: as this user from then on."""
+    """Return a function that calls the API; `by` logs that user in for this and later calls."""
 
     def ask(method, path, body=None, *, by=None, **params):
         if by is not None:
@@ -48,12 +48,12 @@ def api(client):
 
 @pytest.fixture
 def root(db):
-    """Who may do everything."""
+    """Return a superuser, with all permissions."""
     return User.objects.create(username="root", is_superuser=True)
 
 
 @pytest.fixture
 def as_root(api, root, client):
-    """Ask as the superuser."""
+    """Return the `api` function with the superuser logged in."""
     client.force_login(root)
     return api

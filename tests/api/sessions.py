@@ -1,4 +1,4 @@
-"""Whom schemathesis asks as: it knows no page that has a token in it."""
+"""Session authentication for schemathesis, which cannot send a CSRF token."""
 
 from rest_framework.authentication import SessionAuthentication
 

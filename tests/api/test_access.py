@@ -1,4 +1,8 @@
-"""Who may do what: each endpoint × nobody, who may all but that, who may just that, who may look, the superuser."""
+"""Permissions of each endpoint, for five users.
+
+The users: anonymous, with all permissions but the endpoint's, with that permission only, with view permissions only,
+and the superuser.
+"""
 
 import json
 
@@ -84,7 +88,7 @@ IDS = [f"{method} {path}" for method, path, _, _ in ENDPOINTS]
 
 @pytest.fixture
 def rows(db):
-    """One of each, under the names that ENDPOINTS has."""
+    """Store one row of each kind, under the names that ENDPOINTS uses."""
     JobFactory(jid="job-dead", dead=True, jobtype=add.jobtype)
     JobFactory(jid="job-ready")
     QueueFactory(name="default")
@@ -99,7 +103,7 @@ def rows(db):
 
 
 def stored():
-    """All that this app stores."""
+    """Return all rows of this app."""
     tables = [
         CronEntry,
         models.CronRun,
@@ -115,7 +119,7 @@ def stored():
 
 
 def test_every_endpoint_is_in_the_matrix(as_root):
-    """What the OpenAPI document has; adding an action without a line here fails."""
+    """ENDPOINTS lists each operation of the OpenAPI document; a new action without a line there fails this test."""
     paths = as_root("GET", "schema/", format="json").said["paths"]
     described = {
         (method.upper(), path) for path, methods in paths.items() for method in methods if method != "parameters"
@@ -179,7 +183,7 @@ def test_what_there_is_no_method_for_says_so(as_root, rows, path):
 
 
 def test_a_session_without_a_token_changes_nothing(rows, root):
-    """As a page of somebody else would send it: with the cookie, and without our token."""
+    """A cross-site request carries the session cookie, but not the CSRF token."""
     client = Client(enforce_csrf_checks=True)
     client.force_login(root)
     answer = client.post("/api/queues/default/pause/", "{}", content_type="application/json")

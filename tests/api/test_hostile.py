@@ -1,4 +1,4 @@
-"""Hostile texts through the API: ASCII JSON that means what was sent; no page for browsers has an element more."""
+"""Hostile texts through the API: JSON is ASCII and keeps its meaning; HTML pages gain no element."""
 
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ TEXT = pytest.mark.parametrize("name", TEXTS)
 
 
 def addresses(text):
-    """Every list and every detail."""
+    """Return the address of each list and each detail, by name."""
     found = {name: f"/api/{name}/" for name in ("jobs", "queues", "workers", "batches", "cron", "locks", "statistics")}
     names = {
         "jobs": Job.objects.order_by("pk").values_list("jid", flat=True)[:2],
@@ -27,7 +27,7 @@ def addresses(text):
     for resource, keys in names.items():
         for place, key in enumerate(keys):
             if "/" in key or key in (".", ".."):
-                continue  # no address has it; the list's filters find it
+                continue  # not possible in a path; the list's filters find it
             found[f"{resource} {place}"] = f"/api/{resource}/{quote(key, safe='')}/"
             if resource == "batches":
                 found |= {f"{more} {place}": f"/api/batches/{key}/{more}/" for more in ("members", "children", "tree")}
@@ -87,11 +87,11 @@ def test_no_text_adds_an_element_to_a_page_for_browsers(client, settings, name):
     known = {element for before in _seen.values() for element in before}
     fill(TEXTS[name])
     for place, there in pages(client, TEXTS[name]).items():
-        assert set(there) <= known | {("a", ("href", "rel"))}, place  # the framework makes links of what is one
+        assert set(there) <= known | {("a", ("href", "rel"))}, place  # the framework turns URLs into links
         if place in _seen:
             assert without_links(there) == without_links(_seen[place]), place
 
 
 def without_links(found):
-    """The framework makes links of what looks like one; where they lead, `elements` has seen."""
+    """Leave out links, because the framework turns URLs into them; `elements` has checked their targets."""
     return [element for element in found if element[0] not in ("a", "/a", "span", "/span")]

@@ -1,4 +1,4 @@
-"""Jobs through the API: found by the query language, enqueued, edited, acted on one by one and many at a time."""
+"""Jobs through the API: search by query language, enqueue, edit, and actions on one job or many."""
 
 from base64 import b64encode
 from urllib.parse import urlencode
@@ -117,7 +117,7 @@ def test_a_job_that_is_not_there_is_not_found(as_root, jid):
 
 
 def test_a_job_is_shown_however_long_ago_it_was_pushed(as_root, monkeypatch):
-    """Lists look at the latest only where no index leads."""
+    """Lists without an index show recent jobs only; this must not apply to a single job."""
     monkeypatch.setattr(JobQuerySet, "recent", lambda self: self.none())
     job = job_in("succeeded")
     assert as_root("GET", f"jobs/{job.jid}/").status == 200
@@ -214,7 +214,7 @@ def test_a_body_longer_than_a_command_may_be_is_refused_unread(as_root, settings
     assert (answer.status, answer.said["title"]) == (413, "Too large")
 
 
-# --- acting
+# --- actions
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_many_are_acted_on_in_bounded_parts_until_there_is_no_next(as_root):
         answer = as_root("POST", "jobs/bulk/retry/", body | ({"after": after} if after else {}))
         answers_.append((answer.said["found"], answer.said["changed"]))
         if after is None:
-            job_in("dead", queue="mail")  # comes later: it is not meant
+            job_in("dead", queue="mail")  # added later, so the action leaves it alone
         after = answer.said["next"]
         if after is None:
             break

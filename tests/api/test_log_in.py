@@ -1,4 +1,4 @@
-"""Log-ins by HTTP Basic: an address that sends wrong passwords is turned away for the rest of the minute."""
+"""HTTP Basic logins: an address that sends wrong passwords is refused for the rest of the minute."""
 
 import base64
 
@@ -25,7 +25,7 @@ def basic_only(settings, monkeypatch):
 
 
 clock = [0.0]
-"""Seconds: the minute of the count begins where they are a multiple of 60."""
+"""Current time in seconds; a new minute of the count starts at multiples of 60."""
 
 
 def ask(client, password="wrong", name="operator", **more):

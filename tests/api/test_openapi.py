@@ -1,4 +1,4 @@
-"""The OpenAPI document is whole, and what it allows, and what it does not, is never answered with a 5xx."""
+"""The OpenAPI document is complete, and neither valid nor invalid requests are answered with a 5xx."""
 
 import re
 from contextlib import contextmanager
@@ -28,12 +28,12 @@ from tests.factories import T0, JobFactory
 pytestmark = pytest.mark.django_db
 
 EXAMPLES = examples(8)
-"""Of each operation, half of them against the document."""
+"""Generated requests of each operation; half of them violate the document."""
 
 
 @pytest.fixture
 def document(as_root):
-    """As a client gets it."""
+    """Return the document as a client gets it."""
     return as_root("GET", "schema/", format="json").said
 
 
@@ -88,7 +88,7 @@ def test_the_server_is_where_the_project_has_mounted_the_api(as_root, client):
 
 
 def closed(schemas):
-    """The same schemas, which allow no member that they do not name."""
+    """Return a copy of the schemas that allows no unnamed member."""
     found = deepcopy(schemas)
     for schema in found.values():
         if "properties" in schema:
@@ -122,7 +122,7 @@ def check_answer(document, method, address, answer):
 @pytest.mark.parametrize(("method", "address", "body", "_"), ENDPOINTS, ids=[f"{one[0]} {one[1]}" for one in ENDPOINTS])
 @pytest.mark.usefixtures("rows")
 def test_an_answer_is_what_the_document_says(as_root, user, document, method, address, body, _):
-    """For a user with all permissions, and for one without any."""
+    """Check the answers to a user with all permissions, and to one without any."""
     answer = as_root(method, address, body)
     assert answer.status < 300
     check_answer(document, method, f"/api/{address}", answer)
@@ -182,7 +182,9 @@ def test_errors_are_described_as_problems(document):
 
 @contextmanager
 def connection_stays():
-    """As Django's own client has it: the end of a request is not that of the test's transaction."""
+    """Keep the connection at the end of a request, as Django's own test client does, because the test's transaction
+    uses it.
+    """
     ends = (signals.request_started, signals.request_finished)
     for signal in ends:
         signal.disconnect(close_old_connections)
@@ -194,14 +196,14 @@ def connection_stays():
 @pytest.mark.parametrize("tag", ["jobs", "queues", "workers", "batches", "cron", "limits", "locks", "statistics"])
 @pytest.mark.usefixtures("rows")
 def test_no_request_is_answered_with_a_5xx(document, settings, monkeypatch, client, root, tag):
-    """Requests that the document allows and that it does not, made by schemathesis."""
+    """Schemathesis generates valid and invalid requests."""
     settings.ALLOWED_HOSTS = ["*"]
     settings.FAKTORY = {"API_READS": "", "API_ACTS": ""}
     client.force_login(root)
     monkeypatch.setattr(APIView, "authentication_classes", [WithoutToken])
     for methods in document["paths"].values():
         for operation in methods.values():
-            del operation["security"]  # it would make up a session of its own
+            del operation["security"]  # schemathesis would generate a session of its own
     schema = schemathesis.openapi.from_dict(document | {"servers": [{"url": "http://testserver/api"}]})
     schema.app = get_wsgi_application()
     cookies = {settings.SESSION_COOKIE_NAME: client.cookies[settings.SESSION_COOKIE_NAME].value}
@@ -217,7 +219,7 @@ def test_no_request_is_answered_with_a_5xx(document, settings, monkeypatch, clie
 
 
 def asked(operation, mode, cookies):
-    """Ask what schemathesis makes up; returns the codes of the answers."""
+    """Send the requests that schemathesis generates; return the status codes of the answers."""
     seen = set()
 
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
@@ -231,14 +233,14 @@ def asked(operation, mode, cookies):
     def ask(case):
         answer = case.call(cookies=cookies)
         assert answer.status_code < 500, (case.as_curl_command(), answer.text)
-        if answer.status_code >= 400 and answer.status_code != 404:  # a path that is none is the project's
+        if answer.status_code >= 400 and answer.status_code != 404:  # 404 of an unknown path comes from the project
             assert answer.headers["content-type"] == ["application/problem+json"], answer.headers
         seen.add(answer.status_code)
 
     try:
         with connection_stays():
             ask()
-    except hypothesis.errors.Unsatisfiable:  # nothing can be wrong in a request without parameters
+    except hypothesis.errors.Unsatisfiable:  # a request without parameters cannot be invalid
         assert mode is schemathesis.GenerationMode.NEGATIVE
     return seen
 

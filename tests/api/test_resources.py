@@ -1,4 +1,4 @@
-"""Queues, workers, batches, cron entries, locks and numbers through the API: what they say, what is done to them."""
+"""Queues, workers, batches, cron entries, locks, limits and statistics through the API: reading and actions."""
 
 from datetime import timedelta
 
@@ -339,7 +339,7 @@ def test_tasks_are_paused_and_resumed(as_root):
     assert names(as_root("GET", "limits/")) == ["add"]
 
 
-# --- numbers
+# --- statistics
 
 
 def test_numbers_are_those_of_info(as_root):

@@ -1,4 +1,4 @@
-"""Lists cost as many statements for thirty rows as for one, count no table, and are led by an index."""
+"""Lists take as many statements for thirty rows as for one, count no table, and use an index."""
 
 import pytest
 from django.db import connection
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.each_database]
 
 
 def make(count):
-    """So many rows of each kind, beside those that are there."""
+    """Add `count` rows of each kind."""
     for number in range(Job.objects.count(), Job.objects.count() + count):
         job = JobFactory(working=True, wid=f"wid{number:03}", queue=f"queue{number:03}", bid="root", errtype="E")
         JobFactory(queue=f"queue{number:03}")
@@ -60,7 +60,7 @@ def size(answer):
 
 
 def statements(ask, path):
-    ask("GET", path)  # content types and the user's session are known from now on
+    ask("GET", path)  # caches content types and the user's session
     with CaptureQueriesContext(connection) as caught:
         answer = ask("GET", path)
     assert answer.status == 200
@@ -95,7 +95,7 @@ PLANS = [
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="its plans are PostgreSQL's")
 @pytest.mark.parametrize(("path", "table", "index"), PLANS, ids=[path for path, _, _ in PLANS])
 def test_a_list_is_led_by_an_index(as_root, path, table, index):
-    """Of a small table the planner would read all: it is told not to."""
+    """PostgreSQL would scan a small table, so sequential scans are switched off."""
     make(3)
     _, told = statements(as_root, path)
     [sql] = [one for one in told if one.startswith("SELECT") and f'FROM "{table}"' in one and "ORDER BY" in one][-1:]
@@ -108,7 +108,7 @@ def test_a_list_is_led_by_an_index(as_root, path, table, index):
 
 
 def test_workers_that_live_are_found_with_their_jobs(as_root):
-    """On each database: sizes, latencies and holders are SQL of our own."""
+    """Runs on each database, because sizes, latencies and holders are our own SQL."""
     make(2)
     WorkerProcess.objects.filter(wid="wid000").update(seen_at=T0)
     assert [one["jobs"] for one in as_root("GET", "workers/").said["results"]] == [1, 1]

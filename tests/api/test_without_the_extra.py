@@ -1,4 +1,4 @@
-"""Where the packages of the extra are not installed nothing changes, and who includes the API is told what to do."""
+"""Without the packages of the extra, everything else works, and including the API raises an error with instructions."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What every Broker promises of batches. Rules: W26. Mixed into the contract's classes."""
+"""The contract of brokers for batches, a mixin for the contract's test classes. Rules: W26."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def callback(kind):
 
 @pytest.mark.django_db(transaction=True)
 class BatchContract:
-    """Give `broker`, as for BrokerContract."""
+    """Mixin: the subclass provides the `broker` fixture, as for BrokerContract."""
 
     @staticmethod
     def do_next(broker, me, cls):

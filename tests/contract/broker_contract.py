@@ -1,6 +1,6 @@
-"""What every Broker promises, as tests. A subclass gives the `broker` fixture; nothing here knows which one it is.
+"""The contract of brokers, as tests that do not depend on the implementation. A subclass provides the `broker` fixture.
 
-Rows are looked at only to see what the verbs have done, and changed only to let time pass.
+The tests read rows only to check the effect of a verb, and change rows only to simulate the passing of time.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ LATER = timedelta(hours=1)
 
 @pytest.mark.django_db(transaction=True)
 class BrokerContract:
-    """Subclass it, give `broker`, and name the class Test…"""
+    """Mixin: a subclass provides the `broker` fixture, and is named Test…."""
 
     blocking = False
 
@@ -64,7 +64,7 @@ class BrokerContract:
         assert [got.jid for got in self.fetch_all(broker, count=3)] == [high.jid, middle.jid, low.jid]
 
     def test_queues_are_tried_in_the_order_given(self, broker, me):
-        """W13."""
+        """W13: the request's order, and not the priority, decides."""
         first, second, third = payload(queue="a"), payload(queue="b", priority=100), payload(queue="c")
         broker.push([first, second, third])
         assert [got.queue for got in self.fetch_all(broker, "c", "a", "b", count=3)] == ["c", "a", "b"]
@@ -103,7 +103,7 @@ class BrokerContract:
         assert [got.jid for got in self.fetch(broker)] == [job.jid]
 
     def test_pushing_a_living_jid_again_changes_nothing(self, broker, me):
-        """W10."""
+        """W10: PUSH of a known jid is answered OK."""
         job = payload("again", args=[1])
         broker.push([job])
         assert broker.push([payload("again", args=[2])]) == [None]
@@ -189,14 +189,14 @@ class BrokerContract:
 
     @pytest.mark.parametrize(("retry", "ttl", "state"), [(0, None, None), (0, 60, "dead"), (-1, None, "dead")])
     def test_a_job_without_retries_ends_at_its_first_failure(self, broker, me, retry, ttl, state):
-        """W18."""
+        """W18: a kept result keeps the job as dead."""
         broker.push([payload(retry=retry, result_ttl=ttl)])
         [got] = self.fetch(broker)
         broker.fail([failure(jid=got.jid, wid=me, attempt=got.attempt)])
         assert [job.state for job in Job.objects.all()] == ([state] if state else [])
 
     def test_failing_an_unknown_jid_says_so(self, broker, me):
-        """W17."""
+        """W17: the report is refused with JobNotFound."""
         [answer] = broker.fail([failure(jid="nobody-knows", wid=me)])
         assert isinstance(answer, JobNotFound)
         assert str(answer) == "Job not found nobody-knows"
@@ -207,7 +207,7 @@ class BrokerContract:
         assert Job.objects.count() == 1
 
     def test_a_late_report_leaves_the_new_holder_alone(self, broker, me):
-        """W16, W17: the job was given to another worker meanwhile."""
+        """W16, W17: another worker has received the job meanwhile."""
         broker.push([payload()])
         [got] = self.fetch(broker)
         Job.objects.update(wid="wid-other", attempt=2)
@@ -217,21 +217,21 @@ class BrokerContract:
         assert (job.state, job.wid, job.attempt, job.failures) == ("working", "wid-other", 2, 0)
 
     def test_a_quiet_worker_gets_no_job_and_others_do(self, broker, me):
-        """W15."""
+        """W15: the jobs stay enqueued."""
         WorkerProcess.objects.filter(wid=me).update(state="quiet")
         broker.push([payload()])
         assert self.fetch(broker) == []
         assert Job.objects.get().state == "enqueued"
 
     def test_a_beat_tells_the_worker_what_it_was_asked(self, broker, me):
-        """W21."""
+        """W21: the reply is the state that was set."""
         assert broker.beat([Beat(wid=me, rss_kb=1234)]) == [""]
         assert WorkerProcess.objects.get(wid=me).rss_kb == 1234
         WorkerProcess.objects.filter(wid=me).update(state="terminate")
         assert broker.beat([Beat(wid=me)]) == ["terminate"]
 
     def test_the_beat_that_says_quiet_is_answered_with_quiet_and_there_is_no_way_back(self, broker, me):
-        """W21."""
+        """W21: a state only advances, to quiet and then terminate."""
         assert broker.beat([Beat(wid=me, current_state="quiet")]) == ["quiet"]
         assert broker.beat([Beat(wid=me, current_state="running")]) == ["quiet"]
         assert broker.beat([Beat(wid=me, current_state="terminate")]) == ["terminate"]
@@ -243,7 +243,7 @@ class BrokerContract:
         assert str(answer) == "unknown worker wid-nobody"
 
     def test_info_counts_what_is_there_and_what_was_done(self, broker, me):
-        """W22."""
+        """W22: queue sizes, sets and totals."""
         broker.push([payload(queue="a"), payload(queue="a"), payload(queue="b"), payload(retry=0)])
         broker.push([payload(at=datetime.now(UTC) + LATER)])
         [first] = self.fetch(broker)
@@ -257,7 +257,7 @@ class BrokerContract:
         assert (info["total_processed"], info["total_failures"]) == (2, 1)
         assert info["total_enqueued"] == 1
 
-    # --- jobs' options: W27
+    # --- job options: W27
 
     def test_a_second_job_of_its_kind_is_refused_while_the_first_lives(self, broker, me):
         first, second = (payload(args=[1], custom={"unique_for": 60}) for _ in range(2))
@@ -280,7 +280,7 @@ class BrokerContract:
         assert [got.jid for got in self.fetch_all(broker, count=20)] == [job.jid for job in jobs]
 
     def test_a_unique_job_may_be_sent_again_by_its_jid(self, broker, me):
-        """W10 comes first."""
+        """W10 is checked before uniqueness."""
         job = payload(args=[1], custom={"unique_for": 60})
         assert broker.push([job]) == [None]
         assert broker.push([job]) == [None]
@@ -404,7 +404,7 @@ class BrokerContract:
         "value", [2**63, -(2**70), 1.0, 1e22, "\u0000", "é😀", {"b": 1, "a": [None, True]}, [[[]]], ""]
     )
     def test_arguments_come_back_as_they_were(self, broker, me, value):
-        """W11."""
+        """W11: numbers, strings and objects keep their text."""
         job = payload(args=[value])
         broker.push([job])
         [got] = self.fetch(broker)

@@ -1,4 +1,4 @@
-"""What every Broker promises of the verbs people manage with. Rules: W22 to W25. Mixed into the contract's classes."""
+"""The contract of brokers for management verbs, a mixin for the contract's test classes. Rules: W22 to W25."""
 
 from datetime import timedelta
 
@@ -12,13 +12,13 @@ from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 
 def states():
-    """jid → state of all that is stored."""
+    """Return the state of each stored job by jid."""
     return dict(Job.objects.values_list("jid", "state"))
 
 
 @pytest.mark.django_db(transaction=True)
 class ManagementContract:
-    """Give `broker`, as for BrokerContract."""
+    """Mixin: the subclass provides the `broker` fixture, as for BrokerContract."""
 
     @staticmethod
     def mutate(broker, command, target="dead", **filters):
@@ -33,7 +33,7 @@ class ManagementContract:
         ("command", "becomes"), [("clear", None), ("discard", None), ("kill", "dead"), ("requeue", "enqueued")]
     )
     def test_a_mutation_without_a_filter_changes_the_whole_set_and_no_other(self, broker, target, command, becomes):
-        """W23."""
+        """W23: a command changes one set."""
         others = [JobFactory(**trait) for trait in ({}, {"working": True}, {"succeeded": True}, {"discarded": True})]
         others += [JobFactory(**{other: True}) for other in {"scheduled", "retries", "dead"} - {target}]
         meant = [JobFactory(**{target: True}) for _ in range(2)]
@@ -43,7 +43,7 @@ class ManagementContract:
         assert {job.jid: found.get(job.jid) for job in others} == {job.jid: job.state for job in others}
 
     def test_a_requeued_job_is_fetched_and_tells_of_its_failure(self, broker):
-        """W23."""
+        """W23: the job keeps its failure."""
         before = timezone.now() - timedelta(minutes=1)
         job = JobFactory(dead=True, failure='{"retry_count":26}', errtype="KeyError")
         self.mutate(broker, "requeue", "dead")
@@ -55,7 +55,7 @@ class ManagementContract:
         assert '"retry_count":26' in (got.failure or got.text)
 
     def test_a_killed_job_is_kept_for_180_days_and_counts_as_no_failure(self, broker):
-        """W23."""
+        """W23: killing changes no totals."""
         JobFactory(retries=True)
         JobFactory(dead=True)
         self.mutate(broker, "kill", "retries")
@@ -68,14 +68,14 @@ class ManagementContract:
 
     @pytest.mark.parametrize("command", ["clear", "discard"])
     def test_a_dropped_job_stays_as_discarded_where_somebody_may_ask_for_its_result(self, broker, command):
-        """W23."""
+        """W23: a job with a `result_ttl` is kept."""
         job = JobFactory(scheduled=True, result_ttl=60)
         JobFactory(scheduled=True)
         self.mutate(broker, command, "scheduled")
         assert states() == {job.jid: "discarded"}
 
     def test_jids_name_jobs_and_an_empty_list_names_none(self, broker):
-        """W23."""
+        """W23: jids outside the target are ignored."""
         one, two, elsewhere = JobFactory(dead=True), JobFactory(dead=True), JobFactory(retries=True)
         self.mutate(broker, "discard", jids=())
         assert len(states()) == 3
@@ -83,7 +83,7 @@ class ManagementContract:
         assert states() == {two.jid: "dead", elsewhere.jid: "retries"}
 
     def test_with_jids_the_other_filters_do_not_count(self, broker):
-        """Reference, §5."""
+        """Reference, §5: jids take precedence over other filters."""
         job = JobFactory(dead=True)
         JobFactory(dead=True)
         self.mutate(broker, "requeue", jids=(job.jid,), jobtype="another", regexp="nothing like it")
@@ -91,13 +91,13 @@ class ManagementContract:
         assert sorted(states().values()) == ["dead", "enqueued"]
 
     def test_clear_never_looks_at_a_filter(self, broker):
-        """Reference, §5."""
+        """Reference, §5: clear ignores filters."""
         JobFactory(dead=True)
         self.mutate(broker, "clear", jids=(), jobtype="another")
         assert states() == {}
 
     def test_a_jobtype_is_compared_whole_and_with_its_case(self, broker):
-        """W23."""
+        """W23: the comparison is exact, trailing spaces included."""
         for jobtype in ("report", "Report", "report2", "report "):
             JobFactory(dead=True, jobtype=jobtype)
         self.mutate(broker, "discard", jobtype="report")
@@ -129,7 +129,7 @@ class ManagementContract:
         ],
     )
     def test_a_glob_is_compared_with_the_compact_job_as_fetch_gives_it(self, broker, regexp, is_match):
-        """W23: with the white space of its sender left out, and with what the server adds."""
+        """W23: the glob matches the stored text without white space, plus the members that the server adds."""
         text = (
             '{ "jid": "glob-job" , "jobtype": "report", "args": [1, "50%_\\\\", {"a": "two  words"}],\n'
             ' "queue": "default", "retry": 25 }'
@@ -148,7 +148,7 @@ class ManagementContract:
         assert sorted(states().values()).count("retries") == (1 if is_match else 2)
 
     def test_jobtype_and_glob_must_both_be_met(self, broker):
-        """W23."""
+        """W23: filters are combined with AND."""
         meant = JobFactory(dead=True, jobtype="a", payload='{"args":["x"]}')
         JobFactory(dead=True, jobtype="b", payload='{"args":["x"]}')
         JobFactory(dead=True, jobtype="a", payload='{"args":["y"]}')
@@ -156,7 +156,7 @@ class ManagementContract:
         assert [jid for jid, state in states().items() if state == "enqueued"] == [meant.jid]
 
     def test_a_paused_queue_gives_no_job_until_it_is_resumed(self, broker):
-        """W24."""
+        """W24: the job stays enqueued meanwhile."""
         broker.push([payload(queue="q")])
         broker.pause(["q"])
         assert broker.fetch([FetchRequest(queues=("q",))]) == [[]]
@@ -165,7 +165,7 @@ class ManagementContract:
         assert got.queue == "q"
 
     def test_a_pause_of_a_name_that_was_never_used_makes_it_a_queue(self, broker):
-        """W24."""
+        """W24: INFO lists the queue with size 0."""
         broker.pause(["new"])
         assert broker.info()["queues"] == {"new": 0}
         assert Queue.objects.get().paused_at is not None
@@ -177,7 +177,7 @@ class ManagementContract:
         assert Queue.objects.get().paused_at == since
 
     def test_pause_and_resume_of_all_are_of_all_that_is_known(self, broker):
-        """W24: a queue that only its jobs tell of, too."""
+        """W24: including queues known only from their jobs."""
         QueueFactory(name="a")
         JobFactory(queue="b")
         JobFactory(queue="c", scheduled=True)
@@ -192,7 +192,7 @@ class ManagementContract:
         assert [(queue.name, queue.paused_at) for queue in Queue.objects.all()] == [("a", None)]
 
     def test_remove_drops_what_is_enqueued_and_forgets_queue_and_pause(self, broker):
-        """W24."""
+        """W24: jobs in other states stay."""
         broker.pause(["q"])
         gone, kept = JobFactory(queue="q"), JobFactory(queue="q", result_ttl=60)
         others = [JobFactory(queue="q", working=True), JobFactory(queue="q", retries=True), JobFactory(queue="other")]
@@ -209,14 +209,14 @@ class ManagementContract:
         assert Queue.objects.filter(name="q").exists()
 
     def test_remove_of_all_leaves_no_queue(self, broker):
-        """W24."""
+        """W24: INFO lists no queue afterwards."""
         JobFactory(queue="a")
         QueueFactory(name="b")
         broker.remove(None)
         assert broker.info()["queues"] == {}
 
     def test_latency_is_the_age_of_the_oldest_whatever_its_priority(self, broker):
-        """W24."""
+        """W24: other states and future times do not count."""
         now = timezone.now()
         for weight, age in ((-100, 10), (0, 30), (0, 20), (100, 5)):
             JobFactory(queue="q", weight=weight, enqueued_at=now - timedelta(seconds=age))
@@ -235,7 +235,7 @@ class ManagementContract:
         assert [(queue.name, queue.paused_at) for queue in Queue.objects.all()] == [("a", None)]
 
     def test_flush_forgets_jobs_queues_and_totals_and_keeps_the_workers(self, broker):
-        """W25."""
+        """W25: workers and their rows stay."""
         for trait in ("scheduled", "working", "retries", "dead", "succeeded", "discarded", "expired"):
             JobFactory(**{trait: True})
         JobFactory()
@@ -250,7 +250,7 @@ class ManagementContract:
         assert WorkerProcess.objects.filter(wid="wid-stays").exists()
 
     def test_info_counts_the_workers_of_the_cluster_that_live(self, broker):
-        """W22: seen lately, or holding a job; not only those connected to this node."""
+        """W22: a worker counts if it was seen lately or holds a job, on any node."""
         long_ago = timezone.now() - timedelta(hours=2)
         WorkerFactory(wid="wid-fresh")
         WorkerFactory(wid="wid-busy", seen_at=long_ago)

@@ -1,4 +1,4 @@
-"""The contract, on this database."""
+"""The broker contract for OrmBroker, on the test database."""
 
 import pytest
 from django.db import connection
@@ -22,7 +22,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         return OrmBroker("default")
 
     def test_what_was_given_back_is_fetched_again_from_its_old_place(self, broker, me):
-        """W14."""
+        """W14: released jobs keep their `enqueued_at`."""
         jobs = [payload(), payload(), payload()]
         broker.push(jobs)
         first, second = self.fetch(broker, count=2)
@@ -50,7 +50,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         assert (job.state, job.wid, job.failures) == ("enqueued", "", 0)
 
     def test_a_lost_worker_costs_its_jobs_no_retry_until_the_third_time(self, broker):
-        """W20."""
+        """W20: the third loss makes the job dead."""
         broker.push([payload(result_ttl=60)])
         for loss in (1, 2, 3):
             self.fetch(broker, wid="wid-lost")
@@ -72,7 +72,7 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
         assert broker.ack(acks) == [True, False, False, False, True]
 
     def test_a_queue_that_another_node_removed_is_listed_again_when_it_is_used(self, broker, monkeypatch):
-        """W24: what a broker remembers of queues holds for a while only."""
+        """W24: a broker caches the names of known queues for a limited time."""
         monkeypatch.setattr(orm, "REMEMBER_QUEUE_S", 0.0)
         broker.push([payload(queue="q")])
         OrmBroker("default").remove(["q"])
@@ -81,7 +81,9 @@ class TestOrmBroker(BatchContract, ManagementContract, BrokerContract):
 
 
 class TestSharingBroker(ManagementContract):
-    """A server's broker shares INFO and QUEUE LATENCY: what was answered before is in it, if a read is cheap."""
+    """A server's broker shares INFO and QUEUE LATENCY between callers: it returns a recent result if the read was
+    cheap.
+    """
 
     @pytest.fixture
     def broker(self):
@@ -89,7 +91,7 @@ class TestSharingBroker(ManagementContract):
 
     @pytest.fixture(autouse=True)
     def _reads_are_cheap(self, monkeypatch):
-        """Also on a machine that is busy."""
+        """Make reads count as cheap even on a busy machine."""
         monkeypatch.setattr(shared, "CHEAP_S", 60.0)
         monkeypatch.setattr(shared, "COST", 0)
 

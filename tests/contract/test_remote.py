@@ -1,4 +1,4 @@
-"""The contract, on a Faktory server: RemoteBroker → our server → OrmBroker → this database."""
+"""The broker contract over the wire: RemoteBroker → our server → OrmBroker → the test database."""
 
 import pytest
 

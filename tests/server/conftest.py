@@ -1,4 +1,4 @@
-"""A real server on a free port of the loopback, over this database."""
+"""Fixtures that run a real server on a free loopback port, with the test database as its store."""
 
 import threading
 
@@ -12,7 +12,7 @@ from tests.server.raw import CERTIFICATE, RawClient
 
 @pytest.fixture(autouse=True)
 def transport(request, monkeypatch):
-    """What servers and clients of this test speak over: "tcp", or "tls" where the test is marked `over_both`."""
+    """Return the transport of the test's servers and clients: "tcp", or "tls" where `over_both` selects it."""
     name = getattr(request, "param", "tcp")
     if name == "tls":
         monkeypatch.setattr(RawClient, "context", tls.client_context(str(CERTIFICATE)))
@@ -21,7 +21,7 @@ def transport(request, monkeypatch):
 
 @pytest.fixture
 def serve(transactional_db):
-    """Start servers; all are stopped and joined at the end."""
+    """Return a function that starts a server; all servers are stopped and joined at the end of the test."""
     running = []
 
     def start(broker=None, **options):
@@ -44,13 +44,13 @@ def serve(transactional_db):
 
 @pytest.fixture
 def server(serve):
-    """One server with the defaults."""
+    """Return one server that runs with the default options."""
     return serve()
 
 
 @pytest.fixture
 def connect(server):
-    """Open identified clients; all are closed at the end."""
+    """Return a function that opens identified clients; all are closed at the end of the test."""
     clients = []
 
     def open_client(**hello):

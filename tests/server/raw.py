@@ -1,4 +1,4 @@
-"""A client of raw bytes: sends what it is told, reads one reply at a time."""
+"""A test client that sends raw bytes and reads one reply at a time."""
 
 import json
 import socket
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 CERTIFICATE = Path(__file__).parent.parent / "brokers" / "localhost.pem"
-"""With its key; good for a hundred years, for tests only."""
+"""Certificate with its key, valid for a hundred years, for tests only."""
 
 over_both = pytest.mark.parametrize("transport", ["tcp", "tls"], indirect=True)
-"""For tests whose claim must hold over TLS as well."""
+"""Run a test twice: over plain TCP and over TLS."""
 
 
 class RawClient:
-    """One socket to a server; every read has a deadline. Over TLS where `transport` has set `context`."""
+    """One socket to a server. Every read has a deadline. Uses TLS if the `transport` fixture has set `context`."""
 
     context = None
 
@@ -26,7 +26,7 @@ class RawClient:
 
     @classmethod
     def identified(cls, address, *, timeout_s=20, **hello):
-        """Connect and say HELLO."""
+        """Connect and send HELLO; raise AssertionError if the server refuses it."""
         client = cls(address, timeout_s=timeout_s)
         try:
             assert client.reply().startswith(b"+HI ")
@@ -37,12 +37,15 @@ class RawClient:
         return client
 
     def send(self, line, end="\r\n"):
-        """Send one line."""
+        """Send `line`, followed by `end`."""
         raw = line if isinstance(line, bytes) else line.encode()
         self.socket.sendall(raw + end.encode())
 
     def reply(self):
-        """One reply: `+…` or `-…` as it came, the text of a bulk, None for null; b"" where the server closed."""
+        """Read one reply: a `+…` or `-…` line unchanged, the text of a bulk string, or None for a null.
+
+        Returns b"" if the server closed the connection.
+        """
         head = self.stream.readline()
         if not head.startswith(b"$"):
             return head[:-2]
@@ -50,25 +53,25 @@ class RawClient:
         return None if length < 0 else self.stream.read(length + 2)[:-2]
 
     def ask(self, line):
-        """Send a line, read its reply."""
+        """Send a line and return its reply."""
         self.send(line)
         return self.reply()
 
     def is_closed(self):
-        """Whether the server closed; waits for it up to the deadline."""
+        """Return True if the server closed the connection; waits up to the read deadline."""
         return self.stream.read(1) == b""
 
     def close(self):
-        """Close without a word."""
+        """Close the socket without sending END."""
         self.stream.close()
         self.socket.close()
 
 
 def push(**fields):
-    """A PUSH line."""
+    """Return a PUSH line for a valid job, with `fields` added."""
     return "PUSH " + json.dumps({"jobtype": "noop", "args": []} | fields)
 
 
 def worker(wid="wid-1", **fields):
-    """A consumer's HELLO fields."""
+    """Return the HELLO fields of a consumer."""
     return {"wid": wid, "hostname": "localhost", "pid": 1, "labels": []} | fields

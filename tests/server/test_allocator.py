@@ -1,4 +1,4 @@
-"""Memory that the server has freed returns to the system."""
+"""The server returns freed memory to the operating system."""
 
 import platform
 import subprocess

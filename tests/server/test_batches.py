@@ -1,4 +1,4 @@
-"""BATCH over the wire: the sub-verbs, who may add, the seed's parent and child, and what is refused (W26)."""
+"""BATCH over the wire: sub-verbs, permission to add members, parent and child batches, and refusals (W26)."""
 
 import json
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def worker(connect):
 
 
 def ask(client, line):
-    """The reply as text, without the sign of its kind."""
+    """Send a line and return the reply as text, without its `+` or `-` sign."""
     reply = client.ask(line).decode()
     return reply[1:] if reply[:1] in "+-" else reply
 
@@ -40,7 +40,7 @@ def push(client, jobtype, bid, number, **fields):
 
 
 def work(worker):
-    """Take a job and do it; returns it."""
+    """Fetch a job and acknowledge it; return the job."""
     job = json.loads(ask(worker, "FETCH default"))
     assert ask(worker, "ACK " + json.dumps({"jid": job["jid"]})) == "OK"
     return job
@@ -146,7 +146,7 @@ def test_a_commit_after_the_deadline_is_refused_before_maintenance_has_looked(cl
 
 
 def test_a_childs_callback_opens_the_parent_and_adds_the_next_step(client, worker):
-    """As faktory_worker_ruby's example of a complex batch does, over its worker's connection."""
+    """Add steps to a parent batch, as in faktory_worker_ruby's complex batch example, over the worker's connection."""
 
     def add_a_step(parent, success, *members):
         assert ask(worker, f"BATCH OPEN {parent}") == parent
@@ -242,7 +242,7 @@ LATER = "2999-01-01T00:00:00Z"
     ],
 )
 def test_a_member_that_goes_without_success_settles_its_batch(client, worker, fields, line):
-    """No batch hangs: complete comes, success does not, and the status says so."""
+    """A batch always settles: the complete callback runs, the success callback does not, and BATCH STATUS says so."""
     bid = new(client, **BOTH)
     assert push(client, "Member", bid, 1, **fields) == "OK"
     assert ask(client, f"BATCH COMMIT {bid}") == "OK"
@@ -317,7 +317,7 @@ def test_a_batch_that_is_finished_takes_no_child_and_a_second_commit(client, wor
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
 class TestBesideATransactionOfTheProject:
-    """Which has a batch, and takes its time."""
+    """A transaction of the project locks a batch and stays open."""
 
     def test_nobody_else_waits_for_who_waits_for_the_batch(self, client, connect):
         committer, other = connect(), connect(wid="worker-2", hostname="h", pid=1, labels=[])
@@ -346,15 +346,15 @@ class TestBesideATransactionOfTheProject:
         assert (told["pending"], told["failed"]) == (1, 1)
 
     def test_who_is_refused_has_nobody_s_batch_made_twice(self, client, connect):
-        """Their commands wait together, and so are carried out together."""
+        """The commands wait in the same queue, so the server runs them in one set."""
         first, wrong, maker = connect(), connect(), connect()
         bid = new(client)
         with taken(bid):
             first.send(f"BATCH COMMIT {bid}")
-            wait_until(is_waited_for, every_s=0.2, what="the commit waits")  # MariaDB tells what was 0.1 s ago
+            wait_until(is_waited_for, every_s=0.2, what="the commit waits")  # MariaDB reports the state of 0.1 s ago
             maker.send("BATCH NEW " + json.dumps(NEW))
             wrong.send("BATCH COMMIT b-unknown")
-            assert ask(connect(), "INFO")  # all of them have come
+            assert ask(connect(), "INFO")  # the server has read all earlier commands
         assert first.reply() == b"+OK"
         assert wrong.reply().startswith(b"-")
         assert Batch.objects.get(bid=maker.reply().decode())
@@ -385,7 +385,7 @@ def taken(bid):
 
 
 def is_waited_for():
-    """Whether somebody waits for a row."""
+    """Return True if a transaction waits for a row lock."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")

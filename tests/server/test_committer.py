@@ -1,4 +1,4 @@
-"""The lane by itself: what goes together, what fails alone, what is done before it ends. Rules: W29, W30."""
+"""The commit queue (`Lane`) in isolation: grouping, failures of single commands, and draining. Rules: W29, W30."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.core
 
 
 class Counter:
-    """Something to carry out: tells how large each set was, and can be made to wait."""
+    """Test double for the work of a lane: records the size of each set, and can be made to wait."""
 
     def __init__(self):
         self.sets, self.resets = [], 0
@@ -35,7 +35,7 @@ class Counter:
 
 
 def carry_out(items, counter, *, at_once=True, answer=None, **options):
-    """Submit all and return the answers in the order they came. Without `at_once` the first goes alone."""
+    """Submit all items and return the answers in order. Without `at_once`, the first item runs in a set of its own."""
 
     async def run():
         loop, told = asyncio.get_running_loop(), []
@@ -58,14 +58,14 @@ def carry_out(items, counter, *, at_once=True, answer=None, **options):
 
 
 def test_what_is_submitted_together_is_carried_out_together_and_answered_in_order():
-    """W29."""
+    """W29: commands submitted together run in one set."""
     counter = Counter()
     assert carry_out([1, 2, 3], counter) == [2, 4, 6]
     assert counter.sets == [3]
 
 
 def test_what_comes_while_a_transaction_runs_shares_the_next():
-    """W29."""
+    """W29: commands submitted during a transaction share the next one."""
     counter = Counter()
     assert carry_out([1, 2, 3, 4], counter, at_once=False) == [2, 4, 6, 8]
     assert counter.sets == [1, 3]
@@ -110,7 +110,7 @@ def test_an_error_that_is_ours_is_the_answer():
 
 
 def test_without_a_database_all_are_told_so_once_and_the_connection_is_let_go():
-    """W30."""
+    """W30: a lost database fails all commands of the set, and closes the connection."""
     counter = Counter()
     told = carry_out([1, BrokerUnavailable("no route to host"), 3], counter)
     assert [(type(one), str(one)) for one in told] == [(BrokerUnavailable, "database unavailable")] * 3
@@ -138,7 +138,7 @@ def test_an_idle_lane_is_drained_and_closes_at_once():
 
 
 def test_what_was_submitted_is_answered_before_the_lane_ends():
-    """W28."""
+    """W28: the lane drains before it closes."""
     assert carry_out(list(range(1200)), Counter()) == [n * 2 for n in range(1200)]
 
 
@@ -147,7 +147,7 @@ def test_internal_error_does_not_tell_what_happened():
 
 
 class Lent:
-    """A connection of the event loop's: a pair of sockets, of which the other end answers what was asked."""
+    """Test double for a connection of the event loop: a socket pair with a far end that answers each request."""
 
     def __init__(self, *, begin=None, read=None, is_last=False):
         self.near, self.far = socket.socketpair()
@@ -178,7 +178,7 @@ class Lent:
 
 
 def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(monkeypatch):
-    """A lane that waits for ever is a server that answers nobody."""
+    """A lane that never sees its answer would block every client of the server."""
     monkeypatch.setattr(committer, "LOOK_S", 0.02)
     lent, counter = Lent(), Counter()
 
@@ -207,7 +207,7 @@ def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(m
     ({"is_last": True}, [2, 200, 300], 1),
 ], ids=["well", "sending", "reading", "last"])  # fmt: skip
 def test_a_mistake_on_the_event_loop_s_way_loses_no_set_and_stops_no_lane(trouble, told, resets):
-    """ADR 0021. The last reset is each thread's end."""
+    """ADR 0021: an error of ours while sending or reading loses no set. The last reset is the end of each thread."""
     lent, counter = Lent(**trouble), Counter()
 
     async def run():

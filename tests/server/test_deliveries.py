@@ -1,4 +1,7 @@
-"""Jobs that a server claimed for its clients: leased until their delivery is confirmed. Rules: W14, W19, W20."""
+"""Jobs that a server claimed for its clients are leased until the server confirms their delivery.
+
+Rules: W14, W19, W20.
+"""
 
 import json
 from datetime import timedelta
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Confirming(OrmBroker):
-    """Notes what it confirmed."""
+    """OrmBroker that records the jids of each `confirm` call."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -46,7 +49,7 @@ def is_confirmed(jid):
 
 
 def lasts(row, seconds):
-    """SQLite keeps milliseconds of a reservation."""
+    """Return True if the reservation lasts `seconds`, within 2 ms: SQLite stores milliseconds only."""
     return abs(row.reserved_until - row.started_at - timedelta(seconds=seconds)) < timedelta(milliseconds=2)
 
 
@@ -56,8 +59,8 @@ def test_a_job_that_runs_a_while_is_confirmed_and_has_its_reservation(soon, conn
     client.ask(push(jid="runs-long", reserve_for=600))
     assert fetched(client) == "runs-long"
     row = Job.objects.get()
-    assert row.claim < 0
-    assert lasts(row, 60)
+    assert row.claim < 0  # delivered, not confirmed yet
+    assert lasts(row, 60)  # the lease, and not the job's `reserve_for`
     wait_until(lambda: is_confirmed("runs-long"), 20)
     row.refresh_from_db()
     assert lasts(row, 600)
@@ -103,7 +106,9 @@ def test_a_server_that_stops_confirms_what_it_delivered(late, serve):
 
 
 def test_a_report_of_another_worker_is_judged_by_the_row(late, connect, server):
-    """The node that delivered a job may know less than the database: another node has given it to another worker."""
+    """The row decides, because the delivering node may not know that another node has given the job
+    to another worker.
+    """
     first, second = connect(**worker("wid-1")), connect(**worker("wid-2"))
     first.ask(push(jid="moves-on"))
     assert fetched(first) == "moves-on"
@@ -128,7 +133,7 @@ def test_a_beat_extends_the_jobs_of_its_wid_where_that_is_set(soon, connect, kee
 
 
 def test_a_lock_lasts_from_one_beat_of_a_slow_client_to_the_next(connect):
-    """It may be silent for WORKER_TIMEOUT."""
+    """A client may be silent for WORKER_TIMEOUT, so the lock has to last at least that long."""
     client = connect(**worker())
     client.ask(push(jid="has-a-lock", custom={"lock": "key"}))
     fetched(client)

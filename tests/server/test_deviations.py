@@ -1,4 +1,4 @@
-"""Where the server differs from the specification or the original server: docs/protocol.md has a row for each."""
+"""Differences from the specification and the original server; docs/protocol.md has a row for each."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Passwords are checked one at a time, and everybody else has a turn between two of them."""
+"""The server checks one password at a time, and serves established connections between two checks."""
 
 import asyncio
 import itertools
@@ -66,7 +66,7 @@ def hello(client, password):
 
 
 def test_who_comes_in_a_crowd_and_knows_the_password_is_let_in_with_what_was_sent_behind_it(serve):
-    """In pieces too: each piece of a HELLO may wait for a turn of its own."""
+    """The HELLO arrives in two pieces, because each piece may wait in the queue separately."""
     server = serve(password="s3cret")
     clients = [RawClient(server.address) for _ in range(30)]
     lines = [hello(client, "s3cret") for client in clients]
@@ -86,7 +86,8 @@ def test_those_who_left_while_they_waited_keep_nobody_out(serve):
     for client in gone:
         client.send(hello(client, "wrong"))
         client.close()
-    # Their guesses may have barred this address for a moment: that is told, and is not silence.
+    # Wrong guesses may have blocked this address for a moment; the server then reports an error and does not stay
+    # silent.
     client = RawClient(server.address)
     assert client.reply().startswith((b"+HI", b"-ERR too many wrong passwords"))
     client.close()

@@ -1,4 +1,4 @@
-"""What waiting FETCHes cost those that push, and each other. Rule: W13."""
+"""Cost of waiting FETCHes for pushes and for each other. Rule: W13."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ MANY = tuple(f"many-{number:04d}" for number in range(1000))
 
 
 def waiting(index, *queues):
-    """A FETCH that was tried, and found nothing."""
+    """Add a FETCH that was tried once and found no job."""
     fetcher = Fetcher(FetchRequest(queues=queues), lambda told: None)
     index.add(fetcher)
     index.tried(fetcher)
@@ -25,7 +25,7 @@ def waiting(index, *queues):
 
 
 def calls(work):
-    """How many calls it makes."""
+    """Return the number of Python and C calls that `work` makes."""
     count = 0
 
     def trace(frame, event, argument):
@@ -113,7 +113,7 @@ def test_a_fetch_with_many_names_beyond_the_room_for_them_is_tried_when_another_
 
 
 class Recording(OrmBroker):
-    """Notes how many names each set of claims has."""
+    """OrmBroker that records the queue names of each claim."""
 
     def __init__(self):
         super().__init__("default")
@@ -138,7 +138,9 @@ def recording(serve, settings):
 
 
 def test_fetches_with_many_names_delay_no_other_client(recording):
-    """Fifty of them made each round trip of others take 8 s: they were claimed for together, at each push."""
+    """Fifty such fetches once delayed every round trip of other clients by 8 s: each push claimed for all of them
+    together.
+    """
     with ExitStack() as opened:
         clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(51)]
         for client in clients:
@@ -171,7 +173,7 @@ def test_a_fetch_with_many_names_gets_what_is_pushed_to_one_of_them(recording, m
 
 
 def test_a_fetch_of_names_that_no_queue_can_have_waits_and_reaches_no_claim(recording):
-    """Names of 15 MiB blocked claims for 18 s, and stayed in memory."""
+    """Names of 15 MiB once blocked claims for 18 s and stayed in memory."""
     clients = [RawClient.identified(recording.address, **worker(f"w{number}")) for number in range(3)]
     for client in clients:
         client.send(f"FETCH {'q' * 300} a/b {'x' * 200_000}")

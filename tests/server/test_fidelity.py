@@ -1,4 +1,4 @@
-"""W11: what a client sent comes back as the text it sent, through PUSH and FETCH on real sockets and this database."""
+"""W11: a job's text comes back unchanged through PUSH and FETCH, over real sockets and this database."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.server.raw import push, worker
 real = settings(
     max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-"""The server, its database and its clients stay the same for all examples: each fetches what it pushed."""
+"""All examples share one server, one database and its clients: each example fetches the job that it pushed."""
 
 OURS = (
     "jid",
@@ -32,13 +32,13 @@ MEANT = (*OURS, "custom", "backtrace")
 
 
 def numbers():
-    """As text: integers of any size, and the many ways to write a fraction."""
+    """Return JSON numbers as text: integers of any size, and fractions in all their notations."""
     digits = st.from_regex(r"-?(0|[1-9][0-9]{0,40})", fullmatch=True)
     return digits | st.from_regex(r"-?(0|[1-9][0-9]{0,20})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
 
 
 def strings():
-    """As text: raw or escaped, with lone halves of pairs, NUL and emoji."""
+    """Return JSON strings as text: raw or escaped, with lone surrogates, NUL and emoji."""
     plain = st.text(st.characters(codec="utf-8", exclude_characters='"\\', min_codepoint=32), max_size=8)
     escape = st.sampled_from(
         [r"\u0000", r"\ud83d", r"\udE00", r"\ud83d\ude00", r"\n", r"\/", r"\u00e9", r"\\", r"\"", "😀"]
@@ -47,7 +47,7 @@ def strings():
 
 
 def values():
-    """Any JSON, as text, with white space where it may be."""
+    """Return any JSON value as text, with white space where JSON allows it."""
     space = st.sampled_from(["", " ", "\t", "  "])
 
     def nested(inner):
@@ -65,7 +65,7 @@ def arrays():
 
 @pytest.fixture
 def there_and_back(connect):
-    """Push this text, fetch it, acknowledge it; what came, cut into its members."""
+    """Return a function that pushes a text, fetches and acknowledges the job, and returns it with its members."""
     client = connect(**worker())
 
     def go(text):
@@ -79,7 +79,7 @@ def there_and_back(connect):
 
 
 def same(text, there_and_back):
-    """Push and fetch; all that was sent is there, in its order, and only what is ours was added, behind it."""
+    """Push and fetch `text`: all members keep their text and order, and the server's own members follow them."""
     sent = jsontext.members(text)
     got, members = there_and_back(text)
     assert {key: members[key] for key in sent} == sent
@@ -143,7 +143,7 @@ def test_these_have_bitten_others(there_and_back, args):
 
 
 def test_a_bulk_push_rewrites_nothing_either(connect):
-    """W12."""
+    """W12: PUSHB keeps the text of each job too."""
     client = connect(**worker())
     texts = [
         f'{{"jid":"bulk-{number}..","zz":1.0,"jobtype":"t","args":[{args}]}}'
@@ -167,7 +167,7 @@ def test_a_job_that_failed_comes_back_as_it_was_sent_with_its_failure(connect):
 
 
 def test_other_jobs_do_not_mix_in(connect):
-    """What this module pushes is fetched whole by another connection, too."""
+    """Another connection fetches the same job unchanged."""
     producer, consumer = connect(), connect(**worker())
     args = ["x" * 100_000, {"deep": [1.5, None]}]
     assert producer.ask(push(jid="other-connection", args=args)) == b"+OK"

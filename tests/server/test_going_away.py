@@ -1,4 +1,4 @@
-"""Clients that go away with a FETCH behind them swallow no job. Rule: W14."""
+"""A client that disconnects during a FETCH loses no job. Rule: W14."""
 
 import json
 import socket
@@ -16,8 +16,10 @@ from tests.waiting import wait_until
 
 
 class Slow(OrmBroker):
-    """The real broker; its claims are told only when they may be (`tells_nothing_late`: those that found nothing too),
-    and giving back fails as often as it is told to."""
+    """OrmBroker that returns claims only when the test allows it, and raises `release_errors` from `release`.
+
+    With `tells_nothing_late`, claims that found no job are delayed too.
+    """
 
     def __init__(self):
         super().__init__("default")
@@ -50,7 +52,7 @@ def slow(serve, broker):
 
 
 def reset(client):
-    """Close so that the other side gets a reset."""
+    """Close the socket so that the peer receives a reset."""
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
 
@@ -105,7 +107,7 @@ def test_a_job_that_cannot_be_given_back_is_logged_and_not_tried_for_ever(slow, 
 
 
 def test_a_fetch_whose_turn_comes_after_the_end_of_file_takes_no_job(connect, server):
-    """Its client cannot be told from one that is gone."""
+    """A client that has ended its half cannot be distinguished from one that has disconnected."""
     connect().ask(push(jid="abcdefgh"))
     gone = connect(**worker("gone"))
     gone.send('BEAT {"wid":"gone"}\r\nFETCH default')
@@ -127,7 +129,7 @@ def test_commands_behind_a_fetch_that_waits_are_answered_at_the_end_of_file(conn
 
 @over_both
 def test_a_job_whose_reply_could_not_be_written_goes_back(connect, server):
-    """What was sent behind the FETCH keeps the server from reading on: only writing tells that the client is gone."""
+    """The bytes behind the FETCH stop the server from reading, so that only a write detects the reset."""
     gone, producer = connect(**worker("gone")), connect()
     gone.send("FETCH default\r\n" + "x" * 300_000)
     wait_until(lambda: len(server.fetchers._waiting) == 1)
@@ -139,7 +141,9 @@ def test_a_job_whose_reply_could_not_be_written_goes_back(connect, server):
 
 
 def fetch_without_reading(server, wid="deaf"):
-    """A client whose reply is larger than what the system takes."""
+    """Send FETCH and return the client while part of its reply is unsent: the reply exceeds the system's socket
+    buffers.
+    """
     client = RawClient.identified(server.address, **worker(wid))
     client.send("FETCH default")
     (place,) = server._by_wid[wid]
@@ -150,7 +154,7 @@ def fetch_without_reading(server, wid="deaf"):
 @over_both
 @pytest.mark.parametrize("limit", [10**9, 10_000])
 def test_a_job_of_which_only_a_part_was_sent_goes_back(connect, server, monkeypatch, limit):
-    """Whether the client resets, or is closed because it does not read."""
+    """The job is released if the client resets the connection, and if the server closes it because it does not read."""
     connect().ask(push(jid="abcdefgh", args=["x" * 12_000_000]))
     monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", limit)
     monkeypatch.setattr(connection, "SLOW_READER_S", 0.2)
@@ -176,7 +180,7 @@ def test_a_job_that_was_sent_late_stays_with_its_worker(connect, server):
 
 @over_both
 def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
-    """W28."""
+    """W28: a stopping server releases a job if the client did not read its reply."""
     monkeypatch.setattr("django_faktory.server.listener.LAST_REPLIES_S", 0.2)
     server = serve()
     producer = RawClient.identified(server.address)
@@ -191,7 +195,7 @@ def test_a_stop_gives_back_what_a_deaf_client_did_not_read(serve, monkeypatch):
 @over_both
 @pytest.mark.parametrize("is_job_there", [True, False])
 def test_a_claim_on_its_way_when_the_server_stops_is_answered(slow, broker, is_job_there):
-    """W28."""
+    """W28: a claim that runs during the stop still gets its reply."""
     waits = RawClient.identified(slow.address, **worker())
     if is_job_there:
         waits.ask(push(jid="abcdefgh"))

@@ -1,4 +1,4 @@
-"""Greeting, HELLO, password, deadlines, places, END. Rules: W1 to W8, on real sockets."""
+"""Greeting, HELLO, password, deadlines, connection limit and END, over real sockets. Rules: W1 to W8."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.server.raw import RawClient, over_both, push, worker
 
 @pytest.fixture
 def raw(server):
-    """Open clients that have said nothing yet."""
+    """Return a function that opens clients without sending HELLO; all are closed at the end of the test."""
     clients = []
 
     def open_client(address=None):
@@ -27,13 +27,13 @@ def raw(server):
 
 @over_both
 def test_the_greeting_has_no_space_in_its_json(raw):
-    """W1."""
+    """W1: the greeting is compact JSON."""
     assert raw().reply() == b'+HI {"v":2}'
 
 
 @over_both
 def test_with_a_password_the_greeting_asks_for_its_hash(serve, raw):
-    """W1."""
+    """W1: salt and iterations are random for each connection."""
     address = serve(password="secret").address
     asked = [json.loads(raw(address).reply().removeprefix(b"+HI ")) for _ in range(3)]
     assert all(set(one) == {"v", "i", "s"} for one in asked)
@@ -52,7 +52,7 @@ def test_the_right_hash_is_welcome(serve, raw):
 @over_both
 @pytest.mark.parametrize("iterations", [1, None])
 def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw, iterations):
-    """W2."""
+    """W2: a wrong password closes the connection."""
     client = raw(serve(password="secret").address)
     asked = json.loads(client.reply().removeprefix(b"+HI "))
     pwdhash = hash_password("secret", asked["s"], iterations) if iterations else ""
@@ -79,7 +79,7 @@ def test_a_wrong_or_weaker_hash_is_refused_and_the_connection_closed(serve, raw,
     ],
 )
 def test_anything_but_a_good_hello_gets_one_error_line_and_is_closed(raw, line):
-    """W2, W7."""
+    """W2, W7: one error line, then the connection is closed."""
     client = raw()
     client.reply()
     client.send(line)
@@ -91,7 +91,7 @@ def test_anything_but_a_good_hello_gets_one_error_line_and_is_closed(raw, line):
 
 @pytest.mark.parametrize("hello", ["HELLO {}", 'HELLO {"v":2}', 'HELLO {"v":2,"unknown":[1]}'])
 def test_a_missing_version_counts_as_two(raw, hello):
-    """W2."""
+    """W2: version 2 is the default."""
     client = raw()
     client.reply()
     assert client.ask(hello) == b"+OK"
@@ -99,7 +99,7 @@ def test_a_missing_version_counts_as_two(raw, hello):
 
 @over_both
 def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
-    """W3."""
+    """W3: HELLO_TIMEOUT limits the wait for HELLO."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
         client = raw(serve().address)
     client.reply()
@@ -109,7 +109,7 @@ def test_who_says_nothing_is_closed_after_the_deadline(serve, raw):
 
 @over_both
 def test_who_said_hello_in_time_may_idle(serve, raw):
-    """W3."""
+    """W3: the deadline ends with HELLO."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
         server = serve()
     idle, silent = raw(server.address), raw(server.address)
@@ -129,7 +129,7 @@ def test_a_consumer_is_registered_once_with_what_it_tells(connect):
 
 @over_both
 def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw):
-    """W8."""
+    """W8: the error line replaces the greeting."""
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 1}):
         server = serve()
     first = raw(server.address)
@@ -142,7 +142,7 @@ def test_one_connection_too_many_is_told_so_in_place_of_the_greeting(serve, raw)
 
 @over_both
 def test_end_is_answered_and_what_follows_is_not_read(connect):
-    """W4."""
+    """W4: END is the last command of a connection."""
     client = connect()
     client.send("END\r\n" + push(jid="after-the-end"))
     assert client.reply() == b"+OK"
@@ -161,7 +161,7 @@ def test_end_is_answered_and_what_follows_is_not_read(connect):
     ],
 )
 def test_an_unknown_verb_is_named_and_the_connection_stays(connect, line, answer):
-    """W5."""
+    """W5: an unknown verb does not close the connection."""
     client = connect()
     assert client.ask(line) == answer
     assert client.ask("INFO")
@@ -169,7 +169,7 @@ def test_an_unknown_verb_is_named_and_the_connection_stays(connect, line, answer
 
 @over_both
 def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_order(connect):
-    """W6."""
+    """W6: LF and CRLF both end a line."""
     client = connect(**worker())
     client.send(f'{push(jid="pipelined")}\nFETCH default\r\nACK {{"jid":"pipelined"}}\nNOPE', end="\n")
     assert client.reply() == b"+OK"
@@ -180,7 +180,7 @@ def test_a_bare_line_feed_ends_a_line_and_pipelined_commands_are_answered_in_ord
 
 @over_both
 def test_many_pipelined_commands_are_all_answered(connect):
-    """W6: far more than is read ahead of the command at hand."""
+    """W6: the client sends far more than the server reads ahead of the current command."""
     client = connect()
     client.send("\r\n".join(push(jid=f"flood-{n:05d}", args=["x" * 200]) for n in range(1000)))
     assert [client.reply() for _ in range(1000)] == [b"+OK"] * 1000
@@ -188,7 +188,7 @@ def test_many_pipelined_commands_are_all_answered(connect):
 
 @over_both
 def test_a_line_too_long_is_refused_before_it_ends(serve):
-    """W7."""
+    """W7: MAX_COMMAND_BYTES applies to incomplete lines too."""
     with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 10_000}):
         client = RawClient.identified(serve().address)
     client.send("PUSH " + "x" * 20_000, end="")
@@ -209,7 +209,7 @@ def test_a_line_too_long_is_refused_before_it_ends(serve):
     ],
 )
 def test_broken_json_is_refused_and_nothing_is_stored(connect, job):
-    """W7."""
+    """W7: the connection stays open after broken JSON."""
     client = connect()
     assert client.ask(b"PUSH " + job).startswith(b"-ERR invalid JSON: ")
     assert json.loads(client.ask("INFO"))["faktory"]["total_enqueued"] == 0

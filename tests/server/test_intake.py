@@ -1,4 +1,4 @@
-"""Connections that send long lines are read in turns. Rule: W7."""
+"""The server reads connections that send long lines a few at a time. Rule: W7."""
 
 import asyncio
 
@@ -50,12 +50,12 @@ def test_no_connection_is_read_while_it_is_full_and_memory_is_freed_all_the_same
 
 @pytest.mark.core
 def test_lines_that_wait_to_be_carried_out_are_counted_until_it_is_their_turn_or_their_client_has_gone():
-    """Sixty clients with a whole line of 16 MiB each took a gigabyte."""
+    """Sixty clients with a complete line of 16 MiB each once took 1 GB of memory."""
     freed = []
 
     class Loop:
         def call_soon(self, call):
-            """None of them is read."""
+            """Do nothing: these lines are never read."""
 
     def steps():
         yield

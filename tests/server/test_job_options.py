@@ -27,7 +27,7 @@ def test_a_second_job_of_its_kind_is_answered_with_a_code_of_its_own(connect):
 
 
 def test_in_a_bulk_it_is_the_error_of_its_jid(connect):
-    """W12."""
+    """W12: PUSHB reports the refusal under the job's jid."""
     client = connect()
     jobs = [{"jid": jid, "jobtype": "t", "args": [1], "custom": UNIQUE} for jid in ("first-0001", "second-001")]
     told = client.ask("PUSHB " + json.dumps([*jobs, {"jid": "bad-00001"}]))
@@ -49,7 +49,7 @@ def test_commands_of_many_clients_that_come_at_once_have_one_winner(connect):
 def test_nobody_waits_for_those_who_wait_for_a_transaction_that_is_open(connect, asks):
     bid = batches.new(NewBatch(description="all", success=payload()), using="default")
     custom, told = {"key": (UNIQUE, b"-NOTUNIQUE Job not unique"), "batch": ({"bid": bid}, b"+OK")}[asks]
-    # InnoDB lets nobody insert in front of a key that is waited for, and there all are who have none.
+    # InnoDB blocks an insert in front of a key that has a waiter, and all jobs without a key would be inserted there.
     JobFactory(working=True, unique_key="0" * 64, queue="other")
     producers, others, consumer = [connect() for _ in range(3)], [connect() for _ in range(3)], connect(**worker())
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Which commands can hold up which others. HELLO and BEAT are held up by none. Rules: W2, W20, W21."""
+"""Which commands may delay which others; no command delays HELLO and BEAT. Rules: W2, W20, W21."""
 
 import json
 import socket
@@ -31,7 +31,7 @@ LONG_AGO = timedelta(hours=1)
 
 
 class HeldBroker(OrmBroker):
-    """While `hold` is set, each call of a verb but HELLO and BEAT waits, as for a lock or a slow statement."""
+    """OrmBroker that makes all verbs except HELLO and BEAT wait inside `held`, as for a lock or a slow statement."""
 
     def __init__(self):
         super().__init__("default")
@@ -59,7 +59,7 @@ for _verb in VERBS_WITH_DATABASE:
 
 
 class SetsBroker(OrmBroker):
-    """Notes how many BEATs and HELLOs come in one call; the first call waits."""
+    """OrmBroker that records how many BEATs and HELLOs come in one call; the first BEAT call waits."""
 
     def __init__(self):
         super().__init__("default")
@@ -113,12 +113,12 @@ LINES = [
     *[about("MUTATE", cmd="kill", target="retries", filter={"jobtype": name}) for name in "abc"],
     "QUEUE REMOVE some",
 ]  # fmt: skip
-"""A command of each kind, and as many as fill each lane."""
+"""Commands of each kind, enough to fill each lane."""
 
 
 @pytest.fixture
 def clients():
-    """Connections that are closed at the end, whatever became of them."""
+    """Connections that are closed at the end of the test, in any state."""
     opened = []
     yield opened
     for client in opened:
@@ -147,7 +147,7 @@ class TestNothingHoldsUpABeat:
         assert living.ask(push(jid="held-0001")) == b"+OK"
         assert json.loads(living.ask("FETCH default"))["jid"] == "held-0001"
         make_silent("living")
-        lanes = 8  # turn 2, bulk, apart, fail, read, long 2
+        lanes = 8  # threads by lane: turn 2, bulk, apart, fail, read, long 2
         with held(broker):
             send_all(server, LINES, clients)
             wait_until(lambda: len(broker.waiting) >= lanes, what="every lane is held")
@@ -167,7 +167,7 @@ class TestNothingHoldsUpABeat:
         with held(broker):
             send_all(server, ["QUEUE LATENCY some"], clients)
             wait_until(lambda: broker.waiting == ["latency"])
-            broker.wait = lambda _: None  # the others of this test go through
+            broker.wait = lambda _: None  # the other commands of this test run at once
             assert good.ask("QUEUE PAUSE other") == b"+OK"
             assert good.ask("QUEUE RESUME other") == b"+OK"
             assert good.ask(push(jid="plain-0001")) == b"+OK"
@@ -186,16 +186,16 @@ class TestNothingHoldsUpABeat:
             send_all(server, ["INFO"], clients)
             wait_until(lambda: broker.waiting == ["info"])
             send_all(server, [f"QUEUE LATENCY q{number}" for number in range(5)], clients)
-            wait_until(lambda: server.command_count == 12)
+            wait_until(lambda: server.command_count == 12)  # six HELLOs and six commands
             for client in clients[1:5]:
                 client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                client.close()  # by a reset: after an end of file a client may still read
+                client.close()  # with a reset: after an end of file a client may still read
             wait_until(lambda: server.connection_count == 2)
         assert clients[5].reply() == b'{"q4":0}'
         assert broker.calls.count("latency") == 1
 
     def test_beats_and_hellos_that_wait_are_one_set_each(self, serve, clients):
-        """Sixty clients that send BEAT again and again cost one statement of each kind, and not sixty."""
+        """Sixty clients that repeat BEAT cost one statement of each kind, and not sixty."""
         broker = SetsBroker()
         server = serve(broker)
         for number in range(12):
@@ -210,7 +210,7 @@ class TestNothingHoldsUpABeat:
         for number, client in enumerate(newcomers):
             assert client.reply().startswith(b"+HI")
             client.send(about("HELLO", v=2, **worker(f"new-{number}")))
-        wait_until(lambda: server.command_count == 12 + 12 + 5)
+        wait_until(lambda: server.command_count == 12 + 12 + 5)  # HELLOs, BEATs, new HELLOs
         broker.released.set()
         assert {client.reply() for client in clients} == {b"+OK"}
         assert (broker.beats, broker.hellos) == ([1, 11], [5])
@@ -218,7 +218,7 @@ class TestNothingHoldsUpABeat:
 
 @with_locks
 class TestRowsThatAreLocked:
-    """By a transaction of the project that stays open."""
+    """A transaction of the project locks rows and stays open."""
 
     def test_a_worker_keeps_its_job_while_its_job_lock_queue_and_batch_are_locked(self, server, connect):
         living, others = connect(**worker("living")), [connect() for _ in range(4)]
@@ -277,7 +277,7 @@ def identity(wid):
 
 
 def test_a_second_pause_writes_nothing(django_assert_num_queries):
-    """On SQLite each write holds up all others."""
+    """On SQLite each write delays all other writes."""
     names = [f"queue-{number:03d}" for number in range(250)]
     assert queues.pause(names, using="default") == names
     with django_assert_num_queries(1):
@@ -285,7 +285,7 @@ def test_a_second_pause_writes_nothing(django_assert_num_queries):
 
 
 def test_a_client_whose_lines_are_refused_pauses_after_each_turn(connect, server, monkeypatch):
-    """Otherwise sixty of them made a command of another client wait for 0.1 s."""
+    """Without the pause, sixty such clients delayed a command of another client by 0.1 s."""
     monkeypatch.setattr(connections, "REST_S", 60)
     client = connect()
     [one] = server._connections

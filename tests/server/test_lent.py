@@ -1,4 +1,7 @@
-"""Turns on the event loop, over connections that threads lend: PostgreSQL only. Rules: W10, W14, W29, W30; ADR 0021."""
+"""Commands that run on the event loop, over connections lent by threads; PostgreSQL only.
+
+Rules: W10, W14, W29, W30; ADR 0021.
+"""
 
 import json
 import os
@@ -27,7 +30,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
 
 ENOUGH = 30
-"""Jobs until both threads of the lane have prepared what they need, and more."""
+"""Number of jobs after which both threads of the lane have prepared their statements, with a margin."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +45,7 @@ def on_postgresql(monkeypatch):
 
 @pytest.fixture
 def given(monkeypatch):
-    """A list that grows with each set that a thread carries out, or the rest of it."""
+    """Record each set that a thread runs instead of the event loop."""
     sets, real = [], Lane._give
 
     def spy(lane, hand, batch, work):
@@ -55,13 +58,13 @@ def given(monkeypatch):
 
 @pytest.fixture
 def broker():
-    """As `runfaktory` has it: hints are sent by somebody else."""
+    """The broker as `runfaktory` makes it: another thread sends the hints."""
     return OrmBroker("default", announce=lambda *_: None, announces_apart=True)
 
 
 @pytest.fixture
 def client(serve, broker, given):
-    """A worker's connection to a server whose threads have lent their connections."""
+    """A worker's client on a server with threads that have lent their connections to the event loop."""
     server = serve(broker)
     client = RawClient.identified(server.address, **worker())
     client.server = server
@@ -80,7 +83,7 @@ def one_job(client):
 
 
 def sessions():
-    """Sessions of this database that wait for a lock of ours."""
+    """Return the backend pids that wait for a lock held by the test's session."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -95,7 +98,7 @@ def end(pids):
 
 
 def stand_still():
-    """Nobody else may change a job; inside a transaction."""
+    """Block all changes of jobs by other sessions until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute("LOCK TABLE django_faktory_job IN SHARE ROW EXCLUSIVE MODE")
 
@@ -105,7 +108,7 @@ def raw_connections(server):
 
 
 def test_a_job_s_whole_way_needs_no_thread(client, given):
-    """W29."""
+    """W29: a job's PUSH, FETCH and ACK all run on the event loop."""
     job = one_job(client)
     assert given == []
     assert (job["jid"], job["queue"], job["args"]) == ("the-only-one", "default", [])
@@ -113,7 +116,7 @@ def test_a_job_s_whole_way_needs_no_thread(client, given):
 
 
 def test_an_answer_means_that_it_is_committed(client, given):
-    """W29."""
+    """W29: the reply follows the commit."""
     assert client.ask(push(jid="the-job-one")) == b"+OK"
     assert Job.objects.get().jid == "the-job-one"
     client.ask("FETCH default")
@@ -124,7 +127,7 @@ def test_an_answer_means_that_it_is_committed(client, given):
 
 
 def test_a_plan_that_is_old_is_made_anew_by_the_thread(client, given, monkeypatch):
-    """ADR 0006."""
+    """ADR 0006: only a thread makes a new plan."""
     monkeypatch.setattr(prepared, "REPLAN_S", 0.0)
     client.ask(push(jid="the-job-one"))
     assert given == [], "what a push does hangs on nothing that is stored"
@@ -133,7 +136,7 @@ def test_a_plan_that_is_old_is_made_anew_by_the_thread(client, given, monkeypatc
 
 
 def pushed_together(server, *jids):
-    """The answers to pushes that share a turn."""
+    """Push jobs in one set and return the answers by jid."""
     answers = {}
 
     def submit():
@@ -147,7 +150,7 @@ def pushed_together(server, *jids):
 
 
 def test_what_one_job_spoils_is_done_again_for_the_others(client, given):
-    """W29: a statement that fails undoes the whole turn."""
+    """W29: a statement that fails rolls back the whole set."""
     for number in range(ENOUGH):
         pushed_together(client.server, f"warming-{number}-1", f"warming-{number}-2")
     with connection.cursor() as cursor:
@@ -173,7 +176,7 @@ def test_what_one_job_spoils_is_done_again_for_the_others(client, given):
 
 @pytest.mark.parametrize("line", [push(jid="the-job-two"), "FETCH default", 'ACK {"jid":"the-job-one"}'])
 def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_another(client, broker, given, line):
-    """W30."""
+    """W30: the client gets an error, and the thread replaces its connection."""
     client.ask(push(jid="the-job-one"))
     with transaction.atomic():
         stand_still()
@@ -188,7 +191,7 @@ def test_a_connection_that_is_lost_on_the_way_is_told_and_the_next_command_has_a
 
 
 def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(client, given):
-    """W30: the loop would else be told of it for ever."""
+    """W30: otherwise the event loop would report the closed socket again and again."""
     lent = raw_connections(client.server)
     hands = [hand for hand in client.server.turns._hands if hand.fd is not None]
     assert lent
@@ -200,7 +203,7 @@ def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(clien
 
 
 def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, broker, given, monkeypatch):
-    """Reliability class D2."""
+    """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
     monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
@@ -229,9 +232,9 @@ def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client
         with socket.socket(fileno=os.dup(raw.fileno())) as copy:
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     text = "x" * 300_000
-    for turn in range(50):  # PostgreSQL may be quick enough to read it as it comes
+    for turn in range(50):  # PostgreSQL may read fast enough that the socket never fills
         with transaction.atomic():
-            stand_still()  # so that nothing is read while it sits there
+            stand_still()  # block the backend while the client's text fills the socket
             client.send(push(jid=f"job-long-{turn}", args=[text]))
             wait_until(sessions)
         assert client.reply() == b"+OK"
@@ -243,7 +246,7 @@ def test_what_the_socket_does_not_take_at_once_is_sent_when_there_is_room(client
 
 
 def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
-    """ADR 0015."""
+    """ADR 0015: a claim that acquires a lock runs on a thread."""
     client.ask(push(jid="job-locked", custom={"lock": "one at a time"}))
     given.clear()
     assert json.loads(client.ask("FETCH default"))["jid"] == "job-locked"
@@ -252,7 +255,7 @@ def test_a_job_that_needs_a_lock_gets_it_by_the_thread(client, given):
 
 
 def test_wrong_settings_of_locks_refuse_a_fetch_here_too(client, broker):
-    """ADR 0015."""
+    """ADR 0015: a FETCH on the event loop checks the LOCKET settings too."""
     client.ask(push(jid="the-job-one"))
     broker.locket = Locket({"ENABLED": False, "HEARTBEAT_FREQUENCY": 0})
     assert client.ask("FETCH default").startswith(b"-ERR LOCKET: HEARTBEAT_FREQUENCY")
@@ -260,7 +263,7 @@ def test_wrong_settings_of_locks_refuse_a_fetch_here_too(client, broker):
 
 
 def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
-    """Both add to the counters of the day."""
+    """Both sets add to the counters of the day."""
     server = client.server
     for jid in ("the-job-one", "the-job-two"):
         client.ask(push(jid=jid))
@@ -276,7 +279,7 @@ def test_a_turn_does_not_wait_for_another_that_counts_too(client, given):
 
         server.loop.call_soon_threadsafe(both)
         wait_until(sessions)
-        for _ in range(ENOUGH):  # the other thread lends its connection too
+        for _ in range(ENOUGH):  # until the other thread lends its connection too
             one_job(client)
         given.clear()
         assert client.ask('ACK {"jid":"the-job-two"}') == b"+OK"
@@ -292,9 +295,9 @@ def test_a_queue_that_is_new_is_listed_before_the_answer(client, given):
 
 
 def test_a_queue_that_is_forgotten_meanwhile_is_listed_by_the_next_push(client, broker, given):
-    """W29: the loop must not go to the database for it, and have the push answered with an error."""
+    """W29: the event loop must not query the database for it, nor fail the push."""
     Queue.objects.all().delete()
-    broker._announce = lambda *_: broker._known_queues.clear()  # as when the time is over, or somebody clears them
+    broker._announce = lambda *_: broker._known_queues.clear()  # as when the cached names expire or are cleared
     assert client.ask(push(jid="the-job-one")) == b"+OK"
     assert given == []
     assert client.ask(push(jid="the-job-two")) == b"+OK"
@@ -318,7 +321,7 @@ def test_a_broker_with_verbs_of_its_own_is_not_gone_round(serve, given):
 
 
 def test_a_stopping_server_leaves_no_connection_open(serve, broker, given):
-    """W28."""
+    """W28: the threads close the connections that they lent."""
     server = serve(broker)
     with closing(RawClient.identified(server.address, **worker())) as client:
         for _ in range(ENOUGH):

@@ -1,4 +1,4 @@
-"""The server's own life: several nodes, a database that is away, stopping. Rules: W13, W20, W28 to W30."""
+"""The server as a process: several nodes, an unavailable database, stopping. Rules: W13, W20, W28 to W30."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 
 class Moody(OrmBroker):
-    """The real broker, whose database can be made to go away, to be slow, or to choke on one jid."""
+    """OrmBroker with a database that the test can make unavailable or slow, or let fail on one jid."""
 
     def __init__(self):
         super().__init__("default")
@@ -32,7 +32,7 @@ class Moody(OrmBroker):
         if self.is_away:
             raise BrokerUnavailable("database unavailable: gone fishing")
 
-    exchange = Broker.exchange  # each verb by itself
+    exchange = Broker.exchange  # the base class calls each verb separately
 
     def push(self, jobs):
         assert self.may_push.wait(10)
@@ -90,7 +90,7 @@ def test_push_on_one_node_fetch_on_another_ack_on_a_third(serve):
 
 
 def test_who_enqueues_due_jobs_hears_of_the_first_of_a_push(serve):
-    """W13: a job due within a second would else be late by as much."""
+    """W13: otherwise a job due within a second would be late by up to a second."""
     server, times = serve(), []
     server.on_scheduled = times.append
     client = RawClient.identified(server.address)
@@ -114,7 +114,7 @@ def test_who_enqueues_due_jobs_hears_of_the_first_of_a_push(serve):
     ],
 )
 def test_while_the_database_is_away_commands_are_told_so_and_then_served_again(client, broker, line):
-    """W30."""
+    """W30: each command gets the error, and the next one is served."""
     broker.is_away = True
     assert client.ask(line) == b"-ERR database unavailable"
     broker.is_away = False
@@ -127,7 +127,7 @@ def test_a_command_that_chokes_the_broker_fails_alone(moody, broker):
     clients = [RawClient.identified(moody.address) for _ in range(3)]
     for number, jid in enumerate(("first-good", "poisoned", "second-good")):
         clients[number].send(push(jid=jid))
-    wait_until(lambda: moody.command_count == 6)
+    wait_until(lambda: moody.command_count == 6)  # three HELLOs and three PUSHes
     broker.may_push.set()
     assert [one.reply() for one in clients] == [b"+OK", b"-ERR internal error", b"+OK"]
     assert Job.objects.count() == 2
@@ -136,14 +136,14 @@ def test_a_command_that_chokes_the_broker_fails_alone(moody, broker):
 
 
 def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broker, monkeypatch):
-    """W29: and each is answered after it."""
+    """W29: each command is answered after that transaction."""
     sizes = []
     monkeypatch.setattr(broker, "push", lambda jobs: (sizes.append(len(jobs)), Moody.push(broker, jobs))[1])
     broker.may_push.clear()
     clients = [RawClient.identified(moody.address) for _ in range(9)]
     for number, one in enumerate(clients):
         one.send(push(jid=f"together-{number}"))
-    wait_until(lambda: moody.command_count == 18)
+    wait_until(lambda: moody.command_count == 18)  # nine HELLOs and nine PUSHes
     assert not Job.objects.exists()
     broker.may_push.set()
     assert [one.reply() for one in clients] == [b"+OK"] * 9
@@ -155,13 +155,13 @@ def test_commands_that_come_while_a_transaction_runs_share_the_next(moody, broke
 
 @over_both
 def test_a_stopping_server_answers_what_it_accepted_and_sends_the_rest_away(moody, broker):
-    """W28."""
+    """W28: accepted commands and waiting FETCHes are answered; later commands are refused."""
     waits, pushes, late = (RawClient.identified(moody.address) for _ in range(3))
     waits.send("FETCH default")
     wait_until(lambda: broker.looks)
     broker.may_push.clear()
     pushes.send(push(jid="accepted"))
-    wait_until(lambda: moody.command_count == 5)
+    wait_until(lambda: moody.command_count == 5)  # three HELLOs, a FETCH and a PUSH
     moody.stop()
     assert waits.reply() is None
     assert late.ask("INFO") == b"-ERR shutdown in progress"
@@ -206,7 +206,7 @@ def test_an_address_that_is_not_here_is_one_clear_error(transactional_db, host, 
 
 @over_both
 def test_connections_of_a_lost_worker_are_dropped_from_outside(serve):
-    """W20."""
+    """W20: the server closes the connections of the given wids."""
     server = serve()
     lost, stays = (RawClient.identified(server.address, **worker(wid)) for wid in ("lost", "stays"))
     server.drop(["lost", "unknown"])
@@ -217,7 +217,7 @@ def test_connections_of_a_lost_worker_are_dropped_from_outside(serve):
 
 
 def test_a_hint_from_outside_wakes_who_waits(serve):
-    """W13."""
+    """W13: a hint ends the wait of a FETCH."""
     hints = threading.Semaphore(0)
 
     class Hints:
@@ -239,7 +239,7 @@ def test_a_hint_from_outside_wakes_who_waits(serve):
 
 @pytest.fixture
 def unread(monkeypatch):
-    """Small buffers, so that a client need not leave megabytes unread."""
+    """Shrink the write buffers, and return a PUSHB line with a long reply, so that a few unread replies fill them."""
     monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 10_000)
     monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
     refused = [{"jid": f"{number:0250d}", "jobtype": "", "args": []} for number in range(4_000)]
@@ -247,7 +247,7 @@ def unread(monkeypatch):
 
 
 def flood(client, line, times):
-    """Send on a thread of its own what the server will stop reading; the connection's end ends it."""
+    """Send the line `times` times in a thread; the thread ends when the connection is closed."""
 
     def send():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What one client may cost the others: memory, turns, the last reply. Rules: W2, W6 to W8, W28."""
+"""Limits on the cost of one client: memory, scheduling, the last reply. Rules: W2, W6 to W8, W28."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ def only_connection(server):
 
 
 def send_until_refused(client, data, most_bytes):
-    """Send until the server takes no more; returns how much it took."""
+    """Send until the server stops reading; return the number of bytes it accepted."""
     client.socket.settimeout(1)
     sent = 0
     with suppress(OSError):
@@ -33,7 +33,7 @@ def send_until_refused(client, data, most_bytes):
 
 @over_both
 def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monkeypatch):
-    """W6, W7: replies of bad lines need no database, so nothing else would stop it."""
+    """W6, W7: error replies need no database, so only the full write buffer can stop the reading."""
     monkeypatch.setattr(connection, "WRITE_BUFFER_BYTES", 50_000)
     deaf = connect()
     sent = send_until_refused(deaf, b"NOPE\r\n" * 10_000, 100_000_000)
@@ -43,7 +43,7 @@ def test_who_does_not_read_its_replies_is_not_read_either(connect, server, monke
 
 @over_both
 def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
-    """W6."""
+    """W6: the server does not read on while a FETCH waits."""
     client = connect(**worker())
     client.send("FETCH default")
     wait_until(lambda: len(server.fetchers._waiting) == 1)
@@ -53,7 +53,7 @@ def test_what_was_sent_ahead_of_its_turn_is_read_no_further(connect, server):
 
 @over_both
 def test_bad_lines_are_answered_each(connect):
-    """W6."""
+    """W6: each bad line gets its own reply."""
     client = connect()
     client.send("\n" * 10_000, end="")
     assert {client.reply() for _ in range(10_000)} == {b"-ERR unknown command "}
@@ -61,7 +61,7 @@ def test_bad_lines_are_answered_each(connect):
 
 
 def test_a_flood_that_does_not_end_leaves_others_their_turn(connect):
-    """W6."""
+    """W6: the server alternates between connections."""
     flooder, good = connect(), connect()
 
     def flood():
@@ -87,7 +87,9 @@ def test_a_flood_that_does_not_end_leaves_others_their_turn(connect):
 @over_both
 @pytest.mark.parametrize("ending", ["NOPE\r\nEND", "x" * 20_000])
 def test_the_last_replies_arrive_though_more_was_sent(serve, ending):
-    """W4, W7: what the server did not read must not reset the connection before the client has read."""
+    """W4, W7: bytes that the server did not read must not reset the connection before the client
+    has read its replies.
+    """
     with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 10_000}):
         client = RawClient.identified(serve().address)
     lines = [push(jid=f"ahead-{number:05d}", args=["x" * 200]) for number in range(1000)]
@@ -104,7 +106,7 @@ def test_the_last_replies_arrive_though_more_was_sent(serve, ending):
 
 
 def trickle(client, server, data):
-    """Send a byte at a time, until the server takes no more; how many it took."""
+    """Send one byte at a time until the server closes; return the number of bytes sent."""
     pace = threading.Event()
     for number, byte in enumerate(data):
         client.socket.sendall(bytes([byte]))
@@ -121,7 +123,7 @@ def only_is_closed(server):
 @over_both
 @pytest.mark.parametrize("greets", [True, False])
 def test_a_line_that_trickles_in_has_a_deadline(serve, greets):
-    """W3 and COMMAND_TIMEOUT: bytes that come do not put it off."""
+    """W3 and COMMAND_TIMEOUT: further bytes do not extend the deadline."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.3 if not greets else 5, "COMMAND_TIMEOUT": 0.3}):
         server = serve()
     client = RawClient.identified(server.address) if greets else RawClient(server.address)
@@ -167,7 +169,7 @@ def test_who_idles_between_commands_has_no_deadline(serve):
 
 
 def test_the_rest_of_a_line_that_waits_behind_a_fetch_is_not_late(serve):
-    """What the server does not read yet is nobody's delay."""
+    """The deadline does not run while the server itself does not read."""
     with override_settings(FAKTORY={"COMMAND_TIMEOUT": 0.2}):
         server = serve()
     client, other = RawClient.identified(server.address, **worker()), RawClient.identified(server.address)
@@ -186,7 +188,7 @@ def test_the_rest_of_a_line_that_waits_behind_a_fetch_is_not_late(serve):
 
 @over_both
 def test_who_reads_slowly_but_reads_gets_it_all(serve, monkeypatch):
-    """A job of megabytes over a thin line takes longer than SLOW_READER_S; it must arrive all the same."""
+    """A job of several megabytes on a slow line takes longer than SLOW_READER_S, and must still arrive."""
     monkeypatch.setattr(connection, "SLOW_READER_S", 0.5)
     server = serve()
     slow = RawClient.identified(server.address, **worker())
@@ -230,7 +232,7 @@ def test_who_does_not_read_the_last_reply_is_closed_all_the_same(serve, monkeypa
 
 
 class NoPlaceForWorkers(OrmBroker):
-    """A database that goes away when somebody says HELLO."""
+    """OrmBroker that loses its database when a worker sends HELLO."""
 
     def register(self, identities):
         raise BrokerUnavailable("no route to host")
@@ -238,7 +240,7 @@ class NoPlaceForWorkers(OrmBroker):
 
 @over_both
 def test_a_worker_that_could_not_be_registered_is_no_worker(serve):
-    """W2, W30."""
+    """W2, W30: HELLO fails if the worker cannot be stored."""
     client = RawClient(serve(NoPlaceForWorkers("default")).address)
     client.reply()
     assert client.ask(f"HELLO {json.dumps({'v': 2} | worker())}") == b"-ERR database unavailable"
@@ -256,7 +258,7 @@ def test_a_vanished_peer_is_noticed_by_the_system(connect, server):
 
 
 class Gated(OrmBroker):
-    """The real broker; its pushes wait until they may go, and tell how many jobs went together."""
+    """OrmBroker that makes pushes wait until `may_push` is set; records how many jobs each push has."""
 
     def __init__(self):
         super().__init__("default")
@@ -278,18 +280,18 @@ def test_a_transaction_has_a_limit_to_its_jobs_and_to_their_bytes(serve):
     for number, client in enumerate(clients):
         jobs = bulk if number % 2 else large
         client.send(f"PUSHB {json.dumps([job | {'jid': f'job-{number}-{n}..'} for n, job in enumerate(jobs)])}")
-    wait_until(lambda: server.command_count == 24)
+    wait_until(lambda: server.command_count == 24)  # twelve HELLOs and twelve PUSHBs
     broker.may_push.set()
     assert [client.reply() for client in clients] == [b"{}"] * 12
     assert Job.objects.count() == sum(broker.sizes) == 6 * 301
-    assert max(broker.sizes) <= 302
+    assert max(broker.sizes) <= 302  # a bulk of 300 and up to two large jobs
     for client in clients:
         client.close()
 
 
 @over_both
 def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
-    """W28."""
+    """W28: the stop waits until the client has read its replies."""
     server = serve()
     client = RawClient.identified(server.address, **worker())
     job = push(jid="abcdefgh", args=["x" * 12_000_000])
@@ -297,6 +299,7 @@ def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
     client.send("FETCH default")
     wait_until(lambda: Job.objects.get().state == "working")
     server.stop()
+    # The loop must keep running until the client has read the job.
     with pytest.raises(AssertionError, match="not true within"):
         wait_until(server.loop.is_closed, 0.7)
     assert json.loads(client.reply())["jid"] == "abcdefgh"
@@ -305,7 +308,7 @@ def test_a_stopping_server_lets_a_slow_client_read_what_it_was_answered(serve):
 
 
 def test_a_call_from_outside_after_the_end_is_nothing(serve):
-    """W20: maintenance may outlive the server by a moment."""
+    """W20: maintenance may run slightly longer than the server."""
     server = serve()
     server.stop()
     wait_until(server.loop.is_closed)

@@ -1,4 +1,7 @@
-"""Commands that meet a lock of another transaction: they wait apart, and each gets its own answer. W26, W29, W30."""
+"""Commands that need a lock of another transaction wait in a separate queue, each with its own reply.
+
+Rules: W26, W29, W30.
+"""
 
 import json
 import threading
@@ -29,7 +32,9 @@ WAITS = b"-ERR database unavailable: another transaction holds a lock"
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch):
-    """No two tests use one jid or key: inserting a row deleted a moment ago locks its neighbours on MariaDB."""
+    """Give each test its own jids and keys, because on MariaDB inserting a recently deleted row
+    locks its neighbours.
+    """
     monkeypatch.setattr(f"{__name__}.SUFFIX", f"-{next(_numbers)}")
 
 
@@ -52,7 +57,7 @@ def about(verb, jid, **fields):
 
 @contextmanager
 def key_taken(key):
-    """A transaction of the project that has enqueued a unique job, and has not ended."""
+    """Enqueue a unique job in a transaction of the project that stays open."""
     with transaction.atomic():
         assert OrmBroker("default").push([parse_job(json.dumps(job("of-project", key=key)))]) == [None]
         yield
@@ -70,7 +75,7 @@ def new_batch(client, **more):
 
 
 def open_workers(connect, client, bid, many):
-    """Workers, each of which holds a member of the batch."""
+    """Return workers that have each fetched a member of the batch."""
     workers = []
     for number in range(many):
         workers.append(connect(**worker(f"wid-{number}")))
@@ -85,7 +90,7 @@ def waits(server, many):
 
 @with_locks
 class TestOthersGoOn:
-    """While a transaction of the project is open: their answers come before it ends."""
+    """Other commands are answered before the transaction of the project ends."""
 
     def test_pushes_and_batches_go_on_while_commands_wait_for_a_unique_key(self, server, connect):
         client, member_bid = connect(), new_batch(connect())
@@ -146,14 +151,14 @@ class TestOthersGoOn:
 
 
 def stored_jobs():
-    """Return all rows of jobs, once the node has confirmed the deliveries: that writes `claim` and two times."""
+    """Return all job rows after the node has confirmed the deliveries, which writes `claim` and two times."""
     wait_until(lambda: not Job.objects.filter(claim__lt=0).exists(), what="the deliveries are confirmed")
     return list(Job.objects.order_by("jid").values())
 
 
 @with_locks
 class TestTheDeadline:
-    """A command that needs the lock for longer is refused, and has changed nothing."""
+    """A command that waits for a lock beyond the deadline is refused and changes nothing."""
 
     @pytest.fixture
     def server(self, serve, settings):
@@ -189,7 +194,7 @@ class TestTheDeadline:
 
     @pytest.mark.parametrize("free", [3, 60])
     def test_of_a_bulk_only_the_jobs_that_need_the_lock_are_refused(self, connect, free):
-        """W12; more than fifty jobs go another way."""
+        """W12; a bulk of more than fifty jobs takes another code path."""
         client = connect()
         jobs = [job(f"free-{number:04d}") for number in range(free)] + [job("blocked-0001", key="k")]
         with key_taken("k"):
@@ -217,7 +222,7 @@ def test_a_server_that_stops_answers_commands_that_wait(serve):
 
 @with_locks
 def test_a_connection_waits_without_limit_again_after_it_waited_with_one():
-    """The limit is the session's; it must not leak to what the same thread does next."""
+    """The limit is set on the session, and must not apply to later statements of the same thread."""
     broker, bid = OrmBroker("default"), ""
     try:
         with broker.limited_lock_wait(0.05):
@@ -235,7 +240,7 @@ def test_a_connection_waits_without_limit_again_after_it_waited_with_one():
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="about PostgreSQL")
 def test_where_sessions_are_shared_the_limit_is_the_transaction_s(monkeypatch):
-    """As behind a pooler, which gives each transaction another session."""
+    """Without prepared statements, as behind a pooler that assigns each transaction another session."""
     monkeypatch.setattr(Statement, "works", False)
     broker = OrmBroker("default")
     with broker.limited_lock_wait(0.05):
@@ -260,7 +265,7 @@ def default_limit():
 
 
 class TestASet:
-    """Of commands that are carried out together, each gets its own answer."""
+    """Commands that run in one set each get their own reply."""
 
     def test_a_lost_connection_is_answered_to_its_own_command_only(self):
         broker = OrmBroker("default")
@@ -337,7 +342,7 @@ def run_in_thread(work):
 
 
 class LosesAnswers(OrmBroker):
-    """Whose connection is lost when BATCH NEW has committed: as many times as `losses` says."""
+    """OrmBroker that loses its connection after BATCH NEW has committed, `losses` times."""
 
     losses = 1
 
@@ -378,6 +383,6 @@ class TestABatchOfWhichTheAnswerIsLost:
 
 
 def test_errors_of_locks_are_errors_of_an_unavailable_database():
-    """So that whatever repeats a verb for one repeats it for the other."""
+    """Code that retries one error must retry the other too."""
     assert issubclass(LockTimeout, BrokerUnavailable)
     assert issubclass(LockTimeout, FaktoryError)

@@ -1,4 +1,4 @@
-"""Lines that take long to read are read in steps, and what has begun and not ended has a bound. Rules: W6, W7, W12."""
+"""Long lines are parsed in steps, and the memory for incomplete lines is capped. Rules: W6, W7, W12."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ def pushb(count, name="many", **fields):
 
 
 def has_answer(client):
-    """Whether a reply, or its beginning, has come."""
+    """Return True if a reply, or the beginning of one, has arrived."""
     client.socket.setblocking(False)
     try:
         return bool(client.stream.peek(1))
@@ -44,7 +44,7 @@ def has_answer(client):
     ids=["PUSHB", "PUSH", "unique PUSH", "FAIL", "MUTATE"],
 )
 def test_others_are_answered_while_a_line_that_takes_long_is_read(connect, line):
-    """Each took the event loop for seconds: nobody else was answered before it."""
+    """Each of these lines once blocked the event loop, and with it all other clients, for seconds."""
     big, good = connect(), connect()
     big.send(line)
     answered = 0
@@ -114,17 +114,17 @@ def test_a_long_line_that_is_no_json_stores_nothing_and_leaves_the_connection_op
 
 def test_a_line_whose_client_is_gone_is_read_no_further(connect, server):
     client, other = connect(), connect()
-    client.send(f"PUSHB [{'0,' * 8_000_000}0]")  # half a minute's work
+    client.send(f"PUSHB [{'0,' * 8_000_000}0]")  # half a minute of parsing
     wait_until(lambda: server.desk._huge._inside)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.close()  # by a reset: who only ends its half may wait for the answer
+    client.close()  # with a reset: after an end of file the client may still wait for the reply
     wait_until(lambda: not server.desk._huge._inside, 5)
     wait_until(lambda: not server.desk._reading, 5)
     assert other.ask("NOPE") == b"-ERR unknown command NOPE"
 
 
 def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeypatch):
-    """A line's jobs take ten times its own memory."""
+    """The parsed jobs take ten times the memory of their line."""
     monkeypatch.setattr(desk, "ROOM_BYTES", 2_000_000)
     broker = Gated()
     server = serve(broker)
@@ -145,7 +145,7 @@ def test_huge_lines_wait_for_each_other_and_no_small_one_for_them(serve, monkeyp
 
 
 def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
-    """W28."""
+    """W28: the reply reports the jobs as stored."""
     broker = Gated()
     server = serve(broker)
     client = RawClient.identified(server.address)
@@ -159,7 +159,7 @@ def test_a_stopping_server_answers_for_the_many_jobs_it_has_stored(serve):
 
 
 def test_a_stopping_server_waits_for_no_line_that_is_being_read(serve):
-    """W28."""
+    """W28: parsing is abandoned at the stop."""
     server = serve()
     client = RawClient.identified(server.address)
     client.send(f"PUSHB [{'0,' * 3_000_000}0]")
@@ -173,7 +173,7 @@ def test_a_stopping_server_waits_for_no_line_that_is_being_read(serve):
 
 @pytest.fixture
 def narrow():
-    """Sixteen lines of 100,000 bytes is all that may be unfinished."""
+    """Reduce the cap on incomplete lines to sixteen lines of 100,000 bytes."""
     with override_settings(FAKTORY={"MAX_COMMAND_BYTES": 100_000}):
         yield
 
@@ -191,7 +191,7 @@ def test_the_line_that_began_first_goes_where_all_together_hold_too_much(narrow,
     assert good.ask(push(jid="abcdefgh", args=["x" * 90_000])) == b"+OK"
     assert good.ask(push(jid="abcdefgi")) == b"+OK"
     holders[-1].send(b"")
-    assert holders[-1].reply().startswith(b"-ERR")  # its line has ended, and was none
+    assert holders[-1].reply().startswith(b"-ERR")  # its line is complete, and invalid
     wait_until(lambda: len(server.unfinished._held) < 17)
 
 

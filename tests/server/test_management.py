@@ -1,4 +1,7 @@
-"""MUTATE, QUEUE, FLUSH, and quieting from our side, over raw sockets. Rules: W5, W15, W21 to W25, W28."""
+"""MUTATE, QUEUE, FLUSH, and quieting workers from the server's side, over raw sockets.
+
+Rules: W5, W15, W21 to W25, W28.
+"""
 
 import json
 import threading
@@ -18,7 +21,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def open_client():
-    """Open identified clients to any server; all are closed at the end."""
+    """Return a function that opens identified clients to any server; all are closed at the end of the test."""
     clients = []
 
     def start(server, **hello):
@@ -32,18 +35,18 @@ def open_client():
 
 @pytest.fixture
 def polls_seldom(settings):
-    """What is handed over before half a minute has passed was not found by a poll."""
+    """Poll every 30 s, so that a job that arrives earlier was not found by a poll."""
     settings.FAKTORY = {"POLL_INTERVAL": 30.0}
 
 
 def waits(server, client, *queues):
-    """Send FETCH, and return when it found nothing and waits."""
+    """Send FETCH, and return once it has found no job and waits."""
     client.send(f"FETCH {' '.join(queues)}")
     wait_until(lambda: any(fetcher.timer for fetcher in list(server.fetchers._waiting)), what="a fetcher that waits")
 
 
 def test_a_mutation_is_carried_out_and_answered(connect):
-    """W23: any valid JSON, spaces too."""
+    """W23: JSON with spaces is accepted too."""
     jobs = [JobFactory(dead=True, jobtype="a b"), JobFactory(dead=True)]
     client = connect()
     assert client.ask('MUTATE { "cmd": "requeue", "target": "dead", "filter": { "jobtype": "a b" } }') == b"+OK"
@@ -64,7 +67,7 @@ def test_a_mutation_is_carried_out_and_answered(connect):
     ],
 )
 def test_what_cannot_be_done_is_told_nothing_is_changed_and_the_connection_stays(connect, line, message):
-    """W5, W23, W24."""
+    """W5, W23, W24: the error line leaves the connection open."""
     JobFactory(dead=True)
     client = connect()
     assert client.ask(line).startswith(message)
@@ -73,7 +76,7 @@ def test_what_cannot_be_done_is_told_nothing_is_changed_and_the_connection_stays
 
 
 def test_a_mutation_that_requeues_wakes_the_fetchers_that_wait(polls_seldom, server, connect):
-    """W23, W13."""
+    """W23, W13: the fetcher gets the job before the next poll."""
     job = JobFactory(dead=True)
     fetcher, person = connect(**worker()), connect()
     waits(server, fetcher, "default")
@@ -82,7 +85,7 @@ def test_a_mutation_that_requeues_wakes_the_fetchers_that_wait(polls_seldom, ser
 
 
 def test_a_pause_stops_a_fetch_that_already_waits(server, connect):
-    """W24: not so on the original server."""
+    """W24: on the original server such a fetch still gets the job."""
     fetcher, person = connect(**worker()), connect()
     waits(server, fetcher, "q")
     assert person.ask("QUEUE pause q") == b"+OK"
@@ -93,7 +96,7 @@ def test_a_pause_stops_a_fetch_that_already_waits(server, connect):
 
 @pytest.mark.parametrize("names", ["q", "*"])
 def test_a_resume_wakes_the_fetchers_that_wait(polls_seldom, server, connect, names):
-    """W24."""
+    """W24: the fetcher gets the job before the next poll."""
     fetcher, person = connect(**worker()), connect()
     person.ask("QUEUE PAUSE q")
     person.ask(push(jid="abcdefgh", queue="q"))
@@ -103,7 +106,7 @@ def test_a_resume_wakes_the_fetchers_that_wait(polls_seldom, server, connect, na
 
 
 def test_a_resume_is_heard_on_other_nodes(serve, open_client):
-    """W24."""
+    """W24: a hint reaches the other nodes."""
     here, there = serve(), serve(listen=lambda: wakeups.listen("default"))
     JobFactory(queue="q")
     QueueFactory(name="q", paused_at=timezone.now())
@@ -114,7 +117,7 @@ def test_a_resume_is_heard_on_other_nodes(serve, open_client):
 
 
 def test_latency_is_told_in_seconds(connect):
-    """W24."""
+    """W24: queue age in seconds, 0 for an unknown queue."""
     JobFactory(queue="q", enqueued_at=timezone.now() - timedelta(seconds=100))
     answer = connect().ask("QUEUE latency q unknown")
     assert b'"unknown":0}' in answer  # as the original server writes it, not 0.0
@@ -124,7 +127,7 @@ def test_latency_is_told_in_seconds(connect):
 
 
 def test_remove_of_all_drops_what_is_enqueued(connect):
-    """W24."""
+    """W24: only jobs in other states remain."""
     JobFactory(queue="a")
     JobFactory(queue="b")
     dead = JobFactory(dead=True)
@@ -139,7 +142,7 @@ def test_remove_of_all_drops_what_is_enqueued(connect):
     [(False, {}, False), (True, {}, True), (True, {"ALLOW_FLUSH": False}, False), (False, {"ALLOW_FLUSH": True}, True)],
 )
 def test_flush_needs_leave(settings, serve, open_client, debug, setting, is_allowed):
-    """W25: where nothing is set, the project's DEBUG decides."""
+    """W25: the project's DEBUG decides if ALLOW_FLUSH is not set."""
     settings.FAKTORY, settings.DEBUG = setting, debug
     JobFactory()
     told = open_client(serve()).ask("FLUSH")
@@ -151,7 +154,7 @@ def test_flush_needs_leave(settings, serve, open_client, debug, setting, is_allo
 
 
 def test_a_job_in_hand_when_all_is_flushed_is_forgotten(settings, serve, open_client):
-    """W25, W16, W17."""
+    """W25, W16, W17: ACK succeeds, FAIL reports an unknown job."""
     settings.FAKTORY = {"ALLOW_FLUSH": True}
     client = open_client(serve(), **worker())
     for jid in ("abcdefg1", "abcdefg2"):
@@ -164,7 +167,7 @@ def test_a_job_in_hand_when_all_is_flushed_is_forgotten(settings, serve, open_cl
 
 
 class _SlowBroker(OrmBroker):
-    """Changes many jobs only when it is let."""
+    """OrmBroker that makes MUTATE wait until `may_end` is set."""
 
     def __init__(self):
         super().__init__("default")
@@ -177,7 +180,7 @@ class _SlowBroker(OrmBroker):
 
 
 def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
-    """W23."""
+    """W23: MUTATE runs apart from short commands."""
     broker = _SlowBroker()
     server = serve(broker)
     person = open_client(server)
@@ -198,7 +201,7 @@ def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
 
 
 def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_client):
-    """W28: what is done is done, and the client is told to ask again for the rest."""
+    """W28: completed steps stay, and the error asks the client to send the command again."""
     JobFactory.create_batch(2)
     Job.objects.bulk_create(JobFactory.many(many.CHUNK * 2, dead=True))
 
@@ -212,7 +215,7 @@ def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_
 
 
 def test_a_fetch_that_waits_when_its_worker_is_quieted_takes_no_job_any_more(server, connect):
-    """W15: on each connection of the wid; others go on."""
+    """W15: on each connection of the wid; other workers continue."""
     first, second, other = connect(**worker("wid-q")), connect(**worker("wid-q")), connect(**worker("wid-other"))
     waits(server, first, "default")
     workers.advance(["wid-q"], "quiet", using="default")
@@ -224,7 +227,7 @@ def test_a_fetch_that_waits_when_its_worker_is_quieted_takes_no_job_any_more(ser
 
 @pytest.mark.parametrize("state", ["quiet", "terminate"])
 def test_every_node_tells_a_worker_what_it_was_asked(serve, open_client, state):
-    """W21: whichever its connections lead to; there is no way back."""
+    """W21: on every connection and node; the state cannot be reset."""
     clients = [open_client(serve(), **worker("wid-q")) for _ in range(2)]
     workers.advance(None, state, using="default")
     for client in clients:
@@ -233,7 +236,7 @@ def test_every_node_tells_a_worker_what_it_was_asked(serve, open_client, state):
 
 
 def test_the_number_of_workers_is_the_same_on_every_node(serve, open_client):
-    """W22."""
+    """W22: the database counts them, so all nodes agree."""
     here, there = serve(), serve()
     open_client(here, **worker("wid-1"))
     open_client(there, **worker("wid-2"))

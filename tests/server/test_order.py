@@ -1,4 +1,4 @@
-"""Who is served first of those that wait, and of those that come. Rule: W13."""
+"""Order in which waiting and new FETCHes are served. Rule: W13."""
 
 import json
 
@@ -12,14 +12,14 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def quiet_server(serve, settings):
-    """Only pushes wake who waits: no poll, no hint."""
+    """A server on which only pushes wake waiting FETCHes: no poll, no hint."""
     settings.FAKTORY = {"POLL_INTERVAL": 60.0}
     return serve()
 
 
 @pytest.fixture
 def clients(quiet_server):
-    """Workers of one server, each with a wid of its own."""
+    """Return a function that opens workers on one server, each with its own wid."""
     opened = []
 
     def start(count):
@@ -32,7 +32,7 @@ def clients(quiet_server):
 
 
 def park(server, client, *queues):
-    """FETCH, and return when it waits."""
+    """Send FETCH, and return once it waits."""
     before = parked(server)
     client.send(f"FETCH {' '.join(queues)}")
     wait_until(lambda: parked(server) == before + 1)
@@ -98,7 +98,7 @@ def test_a_paused_queue_does_not_hold_up_those_behind_it(quiet_server, clients):
 
 
 def test_who_pushes_and_fetches_at_once_does_not_take_the_job_from_one_that_waits(quiet_server, clients):
-    """Else some that ask again and again could starve those that wait."""
+    """Otherwise clients that repeat FETCH could starve waiting ones."""
     patient, hasty = clients(2)
     for number in range(2):
         park(quiet_server, patient, "other", "default")
@@ -109,7 +109,7 @@ def test_who_pushes_and_fetches_at_once_does_not_take_the_job_from_one_that_wait
 
 
 def test_a_newcomer_s_fetch_lets_the_one_that_waits_longest_try_first(quiet_server, clients):
-    """A job that came without a word, from another process say: it is for him who came before."""
+    """A job that another process stored without a hint goes to the client that has waited longest."""
     patient, hasty = clients(2)
     park(quiet_server, patient, "default")
     JobFactory(jid="unheard-of")

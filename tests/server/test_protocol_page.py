@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the server says: each error it quotes, and each command there is."""
+"""docs/protocol.md matches the server: it quotes each error and lists each command."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("line", "beginning"), ANSWERS, ids=[line for line, _ in ANSWERS])
 def test_an_error_is_the_one_the_page_quotes_and_leaves_the_connection_open(connect, line, beginning):
-    """W5, W9, W16, W17, W21, W23 to W25, W27."""
+    """Each error line is in the page. Rules: W5, W9, W16, W17, W21, W23 to W25, W27."""
     assert f"`{beginning.strip()}" in PAGE
     client = connect(**worker())
     assert client.ask(line).decode().startswith(beginning)
@@ -52,7 +52,7 @@ def test_an_error_is_the_one_the_page_quotes_and_leaves_the_connection_open(conn
     ],
 )
 def test_a_bad_hello_is_told_as_the_page_says_and_closed(serve, line, beginning):
-    """W2."""
+    """W2: the server closes after the error."""
     assert f"`{beginning.strip()}" in PAGE
     client = RawClient(serve(password="s3cret").address)
     assert client.reply().startswith(b'+HI {"v":2,')

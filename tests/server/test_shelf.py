@@ -1,4 +1,4 @@
-"""What the server reads ahead: PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
+"""Prefetched jobs of the server (`Shelf`); PostgreSQL only. Rules: W13, W14, W16, W24, W28; ADR 0022."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ AHEAD = 4
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Anybody is a crowd that takes four more soon; and all has its time."""
+    """Prefetch four jobs for any client, and keep time limits from expiring."""
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
     monkeypatch.setattr(Crowd, "soon", lambda *_: AHEAD)
@@ -44,13 +44,13 @@ def client(slow, connect):
 
 
 def store(*names, **fields):
-    """Enqueue jobs of these names as another process does."""
+    """Enqueue jobs of these names as another process does, without a hint."""
     told = OrmBroker("default", announce=lambda *_: None).push([payload(name, **fields) for name in names])
     assert not any(told)
 
 
 def fetch(client, *queues):
-    """The name of the job that comes; None for none."""
+    """Fetch a job and return its name, or None if no job came."""
     told = client.ask(" ".join(["FETCH", *(queues or ["default"])]))
     return told and json.loads(told)["jid"].removeprefix("job-").rstrip(".")
 
@@ -68,7 +68,7 @@ def job(name):
 
 
 def on_the_shelf():
-    """Names of the jobs whose rows name no worker yet."""
+    """Return the names of prefetched jobs: their rows have no worker yet."""
     working = Job.objects.filter(state="working", claim__lt=0, wid="")
     jids = working.order_by("enqueued_at", "id").values_list("jid", flat=True)
     return " ".join(one.removeprefix("job-").rstrip(".") for one in jids)
@@ -213,7 +213,7 @@ class TestOrder:
         assert on_the_shelf() == ""
 
     def test_nothing_is_read_ahead_where_one_after_the_other_has_a_lock(self, client):
-        """Who asks for what is not there has those wait who fetch meanwhile."""
+        """A prefetch that finds no eligible job delays concurrent FETCHes, so the server stops prefetching."""
         locked = [f"locked{number}" for number in range(shelf.BARREN + 1)]
         for name in locked:
             store(name, custom={"lock": name})
@@ -253,7 +253,7 @@ class TestOrder:
         assert [fetch(client, "first", "second") for _ in range(5)] == ["b", "c", "d", "e", "f"]
 
     def test_all_that_wait_are_tried_at_once_so_that_the_longest_is_served_first(self, slow, serve, monkeypatch):
-        """One after the other, a job pushed meanwhile would go to whose turn it happened to be."""
+        """If they were tried one by one, a job pushed meanwhile would go to an arbitrary client."""
         sets, real = [], Lane._take
 
         def spy(lane):
@@ -278,7 +278,7 @@ class TestOrder:
 
 class TestWaiting:
     def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
-        """They come with an ACK that waits for another transaction."""
+        """The prefetched jobs come with an ACK that waits for another transaction."""
         settings.FAKTORY = {"POLL_INTERVAL": 60}
         monkeypatch.setattr(shelf, "LOW", 2)
         server = serve()
@@ -351,7 +351,7 @@ class TestHandedOut:
     def test_one_that_went_back_and_was_fetched_by_another_is_the_other_s(self, client, server, connect):
         store("a", "b")
         assert [fetch(client), fetch(client)] == ["a", "b"]
-        Job.objects.filter(jid=jid("b")).update(state="enqueued", reserved_until=None)  # as when its lease ran out
+        Job.objects.filter(jid=jid("b")).update(state="enqueued", reserved_until=None)  # as if its lease had expired
         other = connect(**worker("wid-2"))
         assert fetch(other) == "b"
         assert ack(other, "b") == b"+OK"
@@ -409,13 +409,13 @@ class TestHandedOut:
 
 
 def idle(server):
-    """How many wait in FETCH, and are not being tried."""
+    """Return the number of FETCHes that wait and are in no claim."""
     waiting = list(server.fetchers._waiting)
     return sum(not (fetcher.in_claim or fetcher.untried) and fetcher.timer is not None for fetcher in waiting)
 
 
 def client_connections(client):
-    """The server's side of a client."""
+    """Return the server's `Connection` objects for a client."""
     import gc
 
     from django_faktory.server.connection import Connection

@@ -1,4 +1,4 @@
-"""The setting `STRICT_WIDS`: a job ends by its holder's connections only. Rules: W16, W17, W21."""
+"""The setting `STRICT_WIDS`: only connections of the worker that holds a job may end it. Rules: W16, W17, W21."""
 
 import json
 from functools import partial
@@ -20,7 +20,7 @@ REFUSAL = "-ERR {}: this server has STRICT_WIDS, expected a connection that gave
 
 @pytest.fixture
 def holder(connect):
-    """A worker that holds a job."""
+    """Return a worker's client that has fetched a job."""
     client = connect(**worker("holder"))
     client.ask(push(jid="abcdefgh"))
     assert json.loads(client.ask("FETCH default"))["jid"] == "abcdefgh"
@@ -38,7 +38,7 @@ def test_a_connection_without_wid_may_end_no_job(connect, holder, line):
 
 @pytest.mark.parametrize("line", ['ACK {"jid":"abcdefgh"}', 'FAIL {"jid":"abcdefgh"}'])
 def test_without_the_setting_it_may(connect, holder, line):
-    """W16, W17."""
+    """W16, W17: without the setting, a connection without wid may end any job."""
     assert connect().ask(line) == b"+OK"
     assert not Job.objects.filter(state="working").exists()
 
@@ -94,6 +94,6 @@ def test_our_own_workers_and_producers_work_over_the_wire(server):
 
 
 def has_ended(jid):
-    """Whether it ended well; a job pushed without a result to keep is gone."""
+    """Return True if the job succeeded; a job without a kept result has been deleted."""
     row = Job.objects.filter(jid=jid).first()
     return row is None or row.state == "succeeded"

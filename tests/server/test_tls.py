@@ -1,4 +1,4 @@
-"""TLS on the server's port: versions, handshakes that fail or never end, goodbyes, early bytes. Rules: W3, W8, W14."""
+"""TLS on the server's port: versions, failed and endless handshakes, close_notify, early bytes. Rules: W3, W8, W14."""
 
 import json
 import socket
@@ -21,19 +21,19 @@ GREETING = b'+HI {"v":2}\r\n'
 
 @pytest.fixture
 def context():
-    """What a careful client uses."""
+    """Return the TLS context of a client that verifies the server."""
     return tls.client_context(str(CERTIFICATE))
 
 
 @pytest.fixture
 def secure(serve):
-    """A server that speaks TLS; its clients of this module do so only where they say it."""
+    """A server with TLS; the clients of this module use TLS only explicitly."""
     return serve(tls=tls.server_context(str(CERTIFICATE)))
 
 
 @pytest.fixture
 def dial():
-    """Sockets that are closed at the end."""
+    """Return a function that opens plain sockets; all are closed at the end of the test."""
     opened = []
 
     def open_socket(server):
@@ -46,7 +46,7 @@ def dial():
 
 
 class InMemory:
-    """A TLS client whose records the test carries itself."""
+    """A TLS client in memory; the test transfers its records to and from a plain socket."""
 
     def __init__(self, context, plain):
         self.plain = plain
@@ -54,7 +54,10 @@ class InMemory:
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
 
     def until(self, act):
-        """Carry records both ways until `act` is done; ConnectionError where the server ended without a goodbye."""
+        """Transfer records in both directions until `act` succeeds.
+
+        Raises ConnectionError if the server closes without close_notify.
+        """
         while True:
             try:
                 return act()
@@ -78,7 +81,7 @@ class InMemory:
 
 @pytest.fixture
 def client(secure, dial, context):
-    """A client that has shaken hands and said HELLO."""
+    """Return a client after the TLS handshake and HELLO."""
     one = InMemory(context, dial(secure))
     one.until(one.tls.do_handshake)
     one.send()
@@ -136,7 +139,7 @@ def test_tls_on_the_plain_port_is_told_at_once_and_breaks_nothing(server, dial, 
 
 @pytest.mark.parametrize("sent", [0, 1, 100])
 def test_a_handshake_that_never_ends_is_closed_after_the_deadline(serve, dial, context, sent):
-    """W3: nothing, and a part of what a client says first."""
+    """W3: with no bytes of the ClientHello, and with a part of it."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.1}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
     silent = dial(server)
@@ -149,7 +152,7 @@ def test_a_handshake_that_never_ends_is_closed_after_the_deadline(serve, dial, c
 
 
 def test_who_shakes_hands_and_says_no_hello_is_closed_after_the_deadline(serve, dial, context):
-    """W3."""
+    """W3: HELLO_TIMEOUT also applies after the handshake."""
     with override_settings(FAKTORY={"HELLO_TIMEOUT": 0.2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
     with context.wrap_socket(dial(server), server_hostname="localhost") as client:
@@ -161,15 +164,15 @@ def test_who_shakes_hands_and_says_no_hello_is_closed_after_the_deadline(serve, 
 
 
 def test_handshakes_that_do_not_end_are_bounded_and_take_nobodys_place(serve, dial, context, monkeypatch):
-    """W8."""
+    """W8: unfinished handshakes have a limit of their own, beyond MAX_CONNECTIONS."""
     monkeypatch.setattr("django_faktory.server.door.SPARE_PLACES", 3)
     with override_settings(FAKTORY={"MAX_CONNECTIONS": 2}):
         server = serve(tls=tls.server_context(str(CERTIFICATE)))
-    silent = [dial(server) for _ in range(4)]
+    silent = [dial(server) for _ in range(4)]  # more than MAX_CONNECTIONS
     wait_until(lambda: len(server._door._shaking_hands) == 4)
     assert still_serves(server, context)
     silent.append(dial(server))
-    wait_until(lambda: len(server._door._shaking_hands) == 5)
+    wait_until(lambda: len(server._door._shaking_hands) == 5)  # MAX_CONNECTIONS + SPARE_PLACES
     assert dial(server).recv(100) == b""
     assert len(server._door._shaking_hands) == 5
 
@@ -184,7 +187,7 @@ def test_a_stop_waits_for_no_handshake(secure, dial):
 
 def test_a_hello_that_comes_with_the_handshakes_end_is_not_lost(secure, dial, context):
     eager = InMemory(context, dial(secure))
-    eager.until(eager.tls.do_handshake)  # its last part is not sent yet
+    eager.until(eager.tls.do_handshake)  # the last handshake record is not sent yet
     eager.say(b'HELLO {"v":2}\r\nNOPE\r\n')
     said = b""
     while b"NOPE" not in said:
@@ -212,24 +215,24 @@ def test_a_large_job_goes_there_and_back(client):
 
 
 def test_who_says_goodbye_and_reads_on_gets_its_answers(client):
-    """W14: one direction ends, the other goes on, as without TLS."""
+    """W14: a half-closed connection works as without TLS."""
     client.tls.write(f"{push(jid='abcdefgh')}\r\nNOPE\r\n".encode())
     with pytest.raises(ssl.SSLWantReadError):
-        client.tls.unwrap()
+        client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()
     assert client.hears() == b"+OK\r\n"
     assert client.hears() == b"-ERR unknown command NOPE\r\n"
-    with pytest.raises(ssl.SSLZeroReturnError):  # the server's own goodbye
+    with pytest.raises(ssl.SSLZeroReturnError):  # the server's own close_notify
         client.hears()
     assert client.plain.recv(65536) == b""
 
 
 def test_a_fetch_that_waits_when_its_client_says_goodbye_takes_no_job(client, secure):
-    """W14."""
+    """W14: close_notify ends a waiting FETCH."""
     client.say(b"FETCH default\r\n")
     wait_until(lambda: len(secure.fetchers._waiting) == 1)
     with pytest.raises(ssl.SSLWantReadError):
-        client.tls.unwrap()
+        client.tls.unwrap()  # queues close_notify; the server's is not here yet
     client.send()
     assert client.hears() == b"$-1\r\n"
     wait_until(lambda: nobody_is_left(secure))
@@ -243,7 +246,7 @@ def test_the_server_says_goodbye_so_that_its_end_is_no_cut(client):
 
 
 def test_a_refused_hello_is_told_before_the_goodbye_though_more_was_sent(secure, dial, context):
-    """W2: what the server did not read must not take the reason along."""
+    """W2: bytes that the server did not read must not discard the error line."""
     rude = InMemory(context, dial(secure))
     rude.until(rude.tls.do_handshake)
     rude.say(b"NOPE\r\n" + b"x" * 50_000)
@@ -262,7 +265,7 @@ def test_a_spoilt_record_ends_the_connection_and_breaks_nothing(client, secure, 
     wait_until(lambda: not place._on_unsent)
     client.tls.write(b"INFO\r\n")
     record = bytearray(client.outgoing.read())
-    record[-1] ^= 1
+    record[-1] ^= 1  # breaks the record's authentication
     client.plain.sendall(record)
     wait_until(lambda: nobody_is_left(secure))
     assert Job.objects.get().state == "working", "it was sent before"

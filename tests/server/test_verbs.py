@@ -1,4 +1,4 @@
-"""PUSH, PUSHB, FETCH, ACK, FAIL, BEAT, INFO over raw sockets. Rules: W9 to W22."""
+"""PUSH, PUSHB, FETCH, ACK, FAIL, BEAT and INFO over raw sockets. Rules: W9 to W22."""
 
 import json
 from datetime import timedelta
@@ -40,7 +40,7 @@ def fetched(client, *queues):
     ],
 )
 def test_a_push_that_breaks_a_rule_is_told_which_and_nothing_is_stored(connect, fields, message):
-    """W9."""
+    """W9: the error names the broken rule."""
     client = connect()
     answer = client.ask(push(**{"jid": "abcdefgh"} | fields)).decode()
     assert answer.startswith(f"-ERR {message}")
@@ -61,7 +61,7 @@ def test_a_push_that_breaks_a_rule_is_told_which_and_nothing_is_stored(connect, 
     ],
 )
 def test_what_counts_as_not_given_is_accepted(connect, fields):
-    """W9."""
+    """W9: null and empty values select the default; a shorter `reserve_for` is raised to 60 s."""
     client = connect()
     assert client.ask(push(jid="abcdefgh", **fields)) == b"+OK"
     row = Job.objects.get()
@@ -71,7 +71,7 @@ def test_what_counts_as_not_given_is_accepted(connect, fields):
 
 @over_both
 def test_a_job_comes_back_as_it_was_sent(connect):
-    """W11."""
+    """W11: the server only appends members."""
     args = '[9007199254740993,1.0,"\\u0000é",1e400]'
     sent = f'{{"jid":"verbatim1","zz":1.0,"jobtype":"t","args":{args},"custom":{{"b":1,"a":2}}}}'
     client = connect(**worker())
@@ -82,7 +82,7 @@ def test_a_job_comes_back_as_it_was_sent(connect):
 
 
 def test_a_clients_created_at_is_kept_and_what_is_ours_is_not(connect):
-    """W11."""
+    """W11: `created_at` is the client's, `enqueued_at` and `failure` are the server's."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", created_at="2020-02-02T02:02:02Z", enqueued_at="never", failure={"retry_count": 9}))
     told = fetched(client)
@@ -93,7 +93,7 @@ def test_a_clients_created_at_is_kept_and_what_is_ours_is_not(connect):
 
 @over_both
 def test_a_bulk_push_tells_of_the_refused_and_stores_the_others(connect):
-    """W12."""
+    """W12: errors by jid, "" for jobs without one."""
     client = connect()
     jobs = [
         {"jid": "good-one", "jobtype": "t", "args": []},
@@ -110,25 +110,25 @@ def test_a_bulk_push_tells_of_the_refused_and_stores_the_others(connect):
 
 @pytest.mark.parametrize("text", ["[]", "null", "[ ]"])
 def test_an_empty_bulk_push_is_nothing(connect, text):
-    """W12."""
+    """W12: an empty list and null are accepted."""
     assert connect().ask(f"PUSHB {text}") == b"{}"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '[{"jid":]', "5"])
 def test_only_broken_json_fails_a_bulk_push(connect, text):
-    """W12."""
+    """W12: other errors are reported per job."""
     assert connect().ask(f"PUSHB {text}").startswith(b"-ERR invalid JSON: ")
 
 
 def test_fetch_without_a_queue_looks_into_default(connect):
-    """W13."""
+    """W13: the default queue is "default"."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh"))
     assert json.loads(client.ask("FETCH"))["jid"] == "abcdefgh"
 
 
 def test_fetch_waits_two_seconds_on_all_its_queues_and_then_has_nothing(connect):
-    """W13."""
+    """W13: an empty FETCH returns null after 2 s."""
     client, other = connect(**worker()), connect()
     start = timezone.now()
     assert fetched(client, "first", "second") is None
@@ -153,7 +153,7 @@ def test_waiting_fetchers_are_served_in_the_order_they_came(connect, server):
 
 @pytest.mark.parametrize("way", ["close", "half-close"])
 def test_a_fetcher_that_goes_away_while_it_waits_swallows_no_job(connect, server, way):
-    """W14."""
+    """W14: after a close and after a half-close."""
     gone, producer, stays = connect(**worker("gone")), connect(), connect(**worker("stays"))
     gone.send("FETCH default")
     wait_until(lambda: len(server.fetchers._waiting) == 1)
@@ -185,12 +185,12 @@ def test_clients_that_go_away_at_any_moment_leave_no_job_behind(connect, server)
     left = set(Job.objects.filter(wid="leaver").values_list("jid", flat=True))
     assert len(seen | left) == 60
     assert not Job.objects.filter(wid="stays").exclude(jid__in=seen).exists()
-    # A reply that the system took before the client's reset was seen counts as handed over; few can be.
+    # A reply that the system accepted before it saw the client's reset counts as delivered; only few can be.
     assert len(left) < 60
 
 
 def test_commands_before_the_end_of_file_are_answered(connect):
-    """W14."""
+    """W14: a half-close does not cancel commands."""
     client = connect()
     client.send(push(jid="abcdefgh"))
     client.socket.shutdown(1)
@@ -199,7 +199,7 @@ def test_commands_before_the_end_of_file_are_answered(connect):
 
 
 def test_a_quiet_workers_connections_all_get_nothing_for_two_seconds(connect, server):
-    """W15: also one that waited when the quiet came."""
+    """W15: also a FETCH that already waited."""
     first, second = connect(**worker()), connect(**worker())
     first.send("FETCH default")
     wait_until(lambda: len(server.fetchers._waiting) == 1)
@@ -213,7 +213,7 @@ def test_a_quiet_workers_connections_all_get_nothing_for_two_seconds(connect, se
 
 @pytest.mark.parametrize("line", ['ACK {"jid":"never-heard-of"}', 'ACK {"jid":""}'])
 def test_every_well_formed_ack_is_ok(connect, line):
-    """W16."""
+    """W16: unknown jids are accepted too."""
     assert connect().ask(line) == b"+OK"
 
 
@@ -224,7 +224,7 @@ def test_a_malformed_ack_is_told_so(connect, line):
 
 @over_both
 def test_a_strangers_ack_and_fail_are_ok_and_change_nothing(connect):
-    """W16, W17."""
+    """W16, W17: only the job's worker, or a connection without wid, may end the job."""
     holder, stranger = connect(**worker("holder")), connect(**worker("stranger"))
     holder.ask(push(jid="abcdefgh"))
     fetched(holder)
@@ -245,12 +245,12 @@ def test_a_strangers_ack_and_fail_are_ok_and_change_nothing(connect):
     ],
 )
 def test_a_fail_that_cannot_be_is_told_why(connect, line, answer):
-    """W17."""
+    """W17: the error line gives the reason."""
     assert connect().ask(line).startswith(answer)
 
 
 def test_a_failure_is_cut_to_its_limits_on_character_boundaries(connect):
-    """W17."""
+    """W17: errtype and message are limited in bytes, the backtrace in lines."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh"))
     fetched(client)
@@ -283,20 +283,20 @@ def test_a_retried_job_comes_with_its_failure(connect):
     ],
 )
 def test_a_beat_is_answered_with_the_state_to_enter(connect, line, answer):
-    """W21."""
+    """W21: the reply is a state or OK."""
     client = connect(**worker())
     assert client.ask(line).startswith(answer)
 
 
 def test_a_beat_needs_a_wid_and_may_be_for_another_of_the_fleet(connect):
-    """W21."""
+    """W21: a worker may beat for another wid."""
     connect(**worker("wid-2"))
     assert connect().ask('BEAT {"wid":"wid-2"}').startswith(b"-ERR BEAT: expected a connection that gave its wid")
     assert connect(**worker("wid-1")).ask('BEAT {"wid":"wid-2"}') == b"+OK"
 
 
 def test_a_beat_of_a_lost_worker_is_told_so_and_its_connections_are_closed(connect):
-    """W20, W21."""
+    """W20, W21: the server closes every connection of that wid."""
     first, second, other = connect(**worker()), connect(**worker()), connect(**worker("other"))
     WorkerProcess.objects.filter(wid="wid-1").delete()
     assert first.ask('BEAT {"wid":"wid-1"}') == b"-ERR unknown worker wid-1"
@@ -306,7 +306,7 @@ def test_a_beat_of_a_lost_worker_is_told_so_and_its_connections_are_closed(conne
 
 
 def test_info_has_the_original_servers_shape(connect):
-    """W22."""
+    """W22: the same members as the original server."""
     client = connect(**worker())
     client.ask(push(jid="abcdefgh", queue="mail"))
     told = json.loads(client.ask("INFO please"))

@@ -1,4 +1,4 @@
-"""Arguments that JSON has no type for: what travels, what arrives, what is refused."""
+"""Arguments without a JSON type: their encoding, their decoding, and refusals."""
 
 import base64
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -22,7 +22,7 @@ from tests.tasks.work import work
 
 
 def travelled(value):
-    """A value that went through the text of a job."""
+    """Encode a value as args and as kwargs, through the text of a job, and return it decoded."""
     args, kwargs = encoded_call([value], {"named": [value]})
     args, kwargs = decoded_call(jsontext.decode(jsontext.encode(args)), jsontext.decode(jsontext.encode(kwargs)))
     assert kwargs == {"named": args}
@@ -246,7 +246,7 @@ def test_plain_json_may_look_like_the_envelope_of_encrypted_arguments(transactio
 
 
 def test_a_token_as_plain_json_is_refused_at_enqueue(transactional_db):
-    """A worker could not know that it is no envelope."""
+    """A worker could not distinguish the token from an encrypted argument."""
     token = base64.urlsafe_b64encode(b"\x80" + bytes(72)).decode()
     with pytest.raises(InvalidPayload, match=r"args\[0\]: expected no Fernet token"):
         tasks.takes_plain_json.enqueue({"$encrypted": token})

@@ -1,4 +1,4 @@
-"""`@task(atomic=True)`: what a task wrote and the end of its job are one transaction, or none of it."""
+"""`@task(atomic=True)`: a task's writes and the end of its job commit or roll back together."""
 
 import threading
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True, params=["in two messages", "in one message"])
 def way(request):
-    """How a job's end and COMMIT go, where there are two ways: the second from the third job of a connection on."""
+    """Send a job's end and COMMIT in two messages or in one, as a connection does from its third job on."""
     if connection.vendor == "postgresql" and request.param == "in one message":
         with connection.cursor() as cursor:
             for _ in range(USES_BEFORE + 1):
@@ -34,7 +34,7 @@ def way(request):
 
 
 def state():
-    """Of the one job, and the marks there are."""
+    """Return the state of the one job, and the texts of all marks."""
     return Job.objects.exclude(jobtype__endswith="noop").get().state, list(Mark.objects.values_list("text", flat=True))
 
 
@@ -74,7 +74,7 @@ def test_a_transaction_the_task_broke_does_not_pass_for_success():
     if connection.vendor == "postgresql":
         assert isinstance(report, Failure)
         assert state() == ("retries", [])
-    else:  # these databases go on after a failed statement, and so may the task
+    else:  # these databases continue after a failed statement, and so may the task
         assert state() == ("succeeded", ["a"])
 
 
@@ -128,7 +128,7 @@ def test_one_that_does_nothing_in_the_database_is_acknowledged_with_others():
     execution = prepare(fetched())
     with CaptureQueriesContext(connection) as asked:
         report = execution.run(get_broker())
-    if connection.vendor == "postgresql":  # the others cannot say whether a transaction holds anything
+    if connection.vendor == "postgresql":  # other databases cannot report whether a transaction has changes
         assert isinstance(report, Ack)
         assert [query["sql"] for query in asked] == ["BEGIN", "COMMIT"], "what Django logs, and nobody sends"
         assert get_broker().ack([report]) == [True]
@@ -157,7 +157,7 @@ def test_a_retry_that_succeeds_writes_once():
 
 
 class Holder:
-    """Another transaction, which locks the job's row from `lock` to `release`."""
+    """Another transaction that locks the job's row from `lock` to `release`."""
 
     def __init__(self):
         self._locked, self._released = threading.Event(), threading.Event()
@@ -207,7 +207,7 @@ def test_an_end_that_another_transaction_blocks_costs_no_attempt():
 
 def test_coroutines_are_refused_where_they_are_defined():
     async def asynchronous():
-        """Never awaited."""
+        """A coroutine function that is never awaited."""
 
     asynchronous.__qualname__ = "asynchronous"
     with pytest.raises(InvalidTask, match="atomic=True: expected a plain function"):
@@ -217,7 +217,7 @@ def test_coroutines_are_refused_where_they_are_defined():
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_it_is_true_or_false(value):
     def plain():
-        """Never called."""
+        """A plain function that is never called."""
 
     plain.__qualname__ = "plain"
     with pytest.raises(InvalidTask, match="atomic: expected True or False"):

@@ -1,4 +1,4 @@
-"""An atomic task on PostgreSQL: the end of its job and the COMMIT are one message, and mean no less than two."""
+"""Atomic tasks on PostgreSQL: the job's end and COMMIT share one message, with the same guarantees as two."""
 
 import os
 import socket
@@ -63,7 +63,7 @@ def on_postgresql():
 
 
 def make_ready():
-    """As its third use would."""
+    """Prepare the statement as if the connection had used it three times."""
     with connection.cursor() as cursor:
         for _ in range(prepared.USES_BEFORE + 1):
             END_LAST.ready(cursor)
@@ -71,7 +71,7 @@ def make_ready():
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch):
-    """What each message with a job's end and a COMMIT in it led to."""
+    """Record the outcome of each message with a job's end and COMMIT: "committed" or "nothing"."""
     outcomes = []
     real = prepared.run_last
 
@@ -101,7 +101,7 @@ def sql(statement):
 
 
 def assert_django_is_well():
-    """As it was before the job: outside of any block, committing by itself."""
+    """Assert that the connection is as before the job: outside any block, in autocommit mode."""
     assert not connection.in_atomic_block
     assert not connection.needs_rollback
     assert (connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit) == ([], [], [])
@@ -269,7 +269,7 @@ def test_a_commit_whose_answer_is_lost_stands_and_the_failure_told_of_it_changes
 
 
 def cut(pgconn):
-    """Its wire; what has come and was not read yet is lost."""
+    """Shut the connection's socket down; data that has arrived and was not read is lost."""
     with socket.socket(fileno=os.dup(pgconn.socket)) as wire:
         with suppress(BlockingIOError):
             wire.recv(1 << 20, socket.MSG_DONTWAIT)
@@ -277,8 +277,8 @@ def cut(pgconn):
 
 
 def another_connection():
-    """The driver's own, in no transaction."""
-    import psycopg  # a driver that others do not have
+    """Return a driver connection in autocommit mode, independent of Django's."""
+    import psycopg  # installed for PostgreSQL only
 
     given = connection.get_connection_params()
     address = {key: given[key] for key in ("dbname", "host", "port", "user", "password") if key in given}

@@ -1,4 +1,4 @@
-"""What cannot be done with a batch: refused by an exception that names it and the rule, nothing half made."""
+"""Refused operations on batches: the exception names the batch and the rule, and nothing is stored."""
 
 from datetime import timedelta
 

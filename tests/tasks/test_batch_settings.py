@@ -1,4 +1,4 @@
-"""How long an uncommitted batch lives, and how long an ended one stays readable: as FAKTORY says."""
+"""FAKTORY settings for batches: how long an uncommitted one lives, and how long an ended one stays readable."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ def uncommitted():
 
 
 def let_pass(**how_long):
-    """So much later: as if all that happened to batches had happened so much earlier."""
+    """Move all times of batches into the past by this duration, and run maintenance."""
     times = ("created_at", "expires_at", "finished_at")
     Row.objects.update(**{name: F(name) - timedelta(**how_long) for name in times})
     Maintenance("default").run_once()

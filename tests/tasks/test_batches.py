@@ -1,4 +1,4 @@
-"""`with Batch(…)`: what is enqueued inside joins it, nested ones are children, and all are born in one transaction."""
+"""`with Batch(…)`: jobs enqueued inside join it, nested batches are children, and all are stored in one transaction."""
 
 import pytest
 from django.db import transaction
@@ -40,7 +40,7 @@ def too_late(context):
 
 @task(takes_context=True)
 def next_step(context, steps):
-    """Callback of a step: adds the next one to the batch that all steps are children of."""
+    """Callback of a step: adds the next step to the batch that is the parent of all steps."""
     ran.append(f"step with {steps} to come")
     if steps:
         with context.batch.parent, Batch(success=next_step.callback(steps - 1)):

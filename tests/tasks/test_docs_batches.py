@@ -1,4 +1,4 @@
-"""The examples of docs/batches.md, as they stand there: this module is made of them, and runs them."""
+"""Run the examples of docs/batches.md: this module is built from the page's code blocks."""
 
 import re
 from pathlib import Path

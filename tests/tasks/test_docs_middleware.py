@@ -1,4 +1,4 @@
-"""The examples of docs/middleware.md, as they stand there, with the packages they are for."""
+"""Run the examples of docs/middleware.md, with the packages that they are for."""
 
 import re
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "middleware.md").read_tex
 
 
 def example(heading, name):
-    """The class `name` of the page's section."""
+    """Return the class `name` from the first code block of the page's section."""
     code = re.search(rf"## {heading}\n.*?```python\n(.*?)```", PAGE, re.DOTALL)[1]
     names = {"Middleware": Middleware, "contextmanager": contextmanager}
     exec(code, names)
@@ -46,7 +46,7 @@ def test_structlog_knows_the_job_while_it_runs(use, monkeypatch):
 
 
 class Kept(Transport):
-    """Sends nothing anywhere."""
+    """Sentry transport that keeps its events and sends nothing."""
 
     def __init__(self, options):
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""Jobs made by enqueue, as they lie in the database; the transaction they are made in decides."""
+"""The stored rows of enqueued jobs; they commit or roll back with the transaction of the caller."""
 
 from datetime import datetime, timedelta
 from typing import ClassVar
@@ -175,7 +175,7 @@ def test_enqueue_many_makes_a_job_for_each_call():
 
 
 def test_enqueue_many_writes_its_jobs_together(django_assert_max_num_queries):
-    with django_assert_max_num_queries(10):  # BEGIN and COMMIT, and the queue's name, count too
+    with django_assert_max_num_queries(10):  # includes BEGIN, COMMIT and storing the queue's name
         tasks.noop.enqueue_many([()] * 100)
     assert Job.objects.count() == 100
 
@@ -218,11 +218,11 @@ def test_jids_are_32_hex_digits_in_order_of_time():
     assert [jid[:12] for jid in made] == sorted(jid[:12] for jid in made)
 
 
-# --- settings and brokers of other kinds
+# --- settings and other brokers
 
 
 class ListBroker(OrmBroker):
-    """Keeps what is pushed in a list."""
+    """OrmBroker that appends pushed jobs to a list."""
 
     pushed: ClassVar = []
 
@@ -238,7 +238,7 @@ def test_without_use_tz_a_naive_run_after_is_local_time():
 
 
 class RefusingBroker(OrmBroker):
-    """Takes the first job of a push and refuses the others."""
+    """OrmBroker that stores the first job of a push and refuses the others."""
 
     def push(self, jobs_):
         return [*super().push(jobs_[:1]), *(CommandRefused("no more today", code="FULL") for _ in jobs_[1:])]

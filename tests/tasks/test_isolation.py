@@ -1,4 +1,4 @@
-"""Enqueueing in transactions of another isolation level than READ COMMITTED: a part of them, whatever they come to."""
+"""Enqueueing in transactions with an isolation level other than READ COMMITTED: jobs commit or roll back with them."""
 
 from contextlib import closing
 
@@ -34,7 +34,7 @@ def begin(level):
 
 
 def test_jobs_of_all_kinds_are_stored_with_the_transaction(level):
-    for turn in range(5):  # the first ones unprepared
+    for turn in range(5):  # statements are prepared only after some uses
         with transaction.atomic():
             begin(level)
             add.enqueue(turn, 1)
@@ -52,7 +52,7 @@ def test_a_job_is_gone_with_a_transaction_that_the_database_aborts_and_comes_wit
     def change(*, meets_another):
         with transaction.atomic():
             begin(level)
-            assert Mark.objects.filter(pk=mark.pk).exists()  # the snapshot
+            assert Mark.objects.filter(pk=mark.pk).exists()  # takes the snapshot
             add.enqueue(1, 2)
             if meets_another:
                 with closing(another_connection(connection.settings_dict["NAME"])) as other, other.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""What may be an argument or a result."""
+"""Accepted values for arguments and results."""
 
 import enum
 from collections import OrderedDict, UserDict, deque

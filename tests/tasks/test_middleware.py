@@ -1,4 +1,4 @@
-"""FAKTORY["MIDDLEWARE"]: what wraps every enqueue and every run, and the context that jobs carry."""
+"""FAKTORY["MIDDLEWARE"]: wrappers of each enqueue and each run, and the context that jobs carry."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def use(settings):
-    """Switch middleware on; `seen` begins empty."""
+    """Return a function that configures middleware; `seen` starts empty."""
     middleware.seen.clear()
 
     def switch_on(*paths):

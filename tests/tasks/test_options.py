@@ -1,4 +1,4 @@
-"""The options of @task: what is taken, what is refused, and how it is said."""
+"""The options of @task: accepted values, refused values, and error messages."""
 
 import pickle
 from datetime import UTC, datetime, timedelta

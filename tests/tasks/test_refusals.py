@@ -1,4 +1,4 @@
-"""What cannot be a task is refused where it is decorated or enqueued, and the message says how to mend it."""
+"""Invalid tasks are refused when decorated or enqueued, and the message says how to fix it."""
 
 import functools
 import subprocess

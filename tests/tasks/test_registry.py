@@ -1,4 +1,4 @@
-"""Which tasks a worker knows, and by what name."""
+"""Which tasks a worker knows, and under which name."""
 
 import importlib
 import subprocess
@@ -108,11 +108,11 @@ def test_autodiscover_imports_the_tasks_of_installed_apps():
         "autodiscover(); print(lookup('billing.charge').name)\n"
     )
     assert _python(code) == "charge"
-    autodiscover()  # once more changes nothing
+    autodiscover()  # a second call changes nothing
 
 
 def test_backend_and_decorator_can_be_imported_while_apps_still_load():
-    """A models.py may decorate tasks: at that time no model may be imported."""
+    """A models.py may decorate tasks, and then importing a model would fail."""
     code = (
         "import sys, django_faktory.backend, django_faktory.worker\n"
         "from django_faktory import task\n"

@@ -1,4 +1,4 @@
-"""get_result: every state of a stored job, in the words of Django's Tasks."""
+"""get_result: the states of stored jobs as statuses of Django's Tasks."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""A worker in one function: what is ready is fetched, run and reported, in this thread."""
+"""A worker as a function: fetches, runs and reports one job in the calling thread."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def fetched(wid="w1"):
 
 
 def work(wid="w1"):
-    """Run one job; returns the report that was given; None where the task itself told the broker."""
+    """Run one job and return the report that was sent; None if the task itself reported to the broker."""
     found = prepare(fetched(wid))
     if hasattr(found, "run"):
         found = asyncio.run(found.arun()) if found.is_async else found.run(get_broker())

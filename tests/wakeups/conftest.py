@@ -1,4 +1,4 @@
-"""Databases under names of their own, for listeners that must not be disturbed, or must be."""
+"""Fixtures for listeners: databases under other aliases, and connections that no other test uses."""
 
 from contextlib import closing
 
@@ -15,7 +15,7 @@ needs_hints = pytest.mark.skipif(
 
 @pytest.fixture
 def client():
-    """A driver's connection that listens, outside any pool: nobody else shall have it, and the pool is owed none."""
+    """Return a driver connection that listens. It is outside any pool, so that no other code gets it from there."""
     wrapper = connection.copy()
     wrapper.settings_dict["OPTIONS"].pop("pool", None)
     with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as found:
@@ -26,7 +26,9 @@ def client():
 
 @pytest.fixture
 def database():
-    """Register a database like the default one with other settings; gone again at the end."""
+    """Return a function that registers a copy of the default database with other settings; removed at the end of the
+    test.
+    """
     added = []
 
     def add(alias, **settings):
@@ -44,7 +46,7 @@ def database():
 
 @pytest.fixture
 def closing_later():
-    """Listeners to close at the end of the test."""
+    """Return a function that registers a listener to be closed at the end of the test."""
     listeners = []
 
     def keep(listener):

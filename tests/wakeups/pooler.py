@@ -1,4 +1,4 @@
-"""A pooler between a client and PostgreSQL, as far as listeners notice: it can swallow notifications, and go away."""
+"""A fake pooler in front of PostgreSQL: it can drop notifications, and refuse or cut connections."""
 
 import socket
 import struct
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Pooler:
-    """Forwards connections to `upstream`. With `swallows`, NotificationResponse messages do not come through."""
+    """Forward connections to `upstream`. With `swallows`, drop NotificationResponse messages."""
 
     def __init__(self, upstream, *, swallows=False):
         self.upstream = upstream
@@ -21,7 +21,7 @@ class Pooler:
         self._start(self._accept)
 
     def cut(self):
-        """Break every connection."""
+        """Shut down every open connection."""
         for pair in self._pairs:
             for end in pair:
                 with suppress(OSError):
@@ -64,10 +64,10 @@ class Pooler:
             server.shutdown(socket.SHUT_WR)
 
     def _return(self, server, client):
-        """Message by message: a byte that says its kind, its length, its content."""
+        """Forward message by message: a byte for the type, the length, and the content."""
         with suppress(OSError):
             answers = server.makefile("rb")
-            client.sendall(answers.read(1))  # the answer to "do you speak TLS": no
+            client.sendall(answers.read(1))  # the answer to SSLRequest: "N"
             while head := answers.read(5):
                 body = answers.read(struct.unpack("!i", head[1:])[0] - 4)
                 if not (self.swallows and head[:1] == b"A"):

@@ -1,4 +1,4 @@
-"""A server's hints: sent by a thread, a burst with one NOTIFY, and of no use to the server itself."""
+"""A server's hints: a thread sends them, one NOTIFY covers a burst, and the server itself ignores them."""
 
 import pytest
 from django.db import transaction
@@ -25,7 +25,7 @@ def crier():
 
 @pytest.fixture
 def heard(client):
-    """The payloads so far, as anybody's client sees them."""
+    """Return all payloads so far, as another client receives them."""
     found = []
 
     def payloads():
@@ -37,7 +37,7 @@ def heard(client):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The queues of each NOTIFY."""
+    """Record the queues of each NOTIFY."""
     statements = []
     real = postgresql.notify
 
@@ -84,7 +84,7 @@ def test_a_listener_of_the_same_server_hears_others_only(crier, closing_later):
     crier.announce("default", {"own"})
     wait_until(lambda: crier._senders)
     while listener.wait(0.5):
-        pass  # its first look, and the test of itself
+        pass  # its first look, and its test notification
     crier.announce("default", {"own"})
     assert listener.wait(0.2) is False
     wakeups.announce("default", {"others"})

@@ -1,4 +1,4 @@
-"""That a file was written, as Linux tells it; and SQLite's hints where nobody tells."""
+"""Inotify reports writes to a file on Linux; elsewhere SQLite's hints come from polling."""
 
 import select
 import sqlite3
@@ -63,8 +63,10 @@ def test_a_commit_is_heard_whether_writes_are_told_or_not(
     is_told, mode, tmp_path, database, closing_later, monkeypatch
 ):
     if is_told:
+        # No regular look within the test: only the file watch can report the commit.
         monkeypatch.setattr(sqlite, "UNTOLD_S", LONG_S)
     else:
+        # Without a file watch the listener polls.
         monkeypatch.setattr(sqlite, "FileWatch", refuse)
     path = tmp_path / "jobs.sqlite3"
     connection = sqlite3.connect(path, isolation_level=None)

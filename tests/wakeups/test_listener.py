@@ -1,4 +1,4 @@
-"""The contract of listeners: the second look, and waiting where hints cannot come."""
+"""The contract of listeners: a second look after each hint, and waiting without hints."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ LONG_S = 30
 
 
 class Bell(Listener):
-    """Hints given by hand."""
+    """A listener with hints that the test sets by hand."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hints between the processes of one node, over pipes that they inherit."""
+"""Hints between the processes of one node, over inherited pipes."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Where hints cannot come, nothing breaks."""
+"""Databases without hints: announcing does nothing, and listeners poll."""
 
 import pytest
 

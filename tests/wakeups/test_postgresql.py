@@ -29,7 +29,7 @@ def nothing_announced():
 
 @pytest.fixture
 def heard(client):
-    """What arrives on the channel, as anybody's client sees it. Ask it for the payloads so far."""
+    """Return a function that returns the payloads since its last call, as another client receives them."""
     return lambda: [one.payload for one in client.notifies(timeout=0.1)]
 
 
@@ -42,13 +42,13 @@ def pooler():
 
 @pytest.fixture
 def behind(pooler, database):
-    """The same database, by way of the pooler."""
+    """Return the alias of the same database behind the pooler."""
     return database("pooled", HOST="127.0.0.1", PORT=str(pooler.port))
 
 
 @pytest.fixture
 def listen(closing_later):
-    """A listener that has connected, passed its test and used up its first hint."""
+    """Return a function that starts a listener: connected, tested, with its first hint consumed."""
 
     def start(alias="default", queues=None):
         listener = closing_later(wakeups.listen(alias, queues))
@@ -65,7 +65,7 @@ def drain(listener):
 
 
 def say(*queues):
-    """Announce from a process that said nothing before."""
+    """Announce from a process without earlier announcements."""
     announcing._announced_at.clear()
     wakeups.announce("default", queues)
 
@@ -174,12 +174,12 @@ class TestTrouble:
         pooler.is_open = False
         pooler.cut()
         wait_until(lambda: caplog.records)
-        assert listener.wait(LONG_S) is True  # look now, and often from now on
+        assert listener.wait(LONG_S) is True  # look now, and poll often from now on
         assert not listener.hears_all
         drain(listener)
-        assert listener.wait(0.8) is False  # two tries, one line
+        assert listener.wait(0.8) is False  # two attempts, one log line
         pooler.is_open = True
-        assert listener.wait(LONG_S) is True  # what came meanwhile was not heard: look
+        assert listener.wait(LONG_S) is True  # hints of the outage were lost, so look now
         drain(listener)
         say("mail")
         assert listener.wait(LONG_S) is True
@@ -206,7 +206,7 @@ class TestTrouble:
         listener.close()
 
     def test_a_connection_that_tells_nothing_any_more_is_made_anew(self, listen, behind, pooler, monkeypatch):
-        """As to a primary that is none any more: it stands, and who announces is connected to the new one."""
+        """A connection to a former primary stays open, while announcements go to the new one."""
         monkeypatch.setattr(postgresql, "HEARD_WITHIN_S", 1.0)
         monkeypatch.setattr(postgresql, "TEST_EVERY_S", 0.2)
         listener = listen(behind)

@@ -1,4 +1,4 @@
-"""Hints on SQLite, each test with a database file of its own."""
+"""Hints on SQLite; each test has its own database file."""
 
 import logging
 import sqlite3
@@ -26,7 +26,7 @@ def path(tmp_path):
 @pytest.fixture
 def listener(path, database, closing_later):
     found = closing_later(wakeups.listen(database("watched", NAME=str(path))))
-    assert found.wait(LONG_S) is True  # what came before the first look
+    assert found.wait(LONG_S) is True  # commits before the first look
     return found
 
 
