@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-all`, and which run on one database only.
+"""Tables of tests that `make test` leaves to `make test-all`, and of tests that run on one database only.
 
 An entry is a folder, a module or a test below tests/: "soak", "cli/test_hostile.py", "cli/test_live.py::test_…".
 """
@@ -72,13 +72,15 @@ QUICK = (
     "gearmonkey/test_servers.py::test_behind_sentinels_the_master_is_found",
     "gearmonkey/test_servers.py::test_the_documented_access_list_is_enough_and_opens_nothing_else",
 )
-"""Exceptions from SLOW: for each claim about processes one test stays in `make test`."""
+"""Exceptions from SLOW: one test for each claim about processes stays in `make test`."""
 
 CORE = ("core",)
-"""They need no database. Modules elsewhere are marked `core` themselves."""
+"""Tests that need no database. Modules elsewhere are marked `core` themselves."""
 
 ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
-"""They ask nothing special of their database: they run on the first one only, except modules marked `each_database`."""
+"""Tests that do not depend on the kind of database: they run on the first one only, except modules marked
+`each_database`.
+"""
 
 ONCE_IF_QUICK = (
     "admin",
@@ -92,7 +94,7 @@ ONCE_IF_QUICK = (
     "transfer",
     "worker",
 )
-"""Little of them is about SQL or transactions: `make test` runs it on the first database only, except EACH."""
+"""Tests with little SQL or transactions: `make test` runs them on the first database only, except EACH."""
 
 EACH = (
     "admin/test_speed.py",

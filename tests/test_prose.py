@@ -16,10 +16,10 @@ OLD_WORDS = re.compile(
     r"who|whoever|whom|whose)\b",
     re.IGNORECASE,
 )
-"""Words for people, where the text is about jobs and threads, and words that few people write today."""
+"""Words for people (the text is about jobs and threads), and archaic words."""
 
 MAX_OLD_WORDS = 0.001
-"""Of all words: a text about people needs a `who` now and then."""
+"""Share of all words: a text about people may need a `who`."""
 
 MIN_COMMENTS = 0.03
 """Lines with a comment, of all lines that are not blank."""
