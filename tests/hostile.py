@@ -60,7 +60,7 @@ TEXTS = {
     "emoji and others": "👩‍👩‍👧 𝕳𝖔𝖘𝖙𝖎𝖑𝖊 ﷽ 漢字 <b>\U0010ffff",
     "path": "../../../../etc/passwd%2e%2e%00?a=b&c=d#e",
 }  # fmt: skip
-"""Texts by what they try."""
+"""Texts, each by the attack that it tries."""
 
 NOT_IN_NAMES = {"NUL", "half of a character", "huge"}
 """Texts that cannot be a jid, jobtype or wid: no database stores them, or they exceed 255 characters."""

@@ -74,7 +74,7 @@ class Server:
         raise NotImplementedError
 
     def environment(self):
-        """Return the variables with its address."""
+        """Return the environment variables with the server's address."""
         raise NotImplementedError
 
     def prepare(self):

@@ -45,7 +45,7 @@ SLOW = (
     "worker/test_supervisor.py::test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed",
     "worker/test_supervisor.py::test_while_a_child_does_not_respond_the_others_can_see_it",
 )
-"""Tests that kill, soak, roll out or race for seconds, drive a browser or another client, or start processes."""
+"""Tests that kill or roll out processes, run or race for seconds, or drive a browser or another client."""
 
 QUICK = (
     "browser/test_pages.py::test_without_a_script_all_can_be_done",
@@ -112,7 +112,7 @@ EACH = (
     "testing/test_live.py",
     "worker/test_limits.py",
 )
-"""Exceptions from ONCE_IF_QUICK."""
+"""Exceptions from ONCE_IF_QUICK: `make test` runs them on each database."""
 
 
 def mark(item, root):

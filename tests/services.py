@@ -1,4 +1,4 @@
-"""Servers and programs that tests need: which are available, in which version, and how to fix what is missing.
+"""Servers and programs that tests need: which are available, in which version, and how to fix a missing one.
 
 Does not import Django: `scripts/test.py` uses it before Django is loaded. Addresses are those of `tests/settings.py`.
 """

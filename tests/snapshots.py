@@ -97,7 +97,7 @@ class Snapshot:
         """Prepare before the new database is created."""
 
     def load(self):
-        """Fill the new database."""
+        """Fill the new database from the copy."""
 
 
 class File(Snapshot):

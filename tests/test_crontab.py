@@ -275,7 +275,7 @@ def test_the_sleep_ends_at_the_tick_and_no_node_looks_more_often_for_it(in_setti
     upkeeper.run_once()
     entry = CronEntry.objects.get()
     CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=0.6))
-    assert 0.3 < upkeeper._round() < 0.7  # two clocks
+    assert 0.3 < upkeeper._round() < 0.7  # measured by two clocks
     CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=40))
     assert upkeeper._round() == 1.0
     entry.delete()

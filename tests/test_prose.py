@@ -22,13 +22,13 @@ MAX_OLD_WORDS = 0.001
 """Share of all words: a text about people may need a `who`."""
 
 MIN_COMMENTS = 0.03
-"""Lines with a comment, of all lines that are not blank."""
+"""Share of lines with a comment, among all lines that are not blank."""
 
 CODE = re.compile(r"`[^`]*`|# (?:noqa|type:|fmt:|pragma:).*")
 
 
 def docstrings(path):
-    """Return all strings that stand alone, with the line they begin at."""
+    """Return every string that is a statement of its own, with its first line number."""
     return [
         (node.lineno, node.value.value)
         for node in ast.walk(tree(path))

@@ -347,7 +347,7 @@ def test_a_thread_that_ends_leaves_no_open_connection_behind():
         # The script ends only when the connection was closed; an unclosed socket would be a warning, so an error.
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the script's threads, not the broker's
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of the script, not the broker
 def test_a_forked_process_opens_its_own_connection_and_leaves_the_parents_alone():
     with Talk(session((push(job()), OK), (push(job()), OK)), session((push(job()), OK))) as broker:
         broker.push([job()])

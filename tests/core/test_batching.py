@@ -1,6 +1,4 @@
-"""The rules of a batch, without a database: what counts, which callback follows, and correct counts for any order of
-events.
-"""
+"""The rules of a batch, without a database: what counts, which callback follows, for any order of events."""
 
 import random
 from types import SimpleNamespace

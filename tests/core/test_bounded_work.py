@@ -1,4 +1,4 @@
-"""Limits on what a command costs the event loop between two steps, and in memory. Calls are counted, not time."""
+"""Limits on the cost of a command between two steps of the event loop, and in memory. Calls are counted, not time."""
 
 import json
 import sys

@@ -180,7 +180,7 @@ def test_what_is_no_object_is_refused_by_both_paths(text):
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("around", ['{"a":%s}', '{"a":[%s]}', '{"a":{"b": %s}}'])
 def test_nan_and_infinity_are_refused(around, constant):
-    """W7."""
+    """W7: these constants are not valid JSON."""
     with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
         jsontext.members(around % constant)
     with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):

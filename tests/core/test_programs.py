@@ -1,5 +1,4 @@
-"""Programs started by tests end with the test run, even if it is killed; otherwise they would take the next run's jobs.
-"""
+"""Programs started by tests end with the run, even if it is killed; otherwise they would take the next run's jobs."""
 
 import shutil
 import signal

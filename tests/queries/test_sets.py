@@ -1,5 +1,4 @@
-"""QuerySet methods for jobs on each database: which jobs they select, by which index, and what the bulk verbs change.
-"""
+"""QuerySet methods for jobs on each database: which jobs they select, by which index, and what bulk verbs change."""
 
 from datetime import timedelta
 
@@ -282,8 +281,7 @@ def test_queues_are_paused_and_resumed_and_counted():
 )
 @pytest.mark.django_db(transaction=True)  # MariaDB commits when it analyzes
 def test_what_people_look_for_is_found_by_an_index(find, index):
-    """On MariaDB, where the state leads every index, failed jobs are found by faktory_purge, and a state alone by any.
-    """
+    """On MariaDB the state leads every index: failed jobs are found by faktory_purge, and a state alone by any."""
     like = model_to_dict(JobFactory.build(succeeded=True), exclude=["id", "jid", "created_at"])
     rows = [Job(**like, jid=f"jid-{n:06d}", created_at=T0) for n in range(1000)]
     rows[3].bid = "b-1"
