@@ -1,8 +1,8 @@
-"""A clock that tests move."""
+"""A fake clock, set by tests."""
 
 
 class Clock:
-    """Stands in for the module `time` in a module under test: a test sets `now`, and each reading adds `step_s`."""
+    """Replace the module `time` in a module under test: a test sets `now`, and each reading adds `step_s`."""
 
     def __init__(self, *, step_s=0.0):
         self.now, self.step_s = 1000.0, step_s

@@ -1,4 +1,4 @@
-"""What all tests share. A server that is away skips a test, and fails it where CI=true."""
+"""Fixtures shared by all tests. If a server cannot be reached, its tests are skipped, or fail if CI=true."""
 
 import os
 import sys
@@ -40,37 +40,38 @@ def django_db_modify_db_settings(django_db_modify_db_settings):
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup, django_db_blocker):
-    """Before PostgreSQL drops the databases: sessions of processes that tests have killed may not have ended yet."""
+    """End leftover sessions before PostgreSQL drops the databases: sessions of killed processes may still be open."""
     yield
     with django_db_blocker.unblock():
         for connection in connections.all():
-            # An alias that no chosen test uses was not set up: it means the server's own database, where others work.
+            # If no selected test uses an alias, it was not set up: its NAME is the server's own database, which others
+            # use.
             is_of_tests = connection.settings_dict["NAME"] == connection.settings_dict["TEST"]["NAME"]
             if connection.vendor == "postgresql" and is_of_tests:
                 name = connection.settings_dict["NAME"]
                 connection.close()
-                with connection._nodb_cursor() as cursor:  # a pooler keeps sessions, this one's too
+                with connection._nodb_cursor() as cursor:  # a pooler keeps sessions open, this one's too
                     cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
         connections.close_all()
 
 
 @pytest.fixture(scope="session")
 def redis_url():
-    """The address of a Redis that answers."""
+    """Return the URL of a Redis server that responds."""
     _require(services.redis())
     return services.redis_url()
 
 
 @pytest.fixture(scope="session")
 def node_folder():
-    """Where programs can `require("faktory-worker")`."""
+    """Return the folder in which programs can `require("faktory-worker")`."""
     _require(services.node_client())
     return services.NODE_FOLDER
 
 
 @pytest.fixture(scope="session")
 def go_folder(tmp_path_factory):
-    """Where the programs of `tests/interop/go` are, built."""
+    """Build the programs of `tests/interop/go`; return their folder."""
     _wish_for(services.go_client())
     folder = tmp_path_factory.mktemp("go")
     services.build_go(services.GO_FOLDER, folder)
@@ -79,14 +80,14 @@ def go_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ruby_folder():
-    """Where the programs in Ruby are; `ruby` finds faktory_worker_ruby."""
+    """Return the folder with the Ruby programs; `ruby` finds faktory_worker_ruby there."""
     _wish_for(services.ruby_client())
     return services.RUBY_FOLDER
 
 
 @pytest.fixture(scope="session")
 def chromium_path():
-    """The program."""
+    """Return the path of the Chromium program."""
     _require(services.chromium())
     return services.chromium_path()
 
@@ -104,8 +105,8 @@ def _wish_for(service):
 
 @pytest.fixture
 def keeps_house(transactional_db):
-    """Start Maintenance in a thread, as nodes run it; joined at the end."""
-    from django_faktory.maintenance import Maintenance  # models may be imported only when the apps are ready
+    """Return a function that runs Maintenance in a thread, as nodes do; all threads are joined at the end."""
+    from django_faktory.maintenance import Maintenance  # models can be imported only when the apps are ready
 
     started = []
 

@@ -1,7 +1,7 @@
 """Empty the database between tests that commit.
 
-Django's own way truncates every table and makes all permissions anew: 70 to 200 ms, most of what such a test took. Here
-only tables that hold something are emptied, and what Django made with the tables stays.
+Django truncates every table and recreates all permissions: 70 to 200 ms, most of the time of such a test. This module
+empties only tables that have rows, and keeps the rows that Django created with the tables.
 """
 
 from django.core.management.color import no_style
@@ -11,16 +11,16 @@ from django.test import TransactionTestCase
 STAYS = ("django_content_type", "auth_permission", "django_migrations")
 
 MANY = 1000
-"""Rows that are worth a TRUNCATE on PostgreSQL: it takes milliseconds for each index, and leaves no dead rows."""
+"""Rows from which a TRUNCATE pays off on PostgreSQL: it takes milliseconds for each index, but leaves no dead rows."""
 
 
 def install():
-    """Let each test that commits end so."""
+    """Empty the database with this module after each test that commits."""
     TransactionTestCase._fixture_teardown = _fixture_teardown
 
 
 def _fixture_teardown(test):
-    from django_faktory.store import shared  # models may be imported only when the apps are ready
+    from django_faktory.store import shared  # models can be imported only when the apps are ready
 
     for alias in test._databases_names(include_mirrors=False):
         empty(connections[alias])
@@ -28,7 +28,7 @@ def _fixture_teardown(test):
 
 
 def empty(connection):
-    """Its tables that hold something."""
+    """Empty the tables that have rows."""
     tables = _filled(connection)
     if tables and connection.vendor == "postgresql":
         with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
@@ -44,7 +44,7 @@ def _delete(cursor, table):
 
 
 def _filled(connection):
-    """The tables that hold something, by one statement."""
+    """Return the tables that have rows, found with one statement."""
     found = connection.introspection.django_table_names(only_existing=False, include_views=False)
     quote = connection.ops.quote_name
     looks = [f"SELECT '{table}' WHERE EXISTS (SELECT 1 FROM {quote(table)})" for table in found if table not in STAYS]

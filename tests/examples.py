@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries for each test: FAKTORY_TEST_EXAMPLES is `quick` or `thorough` (the default)."""
+"""Number of examples that Hypothesis tries for each test: FAKTORY_TEST_EXAMPLES is `quick` or `thorough` (default)."""
 
 import os
 
@@ -8,7 +8,7 @@ PROFILES = {"quick": 15, "thorough": 100}
 
 
 def install():
-    """Load the profile. No limits of time: the machine may be busy, and a slow example says nothing about the code."""
+    """Load the profile. No time limits: the machine may be busy, so a slow example says nothing about the code."""
     for name, count in PROFILES.items():
         own = {"max_examples": count, "deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
         hypothesis.settings.register_profile(name, **own)

@@ -1,4 +1,4 @@
-"""Rows and payloads for tests. Traits name the state; a row made here is as the store would have made it."""
+"""Factories for rows and payloads. Traits name the state; a row has the columns that the store would have written."""
 
 from copy import copy
 from datetime import UTC, datetime, timedelta
@@ -11,11 +11,11 @@ from django_faktory import payloads
 from django_faktory.models import Job, Queue, WorkerProcess
 
 T0 = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
-"""A fixed moment for tests that pass `now`."""
+"""A fixed time for tests that pass `now`."""
 
 
 def payload(jid=None, jobtype="noop", args=(), **fields):
-    """A job as a producer makes it; the jid is of good length whatever short name is given."""
+    """Return a job as a producer creates it; a short jid is padded to a valid length."""
     payload.made += 1
     return payloads.new_job(jid=f"job-{jid or payload.made}".ljust(8, "."), jobtype=jobtype, args=list(args), **fields)
 
@@ -62,12 +62,12 @@ class JobFactory(DjangoModelFactory):
 
     @classmethod
     def _generate(cls, strategy, params):
-        # Traits that nobody named are looked for 39 times, each time with a message of why they are not there: 3 ms.
+        # A trait without a value is looked up 39 times, each time with an error message that it is missing: 3 ms.
         return super()._generate(strategy, {**dict.fromkeys(cls._meta.parameters, False), **params})
 
     @classmethod
     def many(cls, count, **fields):
-        """Rows that differ in their jid only, not saved: a factory is too slow to be asked for thousands."""
+        """Return unsaved rows that differ only in jid: calling the factory thousands of times is too slow."""
         first = cls.build(**fields)
         rows = [copy(first) for _ in range(count)]
         for number, row in enumerate(rows):

@@ -1,6 +1,6 @@
-"""Texts that a client may send to harm who looks at them, and a database that has one of them in every place.
+"""Texts with which a client may attack viewers, and a database filled with one of them in every field.
 
-They go the way of the wire: each command is written as a line and read by the protocol's own reader.
+They take the way of the wire: each command is written as a line and parsed by the protocol's own parser.
 """
 
 import json
@@ -60,10 +60,10 @@ TEXTS = {
     "emoji and others": "👩‍👩‍👧 𝕳𝖔𝖘𝖙𝖎𝖑𝖊 ﷽ 漢字 <b>\U0010ffff",
     "path": "../../../../etc/passwd%2e%2e%00?a=b&c=d#e",
 }  # fmt: skip
-"""By what they try."""
+"""Texts, each by the attack that it tries."""
 
 NOT_IN_NAMES = {"NUL", "half of a character", "huge"}
-"""No jid, jobtype or wid is one of these: no database holds them, or they are longer than 255 characters."""
+"""Texts that cannot be a jid, jobtype or wid: no database stores them, or they exceed 255 characters."""
 
 NOT_PRINTABLE = {name for name, text in TEXTS.items() if not text.isprintable()}
 
@@ -74,14 +74,14 @@ REFUSED = {
     "lock": {"NUL", "half of a character"}, "at": set(TEXTS), "created_at": set(TEXTS), "expires_at": set(TEXTS),
     "unique_for": set(TEXTS), "unique_until": set(TEXTS), "result_ttl": set(TEXTS), "retry": set(TEXTS),
 }  # fmt: skip
-"""What is not let in, by place; wherever else a client writes, everything is."""
+"""Texts that are rejected, by place; every other place accepts every text."""
 
 
 POLICIES = {"missed": "once", "window": 86_400, "overlap": "allow"}
 
 
 class Sent:
-    """A client that sends each text in one place at a time: what is refused there is sent without harm."""
+    """A client that sends each text in one place at a time, and records the places that reject it."""
 
     def __init__(self, text):
         self.text = text
@@ -90,12 +90,12 @@ class Sent:
         self._count = 0
 
     def line(self, line):
-        """Read it as a server does."""
+        """Parse the line as a server does."""
         steps = commands.parse_long(line.encode())
         return jsonsteps.run(steps) if steps else commands.parse(line)
 
     def as_name(self, place, short="harmless-name"):
-        """The text where it may be a name of this place; sent to find that out."""
+        """Return the text if this place accepts it as a name, else `short`; sends it to find out."""
         probe = {
             "jid": lambda text: self.push(jid=text),
             "jobtype": lambda text: self.push(jobtype=text),
@@ -127,7 +127,7 @@ class Sent:
         return short
 
     def push(self, *, custom=None, **members):
-        """A job; returns its jid."""
+        """Push a job and return its jid."""
         self._count += 1
         job = {"jid": f"job-{self._count:06}", "jobtype": "harmless", "args": [], "custom": custom or {}, **members}
         payload = self.line(f"PUSH {json.dumps(job)}").job
@@ -137,21 +137,21 @@ class Sent:
         return payload.jid
 
     def hello(self, wid):
-        """A worker."""
+        """Register a worker and return its wid."""
         members = {"v": 2, "wid": wid, "hostname": self.text, "pid": 7, "labels": [self.text, self.text]}
         found = commands.parse_hello(json.dumps(members))
         self.broker.hello(found.identity)
         return wid
 
     def batch(self, *, callback=None, **members):
-        """A batch; returns its bid."""
+        """Create a batch and return its bid."""
         job = {"jobtype": "harmless", "args": [self.text], **(callback or {})}
         made = {"description": self.text, "success": job, "complete": {**job, "jid": ""}, **members}
         return self.broker.new_batch(self.line(f"BATCH NEW {json.dumps(made)}").batch)
 
 
 def fill(text):
-    """The text in every place a client, or a server elsewhere, can write; returns the places it was refused in."""
+    """Write the text to every field that a client or a remote server can fill; return the places that rejected it."""
     sent = Sent(text)
     names = {place: sent.as_name(place) for place in REFUSED if place not in ("bid", "parent")}
     for place in ("bid", "parent"):
@@ -165,7 +165,7 @@ def fill(text):
 
 
 def _jobs(sent, names):
-    """One that is dead, one that runs and holds a lock, one that succeeded with a result, members of batches."""
+    """Store a dead job, a running one with a lock, a succeeded one with a result, and members of batches."""
     text, broker = sent.text, sent.broker
     wid = sent.hello(names["wid"])
     custom = {"kwargs": {"key": text, "inner": {text: [text]}}, text: text, "traceparent": text}
@@ -197,7 +197,7 @@ def _jobs(sent, names):
 
 
 def _others(sent, names):
-    """A cron entry, as far as somebody may write one; what a server elsewhere said of a job it refused."""
+    """Store a cron entry, if the text is allowed in one, and the error of a remote server that refused a job."""
     text = sent.text
     try:
         one = crontab.defined(
@@ -219,14 +219,14 @@ def _others(sent, names):
 
 
 def hurry():
-    """Times of this moment are the same however long a page takes to be asked for."""
+    """Set times to a fixed age, so that pages show the same text however long the requests take."""
     moment = timezone.now() - timedelta(days=3)
     Job.objects.filter(enqueued_at__isnull=False).update(enqueued_at=moment)
     Job.objects.filter(started_at__isnull=False).update(started_at=moment)
 
 
 class _Elements(HTMLParser):
-    """What a page is made of, without its texts."""
+    """Collect the elements of a page without its texts."""
 
     def __init__(self, *, is_ours=True):
         super().__init__(convert_charrefs=True)
@@ -239,12 +239,12 @@ class _Elements(HTMLParser):
             assert not name.startswith("on"), (tag, name)
             assert name != "style" or not self._is_ours, (tag, value)
             if name in ("href", "src", "action", "formaction"):
-                is_web = value.startswith(("http://", "https://"))  # the framework makes links of them
+                is_web = value.startswith(("http://", "https://"))  # the framework turns them into links
                 if is_web and not self._is_ours:
                     continue
                 assert value.startswith(("/", "?", ".", "#")) or value == "", (tag, name, value[:80])
                 assert not value.startswith("//"), (tag, name, value[:80])
-        if tag != "br":  # Django's own, for a line's end
+        if tag != "br":  # Django writes it for a line break
             self.found.append((tag, tuple(sorted(name for name, _ in attrs))))
 
     def handle_endtag(self, tag):
@@ -263,12 +263,12 @@ class _Elements(HTMLParser):
         self.found.append(("instruction", ()))
 
     def handle_data(self, data):
-        if self.found and self.found[-1][0] != "textarea":  # what somebody edits is as it was
+        if self.found and self.found[-1][0] != "textarea":  # a text in an edit field is shown unchanged
             self.texts.append(data)
 
 
 def elements(page, *, is_ours=True):
-    """Every element of this HTML with the names of its attributes, in order. None runs a script, or leads away."""
+    """Return every element of this HTML with its attribute names, in order; fail on scripts and on external links."""
     reader = _Elements(is_ours=is_ours)
     reader.feed(page)
     reader.close()
@@ -276,12 +276,12 @@ def elements(page, *, is_ours=True):
 
 
 def asked(**params):
-    """These parameters of an address, no longer than a server takes them."""
+    """Return these query parameters, each cut to a length that a server accepts."""
     return urlencode({name: text.encode("utf-8", "replace").decode()[:1500] for name, text in params.items()})
 
 
 def unwelcome(page):
-    """Characters that no reader is to see: they command what shows them, turn text round, or cannot be shown."""
+    """Return the characters that must not be shown: control, text-reversing and unprintable characters."""
     reader = _Elements()
     reader.feed(page)
     reader.close()
@@ -289,5 +289,5 @@ def unwelcome(page):
 
 
 def is_unwelcome(char):
-    """Whether a page or terminal must not be told this."""
+    """Return True if a page or terminal must not show this character."""
     return (unicodedata.category(char) in ("Cc", "Cs") and char not in "\t\n\r") or char in TURNING

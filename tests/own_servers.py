@@ -25,7 +25,7 @@ from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / ".demo" / "servers"
-"""Data directories as the servers' own programs make them, kept for later runs."""
+"""Data directories created by the servers' own programs, kept for later runs."""
 
 START_S = 120
 STOP_S = 30
@@ -37,13 +37,13 @@ CONNECTIONS = 500
 
 
 class Server:
-    """A server program with its data, which are lost at the end: nothing is flushed to disk."""
+    """A server program with its data, which is lost at the end: nothing is flushed to disk."""
 
     name = ""
     variables: tuple[str, ...] = ()
     """If one of these is in the environment, the tests use that server."""
     system_user = ""
-    """Runs the server if we are root."""
+    """User that runs the server if we are root."""
     goodbye = signal.SIGKILL
 
     def __init__(self, folder):
@@ -62,7 +62,7 @@ class Server:
 
     @classmethod
     def programs(cls):
-        """Paths of the programs it needs; None for a missing one."""
+        """Return the paths of the programs that the server needs; None for a missing one."""
         raise NotImplementedError
 
     def initialize(self):
@@ -74,11 +74,11 @@ class Server:
         raise NotImplementedError
 
     def environment(self):
-        """Return the variables with its address."""
+        """Return the environment variables with the server's address."""
         raise NotImplementedError
 
     def prepare(self):
-        """Make the folder and the data directory, from the template if there is one."""
+        """Create the folder and the data directory, from the template if there is one."""
         self.folder.mkdir(mode=0o700)
         command = self.initialize()
         template = TEMPLATES / f"{self.name}-{self._key(command)}"
@@ -208,7 +208,7 @@ class MariaDB(Server):
         "socket": "socket",
         "pid-file": "pid",
     }
-    log_size = "--innodb-log-file-size=32M"  # a part of the template, which is copied
+    log_size = "--innodb-log-file-size=32M"  # part of the template, which is copied
 
     @classmethod
     def programs(cls):
@@ -254,7 +254,7 @@ SERVERS = {server.name: server for server in (PostgreSQL, MariaDB, Redis)}
 
 
 class Guard:
-    """The process that starts the servers, and ends them when the process that made it has ended."""
+    """The process that starts the servers, and ends them when its parent process has ended."""
 
     def __init__(self, names=tuple(SERVERS)):
         names = [
@@ -287,9 +287,9 @@ class Guard:
 def guard(names):
     """Start servers, print their environment, and end them when standard input closes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they reach the tests; the end of standard input says when they are over
+        signal.signal(number, signal.SIG_IGN)  # the tests handle these; this process ends at end of input
     folder = Path(tempfile.mkdtemp(prefix="faktory-servers-"))
-    folder.chmod(0o711)  # a server of another user passes through
+    folder.chmod(0o711)  # a server that runs as another user must traverse it
     servers = [SERVERS[name](folder) for name in names]
     try:
         with ThreadPoolExecutor() as threads:
@@ -332,7 +332,7 @@ def _keep(data, template):
 
 
 def ending_with_us(number):
-    """Words before a command that make the kernel send it this signal when the thread that started it ends."""
+    """Return a command prefix that makes the kernel send this signal when the thread that started the command ends."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal.Signals(number).name.removeprefix("SIG")] if setpriv else []
 

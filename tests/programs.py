@@ -1,4 +1,4 @@
-"""Programs under test: started, read along line by line, and ended by their process id, whatever happens."""
+"""Start programs under test, read their output by line, and always end them by process id."""
 
 import ctypes
 import os
@@ -17,23 +17,24 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parent.parent
 
 WITH_US = ending_with_us(signal.SIGKILL)
-"""Words before a command that make the kernel end it with the thread that started it: a run of the tests that is killed
-leaves no worker behind that takes the next run's jobs."""
+"""Command prefix that makes the kernel end the program with the thread that started it: if a test run is killed, it
+leaves no worker behind that takes jobs of the next run.
+"""
 
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent():
-    """Let the kernel end this process with its parent: xdist's processes outlive a killed pytest by 10 s and more."""
+    """Make the kernel end this process with its parent: processes of xdist outlive a killed pytest by 10 s and more."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before
+        if os.getppid() != parent:  # the parent ended before the call
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Program:
-    """A Python program in a process group of its own; `lines` grows with what it says."""
+    """A Python program in a process group of its own; `lines` collects its output."""
 
     def __init__(self, *args, **environment):
         self.lines = []
@@ -56,7 +57,7 @@ class Program:
             self.lines.append(line.rstrip("\n"))
 
     def said(self, *words, times=1, timeout_s=60):
-        """Wait for `times` lines that have all these words, and return them."""
+        """Wait for `times` lines that contain all these words, and return them."""
 
         def found():
             return [line for line in list(self.lines) if all(word in line for word in words)]
@@ -75,7 +76,7 @@ class Program:
         return self._process.poll() is None
 
     def children(self):
-        """Its child processes now."""
+        """Return its current child processes."""
         found = psutil.Process(self.pid).children()
         self._family = [*{*self._family, *found}]
         return found
@@ -84,24 +85,24 @@ class Program:
         os.kill(self.pid, number)
 
     def insist(self, number, *words):
-        """Signal again and again until it says these words."""
+        """Send the signal repeatedly until the output contains these words."""
         wait_until(lambda: all(word in self.text for word in words) or self.signal(number), 60, every_s=0.1)
 
     def code(self, timeout_s=40):
-        """Wait for its end; the exit code, negative for a signal."""
+        """Wait until it ends; return the exit code, negative for a signal."""
         code = self._process.wait(timeout_s)
         self._reader.join(5)
         return code
 
     def clean_up(self):
-        """End it and all it started."""
+        """Kill the program and all processes that it started."""
         if self._process.poll() is None:
             with suppress(psutil.NoSuchProcess):
                 self._family += psutil.Process(self.pid).children(recursive=True)
             self.signal(signal.SIGKILL)
         self._process.wait(10)
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # those whose parent is gone hold its output open
+            os.killpg(self.pid, signal.SIGKILL)  # orphaned processes keep its output open
         for process in self._family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

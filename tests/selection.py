@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-all`, and which run on one database only.
+"""Tables of tests that `make test` leaves to `make test-all`, and of tests that run on one database only.
 
 An entry is a folder, a module or a test below tests/: "soak", "cli/test_hostile.py", "cli/test_live.py::test_…".
 """
@@ -45,7 +45,7 @@ SLOW = (
     "worker/test_supervisor.py::test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed",
     "worker/test_supervisor.py::test_while_a_child_does_not_respond_the_others_can_see_it",
 )
-"""Tests that kill, soak, roll out or race for seconds, drive a browser or another client, or start processes."""
+"""Tests that kill or roll out processes, run or race for seconds, or drive a browser or another client."""
 
 QUICK = (
     "browser/test_pages.py::test_without_a_script_all_can_be_done",
@@ -72,13 +72,15 @@ QUICK = (
     "gearmonkey/test_servers.py::test_behind_sentinels_the_master_is_found",
     "gearmonkey/test_servers.py::test_the_documented_access_list_is_enough_and_opens_nothing_else",
 )
-"""Exceptions from SLOW: for each claim about processes one test stays in `make test`."""
+"""Exceptions from SLOW: one test for each claim about processes stays in `make test`."""
 
 CORE = ("core",)
-"""They need no database. Modules elsewhere are marked `core` themselves."""
+"""Tests that need no database. Modules elsewhere are marked `core` themselves."""
 
 ONCE = ("api", "browser", "cli", "docs", "example", "gearmonkey", "interop", "typing")
-"""They ask nothing special of their database: they run on the first one only, except modules marked `each_database`."""
+"""Tests that do not depend on the kind of database: they run on the first one only, except modules marked
+`each_database`.
+"""
 
 ONCE_IF_QUICK = (
     "admin",
@@ -92,7 +94,7 @@ ONCE_IF_QUICK = (
     "transfer",
     "worker",
 )
-"""Little of them is about SQL or transactions: `make test` runs it on the first database only, except EACH."""
+"""Tests with little SQL or transactions: `make test` runs them on the first database only, except EACH."""
 
 EACH = (
     "admin/test_speed.py",
@@ -110,7 +112,7 @@ EACH = (
     "testing/test_live.py",
     "worker/test_limits.py",
 )
-"""Exceptions from ONCE_IF_QUICK."""
+"""Exceptions from ONCE_IF_QUICK: `make test` runs them on each database."""
 
 
 def mark(item, root):

@@ -1,6 +1,6 @@
-"""The servers and programs tests talk to: which can be reached, in which version, and how to mend what cannot.
+"""Servers and programs that tests need: which are available, in which version, and how to fix a missing one.
 
-Knows no Django: `scripts/test.py` asks before Django is loaded. Addresses are those of `tests/settings.py`.
+Does not import Django: `scripts/test.py` uses it before Django is loaded. Addresses are those of `tests/settings.py`.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ class Service:
     name: str
     version: str = ""
     missing: str = ""
-    """Why it cannot be used, and how to mend it; empty where it can."""
+    """Why it cannot be used, and how to fix it; empty if it can be used."""
 
     def __str__(self):
         return f"{self.name} {self.version}".strip()
@@ -67,7 +67,7 @@ def mariadb():
     name = "MariaDB"
     host, port = os.environ.get("MYSQL_HOST", "127.0.0.1"), os.environ.get("MYSQL_PORT", "3306")
     try:
-        import MySQLdb  # an extra of the package, compiled on the spot
+        import MySQLdb  # an extra of the package, compiled at installation
     except ImportError:
         told = (
             "its driver is not installed: mysqlclient is compiled on the spot and needs the C headers; install "
@@ -103,13 +103,13 @@ def redis():
         with Redis.from_url(redis_url(), socket_connect_timeout=TIMEOUT_S, socket_timeout=TIMEOUT_S) as client:
             return Service(name, str(client.info("server")["redis_version"]))
     except (RedisError, ValueError) as error:
-        address = urlsplit(redis_url())  # the URL itself may hold a password
+        address = urlsplit(redis_url())  # the URL itself may contain a password
         where = f"{address.hostname}:{address.port or 6379}"
         return Service(name, missing=f"no server at {where} ({_line(error)}); start one, or set REDIS_URL")
 
 
 def redis_program():
-    """The server itself: what is flushed, filled and started anew must be a test's own."""
+    """Check the server program: a test that flushes, fills and restarts Redis needs one of its own."""
     name = "redis-server"
     program = shutil.which(name)
     if program is None:
@@ -128,13 +128,13 @@ def pgbouncer():
 
 
 def pgbouncer_path():
-    """The program; None where there is none. FAKTORY_TEST_PGBOUNCER names another one."""
+    """Return the path of the program, or None. FAKTORY_TEST_PGBOUNCER names another one."""
     folders = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
     return shutil.which(os.environ.get("FAKTORY_TEST_PGBOUNCER", "pgbouncer"), path=folders)
 
 
 def django_pool():
-    """What Django's option `pool` asks for."""
+    """Check the package that Django's option `pool` requires."""
     name = "psycopg_pool"
     try:
         return Service(name, version(name))
@@ -153,7 +153,7 @@ def node_client():
 
 
 def go_client():
-    """Its modules are fetched by Go itself, where they are not in its cache yet."""
+    """Check that the Go programs build; Go itself downloads modules that are missing from its cache."""
     name = "Go's faktory_worker_go"
     if shutil.which("go") is None:
         return Service(name, missing="go is not installed; install Go 1.19 or newer (apt install golang-go)")
@@ -168,7 +168,7 @@ def go_client():
 
 
 def build_go(source, target):
-    """Build programs, each a folder of `source`, into `target`; the module's requirements are those of `GO_FOLDER`."""
+    """Build programs, each a folder of `source`, into `target`, with the module requirements of `GO_FOLDER`."""
     shutil.copytree(source, target / "source")
     shutil.copy(GO_FOLDER / "go.mod", target / "source")
     for program in sorted((target / "source").glob("*/main.go")):
@@ -192,7 +192,7 @@ def ruby_client():
 
 
 def chromium():
-    """For pages as a person sees them; Playwright drives it."""
+    """Check the browser that shows pages as a person sees them; Playwright controls it."""
     name = "Chromium"
     if importlib.util.find_spec("playwright") is None:
         return Service(name, missing="Playwright is not installed; remove .venv and run make again")
@@ -204,7 +204,7 @@ def chromium():
 
 
 def chromium_path():
-    """The machine's own, or the one that Playwright has fetched; None where there is none."""
+    """Return the path of the installed program, or else the one that Playwright downloaded, or None."""
     on_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     fetched = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache" / "ms-playwright"))
     return on_path or next(map(str, sorted(fetched.glob("chromium-*/chrome-linux*/chrome"), reverse=True)), None)
@@ -213,9 +213,9 @@ def chromium_path():
 DATABASES = {"sqlite": sqlite, "postgresql": postgresql, "mariadb": mariadb}
 OTHERS = (redis, redis_program, node_client, chromium)
 OPTIONAL = (go_client, ruby_client, pgbouncer)
-"""Where these are missing their tests are left out, where CI=true too."""
+"""Services without which their tests are skipped, even if CI=true."""
 
 
 def _line(error):
-    """The first line of what a driver says; they say much."""
+    """Return the first line of a driver's error message, which may have several."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:150]

@@ -1,8 +1,8 @@
-"""Settings of the test project. `FAKTORY_TEST_DB` picks the database: sqlite (default), postgresql, mariadb.
+"""Settings of the test project. `FAKTORY_TEST_DB` selects the database: sqlite (default), postgresql, mariadb.
 
-`FAKTORY_TEST_TAG` keeps two runs of one checkout apart. `FAKTORY_TEST_ADMIN=unfold` has the admin in django-unfold,
-`FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3. `FAKTORY_TEST_VIA` says what is between us and PostgreSQL: bouncer, a
-PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
+`FAKTORY_TEST_TAG` separates two runs of one checkout. `FAKTORY_TEST_ADMIN=unfold` runs the admin in django-unfold,
+`FAKTORY_TEST_DRIVER=psycopg2` hides psycopg 3. `FAKTORY_TEST_VIA` selects what is between the tests and PostgreSQL:
+bouncer, a PgBouncer at PGHOST and PGPORT (see tests/bouncer), or pool, Django's own.
 """
 
 import os
@@ -17,7 +17,7 @@ KIND = os.environ.get("FAKTORY_TEST_DB", "sqlite")
 VIA = os.environ.get("FAKTORY_TEST_VIA", "")
 POOL = int(os.environ.get("FAKTORY_TEST_POOL", "30"))
 if os.environ.get("FAKTORY_TEST_DRIVER") == "psycopg2":
-    sys.modules["psycopg"] = None  # type: ignore[assignment]  # as if it was not installed: Django takes the other
+    sys.modules["psycopg"] = None  # type: ignore[assignment]  # as if it was not installed: Django uses psycopg2
 SCRATCH = Path(tempfile.gettempdir()) / f"django_faktory_{TAG}"
 SCRATCH.mkdir(mode=0o700, exist_ok=True)
 
@@ -29,7 +29,7 @@ DATABASES: dict[str, Any] = {
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20,
-                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;",  # killed processes lose nothing
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;",  # killed processes lose no data
             },
             "TEST": {"NAME": str(SCRATCH / "test.sqlite3")},
         }
@@ -61,13 +61,13 @@ DATABASES: dict[str, Any] = {
 
 
 def _second(first: dict[str, Any]) -> dict[str, Any]:
-    """Another database of the same kind: for jobs that live elsewhere than the data."""
+    """Return a second database of the same kind, for jobs stored apart from the project's data."""
     name = first["TEST"]["NAME"]
     name = name.replace(".sqlite3", "_other.sqlite3") if KIND == "sqlite" else f"{name}_other"
     return {**first, "NAME": first["NAME"].replace("project.", "other."), "TEST": {**first["TEST"], "NAME": name}}
 
 
-if VIA == "bouncer":  # Django's own rule; nothing else is to be set
+if VIA == "bouncer":  # Django's own rule; nothing else needs to be set
     DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
 elif VIA == "pool":
     DATABASES["default"]["OPTIONS"] = {"pool": {"min_size": 1, "max_size": POOL, "timeout": 10, "max_idle": 5}}
@@ -96,7 +96,7 @@ MIDDLEWARE = [
 ]
 if os.environ.get("FAKTORY_TEST_ADMIN") == "unfold":
     INSTALLED_APPS.insert(0, "unfold")
-    MIDDLEWARE.pop(0)  # its own pages have inline scripts
+    MIDDLEWARE.pop(0)  # Unfold's pages have inline scripts
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -111,9 +111,9 @@ TEMPLATES = [
     }
 ]
 ROOT_URLCONF = "tests.project.urls"
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # quick: each admin test makes a user
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # fast: each admin test creates a user
 SECRET_KEY = "tests only"
-MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # Django 6.1 asks for it
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # Django 6.1 requires it
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 STATIC_URL = "/static/"

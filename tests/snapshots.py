@@ -1,6 +1,6 @@
 """Copies of a migrated database: migrations run once for each version of the models, not in each process.
 
-The name of each copy contains a hash of all that it depends on.
+The name of each copy contains a hash of everything it depends on.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from django.conf import settings
 
 FOLDER = Path(__file__).resolve().parent.parent / ".demo" / "snapshots"
 KEPT = 8
-"""Copies of one kind of database, by age; other branches may want theirs again."""
+"""Number of copies kept of each kind of database, the newest ones; other branches may need theirs again."""
 
 
 def install(connection):
@@ -44,7 +44,7 @@ def _create(creation, kind, verbosity=1, **options):
 
 
 def _load(creation, snapshot, verbosity):
-    """Do as Django's `create_test_db`, without migrations."""
+    """Do the work of Django's `create_test_db`, without migrations."""
     connection, name = creation.connection, creation._get_test_db_name()
     snapshot.prepare()
     creation._create_test_db(verbosity, autoclobber=True, keepdb=False)
@@ -57,7 +57,7 @@ def _load(creation, snapshot, verbosity):
 
 @contextmanager
 def _alone():
-    """Only one process of this checkout migrates; the others wait for its copy."""
+    """Let one process of this checkout migrate at a time; the others wait for its copy."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -71,7 +71,7 @@ def _key(kind, connection):
 
 @cache
 def _sources():
-    """A hash of the migrations, and of the modules that define the models, their fields, indexes and constraints."""
+    """Return a hash of the migrations and of the modules that define the models, fields, indexes and constraints."""
     modules, paths, labels = set(), set(), []
     for config in apps.get_app_configs():
         labels.append(config.label)
@@ -88,20 +88,20 @@ def _sources():
 
 
 class Snapshot:
-    """A migrated database that is kept; the key names its version."""
+    """A stored copy of a migrated database; the key names its version."""
 
     def __init__(self, connection, key):
         self.connection, self._key = connection, key
 
     def prepare(self):
-        """Do what comes before the new database is created."""
+        """Prepare before the new database is created."""
 
     def load(self):
-        """Fill the new database."""
+        """Fill the new database from the copy."""
 
 
 class File(Snapshot):
-    """Kept as a file, for later runs too."""
+    """A snapshot stored as a file, also for later runs."""
 
     suffix = ""
 
@@ -139,13 +139,13 @@ class SQLite(File):
 
     def load(self):
         name = self.connection.settings_dict["NAME"]
-        for suffix in ("-wal", "-shm"):  # of a run that was killed: SQLite would apply them to the copy
+        for suffix in ("-wal", "-shm"):  # left by a run that was killed: SQLite would apply them to the copy
             Path(name + suffix).unlink(missing_ok=True)
         shutil.copyfile(self.path, name)
 
 
 class MariaDB(File):
-    """The statements that create the tables, and their rows, as JSON."""
+    """Snapshot as JSON: the statements that create the tables, and their rows."""
 
     suffix = ".json"
 
@@ -179,7 +179,7 @@ class MariaDB(File):
 
 
 class PostgreSQL(Snapshot):
-    """A template database on the server of the run. pg_dump would write the conditions of indexes in another form."""
+    """Snapshot as a template database on the run's server. pg_dump would write index conditions in another form."""
 
     @staticmethod
     def is_possible(connection):

@@ -1,4 +1,4 @@
-"""Processes that stand still: their threads with them, and whatever they have locked."""
+"""Stop processes with SIGSTOP, including all their threads, outside of transactions."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 
 def stand_still(pid):
-    """Stop it between two of its transactions: within one it would keep the database, or a row, from everyone."""
+    """Stop the process between two of its transactions: within one it would keep the database or a row locked."""
     while True:
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: _stands(pid))
@@ -21,7 +21,7 @@ def stand_still(pid):
 
 
 def _stands(pid):
-    """Whether each of its threads does: they stop one after the other, a moment after the signal."""
+    """Return True if every thread has stopped: they stop one after the other, shortly after the signal."""
     states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return set(states) == {"T"}
 
@@ -40,7 +40,7 @@ def _keeps_others_out():
 
 
 def _wait_for_the_file(seconds):
-    """How long SQLite, which locks no rows, waits for another writer."""
+    """Set how long SQLite, which locks no rows, waits for another writer."""
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")

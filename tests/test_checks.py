@@ -1,4 +1,4 @@
-"""System checks: each id, what brings it out, and that it says what to do."""
+"""System checks: each id, its cause, and the remedy that it names."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.settings import KIND
 BACKEND = "django_faktory.backend.FaktoryBackend"
 OTHERS = "django_tasks" if Task.__module__.startswith("django_tasks") else "django.tasks"
 
-# From Django 6.1 on the checks of models ask each database what it can do.
+# From Django 6.1 on, the checks of models query each database for its features.
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
 
@@ -31,7 +31,7 @@ def said(identity):
 
 @pytest.fixture
 def database():
-    """Give the database that holds the jobs other settings, without a connection to it."""
+    """Return a function that changes the settings of the jobs' database, without connecting to it."""
     before = connection.settings_dict.copy(), connection.vendor
 
     def change(vendor, **settings):
@@ -42,7 +42,7 @@ def database():
     yield change
     connection.settings_dict.clear()
     connection.settings_dict.update(before[0])
-    del connection.vendor  # an instance's own, over its class's
+    del connection.vendor  # the instance's attribute, which hides the class's
 
 
 def test_the_settings_of_the_tests_are_right():
@@ -161,7 +161,7 @@ def test_an_unknown_database_is_an_error_that_names_the_known_ones():
     with override_settings(FAKTORY={"DATABASE": "jobs"}):
         assert "'jobs'; known: 'default'" in said("E003")
     with override_settings(FAKTORY={"DATABASE": "jobs", "BROKER": "remote"}):
-        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never come
+        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never be enqueued
 
 
 def test_a_password_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
@@ -363,7 +363,7 @@ def test_a_database_without_autocommit_is_an_error(database):
     with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": ["default"]}):
         assert "DATABASES['default']: AUTOCOMMIT" in said("E017")
     with override_settings(FAKTORY={"DATABASE": "other"}):
-        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")  # the outbox is there by itself
+        assert "DATABASES['default']: AUTOCOMMIT" in said("E017")  # the outbox is enabled by default
     with override_settings(FAKTORY={"DATABASE": "other", "OUTBOX": []}):
         assert ids() == []
 
@@ -371,7 +371,7 @@ def test_a_database_without_autocommit_is_an_error(database):
 def test_jobs_elsewhere_need_nothing_of_this_database(database):
     database("sqlite", NAME="/srv/jobs.sqlite3", OPTIONS={})
     with override_settings(FAKTORY={"BROKER": "remote"}):
-        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never come
+        assert ids() == ["django_faktory.W040"]  # the shop's nightly report would never be enqueued
 
 
 def test_the_database_of_the_tests_is_new_enough():

@@ -1,4 +1,4 @@
-"""Cron entries of tasks and settings: what they mean, what is wrong with them, and the jobs that come of them."""
+"""Cron entries of tasks and settings: how they are read, which errors they report, and the jobs they enqueue."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ RING = {"schedule": "0 12 * * *", "jobtype": "ring", "args": [1, "two"], "zone":
 
 @pytest.fixture
 def in_settings():
-    """Let `FAKTORY["CRON"]` be this."""
+    """Return a function that overrides `FAKTORY["CRON"]`."""
     changes = []
 
     def change(**entries):
@@ -43,7 +43,7 @@ def in_settings():
 
 @pytest.fixture(autouse=True)
 def task(monkeypatch):
-    """Define tasks that are forgotten at the end; none of the example project's has an entry meanwhile."""
+    """Define tasks that are unregistered at the end; cron entries of the example project are hidden meanwhile."""
     tasks.autodiscover()
     others = {name: known for name, known in tasks._registry.items() if not known.cron}
     monkeypatch.setattr(tasks, "_registry", others)
@@ -147,7 +147,7 @@ def test_a_unique_task_s_second_job_is_noted_as_refused(in_settings):
     assert CronRun.objects.latest("pk").note == "NotUnique: Job not unique"
 
 
-# --- what is wrong is said
+# --- errors are reported
 
 
 def problems(**entries):
@@ -275,7 +275,7 @@ def test_the_sleep_ends_at_the_tick_and_no_node_looks_more_often_for_it(in_setti
     upkeeper.run_once()
     entry = CronEntry.objects.get()
     CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=0.6))
-    assert 0.3 < upkeeper._round() < 0.7  # two clocks
+    assert 0.3 < upkeeper._round() < 0.7  # measured by two clocks
     CronEntry.objects.update(next_at=timezone.now() + timedelta(seconds=40))
     assert upkeeper._round() == 1.0
     entry.delete()

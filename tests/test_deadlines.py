@@ -1,4 +1,4 @@
-"""A database that says nothing is not waited for longer than set."""
+"""A database call ends after the deadline if the database does not respond."""
 
 import time
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def limits(monkeypatch):
-    """Set one for this process until the test ends; the connection's settings stay as they are."""
+    """Return a function that sets a deadline for this process until the test ends; connection options are restored."""
     monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
@@ -23,7 +23,7 @@ def limits(monkeypatch):
         pytest.skip("others' drivers cannot be woken, and have limits of their own")
     yield lambda within_s: deadlines.enforce("default", within_s)
     connection.close()
-    with connection.cursor() as cursor:  # nobody waits for it, and for as long nothing can be vacuumed here
+    with connection.cursor() as cursor:  # no client waits for it, but while it runs no dead row here can be vacuumed
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND state = 'active' AND query LIKE 'SELECT pg_sleep(%'"

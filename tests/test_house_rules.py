@@ -1,4 +1,4 @@
-"""The house style that no linter checks: sizes, names, docstrings, and pages that say what the code says."""
+"""House rules that no linter checks: sizes, names, docstrings, and documentation pages that match the code."""
 
 import argparse
 import ast
@@ -52,7 +52,7 @@ def length(function):
 
 
 def script(file_name):
-    """A script of ours as a module: scripts/ is no package."""
+    """Import a script as a module: scripts/ is not a package."""
     spec = importlib.util.spec_from_file_location(file_name, ROOT / "scripts" / f"{file_name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -121,10 +121,10 @@ def test_each_rule_of_the_protocol_is_explained_and_has_tests_that_name_it():
 
 
 def rules_named_by_tests():
-    """In the docstrings of tests and of their modules; "W19 to W21" names three."""
+    """Return the rules in docstrings of tests and of their modules; "W19 to W21" names three."""
     named = set()
     for path in TESTS:
-        if path.parent.name == "gearmonkey":  # another protocol, with rules of its own
+        if path.parent.name == "gearmonkey":  # another protocol, with its own rules
             continue
         module = tree(path)
         named_nodes = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
@@ -192,11 +192,11 @@ def test_decisions_fit_on_a_page():
 
 
 def test_a_check_has_a_number_of_its_own():
-    """Numbers a module writes as `E030`, with or without the app's name before them, stand in no other one."""
+    """A check id such as `E030`, with or without the app's name as prefix, occurs in one module only."""
     owners = {}
     for path in PACKAGE:
         text = path.read_text(encoding="utf-8")
-        # An id of a message that is made or named by its number alone; `message.id != "…"` only reads one.
+        # An id by which a message is created or named; `message.id != "…"` only reads one.
         for number in set(re.findall(r'(?<!!= )"(?:django_faktory\.)?([EWI]\d{3})"', text)):
             owners.setdefault(number, []).append(name(path))
     assert owners

@@ -1,4 +1,4 @@
-"""What time does, on every node. Rules: W13, W18 to W20, and that no loop stops for one bad step."""
+"""Time-based work on every node. Rules: W13, W18 to W20, and one failed step does not stop the loop."""
 
 import math
 import threading
@@ -67,12 +67,12 @@ def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(keeps_house):
 
 
 def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monkeypatch):
-    """W13: the sleep is an hour here, so that only the alarm can end it."""
+    """W13: the sleep is one hour here, so only the alarm can end it."""
     monkeypatch.setattr(maintenance, "LONGEST_SLEEP_S", 3600.0)
     heard = threading.Event()
     upkeeper = keeps_house(
         on_work=lambda queues: queues and heard.set()
-    )  # None: another node may have, a look too much
+    )  # None: another node may have enqueued jobs, so fetchers look once too often
     wait_until(lambda: upkeeper._awake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
     jobs.push([payload(at=at)], using="default")
@@ -91,7 +91,7 @@ def test_a_job_that_is_due_later_than_the_sleep_ends_disturbs_nobody(keeps_house
 
 
 def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued(monkeypatch):
-    """Where there are no hints between nodes, this is how they hear of it (W13)."""
+    """Without notifications between nodes, fetchers learn of such a job from maintenance (W13)."""
     told = []
     upkeeper = Maintenance("default", on_work=told.append)
     job = JobFactory(scheduled=True, run_at=timezone.now() + timedelta(seconds=60))
@@ -128,7 +128,7 @@ def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
 
 
 def test_a_worker_that_fell_silent_is_given_up_and_named():
-    """W20."""
+    """W20: its jobs return to the queue, and the callback gets its wid."""
     named = []
     workers.register([WorkerIdentity(wid="silent")], using="default")
     workers.register([WorkerIdentity(wid="lively")], using="default")
@@ -175,7 +175,7 @@ def test_a_node_that_stood_still_listens_again_before_it_counts_workers_as_lost(
 
 
 def test_after_an_outage_workers_have_time_to_be_heard_before_they_count_as_lost(monkeypatch):
-    """W20: while no node was there, or no database, nobody could hear them."""
+    """W20: while no node ran, or the database was unavailable, no heartbeat could be recorded."""
     WorkerFactory(wid="not heard", beat_at=ago(seconds=300))
     upkeeper = Maintenance("default")
     upkeeper._round()
@@ -201,7 +201,7 @@ def fail_with(error):
 
 
 def test_a_job_claimed_for_a_worker_that_was_given_up_meanwhile_returns_too():
-    """W20: the claim was on its way when the worker was killed and given up."""
+    """W20: the claim was in progress when the worker was killed and declared lost."""
     orphan = JobFactory(working=True, wid="given-up", started_at=ago(seconds=11))
     on_its_way = JobFactory(working=True, wid="given-up", started_at=ago(seconds=1))
     nameless = JobFactory(working=True, wid="", started_at=ago(seconds=11))
@@ -221,7 +221,7 @@ def test_the_time_until_a_worker_is_lost_is_a_setting():
 
 
 def test_a_worker_that_never_beat_is_not_forgotten_while_it_holds_a_job():
-    """W20: its jobs are left to their reservations."""
+    """W20: its jobs are held until their reservations end."""
     WorkerFactory(wid="old-style", seen_at=ago(hours=2))
     job = JobFactory(working=True, wid="old-style", started_at=ago(hours=2))
     Job.objects.update(reserved_until=timezone.now() + timedelta(hours=1))
@@ -274,7 +274,7 @@ def test_a_step_that_fails_stops_neither_the_loop_nor_the_others(keeps_house, mo
 
 @pytest.fixture
 def minute(monkeypatch):
-    """Let maintenance live a minute in no time; returns its statements."""
+    """Return a function that runs one minute of maintenance on a fake clock and returns its SQL statements."""
     now = [time.monotonic()]
 
     class Clock:
@@ -299,12 +299,12 @@ def test_a_minute_in_which_nothing_is_to_be_done_takes_little_more_than_a_statem
     JobFactory(scheduled=True, run_at=timezone.now() + timedelta(hours=1))
     JobFactory(working=True, reserved_until=timezone.now() + timedelta(hours=1), wid="")
     upkeeper = Maintenance("default")
-    minute(upkeeper)  # the first round takes every step
+    minute(upkeeper)  # the first round runs every step
     assert len(minute(upkeeper)) <= 86
 
 
 def test_what_a_look_sees_is_done_in_the_same_round():
-    """W19, W20: what is over is noticed within the time between two looks around."""
+    """W19, W20: expired reservations, workers and jobs are found within the interval between two looks."""
     upkeeper = Maintenance("default")
     upkeeper._round()
     upkeeper._listens_since -= maintenance.HEARD_WITHIN_S

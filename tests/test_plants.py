@@ -1,4 +1,4 @@
-"""Planted defects, as far as they can be seen without planting them: `make planted` does that."""
+"""Check that planted defects can be applied, without applying them: `make planted` does that."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_each_plant_has_its_place(plant):
-    """Who changes the code a plant was for mends the plant, in `scripts/plants.py`."""
+    """If you change the code that a plant replaces, update the plant in `scripts/plants.py`."""
     assert (ROOT / plant.path).read_text(encoding="utf-8").count(plant.old) == 1
     assert plant.old != plant.new
     assert (ROOT / plant.tests[0]).is_file()

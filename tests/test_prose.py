@@ -16,19 +16,19 @@ OLD_WORDS = re.compile(
     r"who|whoever|whom|whose)\b",
     re.IGNORECASE,
 )
-"""Words for people, where the text is about jobs and threads, and words that few people write today."""
+"""Words for people (the text is about jobs and threads), and archaic words."""
 
 MAX_OLD_WORDS = 0.001
-"""Of all words: a text about people needs a `who` now and then."""
+"""Share of all words: a text about people may need a `who`."""
 
 MIN_COMMENTS = 0.03
-"""Lines with a comment, of all lines that are not blank."""
+"""Share of lines with a comment, among all lines that are not blank."""
 
 CODE = re.compile(r"`[^`]*`|# (?:noqa|type:|fmt:|pragma:).*")
 
 
 def docstrings(path):
-    """Return all strings that stand alone, with the line they begin at."""
+    """Return every string that is a statement of its own, with its first line number."""
     return [
         (node.lineno, node.value.value)
         for node in ast.walk(tree(path))

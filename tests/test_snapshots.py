@@ -1,4 +1,4 @@
-"""A database copied from a snapshot is the one that migrations make."""
+"""A database copied from a snapshot equals one created by migrations."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""System checks of TASKS: backends that exist, tasks modules that can be imported."""
+"""System checks of TASKS: the backends exist, and the tasks modules can be imported."""
 
 import sys
 
@@ -13,7 +13,7 @@ OURS = "django_faktory.backend.FaktoryBackend"
 
 @pytest.fixture
 def broken_app(tmp_path, monkeypatch, settings):
-    """Install an app whose tasks module has this text; gives the file."""
+    """Return a function that installs an app with this text as its tasks module and returns the file."""
     folder = tmp_path / "broken_app"
     folder.mkdir()
     (folder / "__init__.py").touch()

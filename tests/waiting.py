@@ -1,10 +1,10 @@
-"""Waiting for what other threads and processes do: by looking, never by sleeping and hoping."""
+"""Wait for other threads and processes by polling a condition, never by a fixed sleep."""
 
 import time
 
 
 def wait_until(predicate, timeout_s=10, *, every_s=0.01, what=""):
-    """Return the first true value of `predicate()`; an AssertionError says what did not come true in `timeout_s`."""
+    """Return the first true value of `predicate()`; raise AssertionError after `timeout_s`, naming the condition."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = predicate()

@@ -1,4 +1,4 @@
-"""A server on loopback that says and expects exact bytes: what it hears else, or more, or less, fails the test."""
+"""A server on loopback that expects and sends exact bytes: any other, missing or additional input fails the test."""
 
 import socket
 import struct
@@ -11,19 +11,19 @@ TIMEOUT_S = 10
 GREETING = b'+HI {"v":2}\r\n'
 HELLO = b'HELLO {"v":2}\r\n'
 CLOSE = object()
-"""Said in place of a reply: the connection is closed."""
+"""Used in place of a reply: close the connection."""
 
 RESET = object()
-"""Said in place of a reply: the connection is broken off, as by a machine that went away."""
+"""Used in place of a reply: reset the connection, as if the machine had disappeared."""
 
 
 def session(*exchanges, greeting=GREETING, hello=HELLO, welcome=b"+OK\r\n"):
-    """One connection: (heard, said) pairs; the handshake comes first. `said` may be None: nothing is answered."""
+    """Return one connection as (expected, reply) pairs, handshake first. A reply of None sends nothing."""
     return [(b"", greeting), (hello, welcome), *exchanges]
 
 
 class Script:
-    """The sessions, one a connection, in the order in which they are accepted."""
+    """A scripted server: one session for each connection, in the order in which connections are accepted."""
 
     def __init__(self, sessions, tls=None):
         self.heard = []
@@ -42,7 +42,7 @@ class Script:
         return f"tcp{'+tls' if self._tls else ''}://{user}{host}:{self.port}"
 
     def end(self):
-        """Wait until every session was played to its end."""
+        """Wait until every session has been played to its end, and check that no step failed."""
         self._accepting.join(TIMEOUT_S)
         for thread in self._threads:
             thread.join(TIMEOUT_S)
@@ -99,7 +99,7 @@ def scripted(*sessions, tls=None):
 
 
 class Talk:
-    """A scripted server and a broker that speaks to it; leaving closes the broker, then checks the script."""
+    """A scripted server and a broker connected to it; leaving closes the broker, then checks the script."""
 
     def __init__(self, *sessions, **options):
         self._script = scripted(*sessions)

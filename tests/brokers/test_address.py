@@ -1,4 +1,4 @@
-"""Where a Faktory server is and how one gets in: URLs, passwords, TLS."""
+"""Addresses of Faktory servers and how to log in: URLs, passwords, TLS."""
 
 import socket
 import ssl
@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.core
 
-CERTIFICATE = Path(__file__).parent / "localhost.pem"  # with its key; good for a hundred years, for tests only
+CERTIFICATE = Path(__file__).parent / "localhost.pem"  # with its key; valid for a hundred years, for tests only
 
 
 def job():
@@ -83,7 +83,7 @@ def test_the_password_of_the_url_is_proved(user):
 
 
 def test_a_wrong_password_is_told_as_that_and_not_tried_again():
-    """W2."""
+    """W2: the error names the password, and there is no second attempt."""
     near = ClientConnection(identity=WorkerIdentity(), password="wrong")
     near.receive(ASKED)
     sessions = session(greeting=ASKED, hello=near.hello(), welcome=b"-ERR Invalid password\r\n")
@@ -101,7 +101,7 @@ def test_an_address_that_is_turned_away_for_others_failures_tries_again_later():
 
 
 def test_a_password_that_was_good_before_and_is_refused_now_is_an_outage():
-    """A worker keeps its reports and sends them again; a wrong password from the start is told as that."""
+    """A worker keeps its reports and sends them again; a password that was wrong from the start is reported as such."""
     refusing = session(welcome=b"-ERR Invalid password\r\n")
     with scripted(session((PUSH, OK), (PUSH, CLOSE)), refusing, session((PUSH, OK))) as server:
         broker = RemoteBroker(server.url())
@@ -165,7 +165,7 @@ def test_the_url_may_name_the_authority(tls):
 
 
 def test_an_authority_named_in_vain_is_told_by_its_path():
-    """Not refused for ever: the file may be put there anew at this moment."""
+    """The error is temporary: the file may be created at any moment."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         broker = RemoteBroker(f"tcp+tls://127.0.0.1:{silent.getsockname()[1]}?ca=/no/such/file")
         with pytest.raises(BrokerUnavailable, match="/no/such/file"):
@@ -184,5 +184,5 @@ def test_a_server_without_tls_is_told_by_the_handshake():
     server = Script([[(b"", GREETING)]])
     with pytest.raises(BrokerUnavailable, match="SSL"):
         RemoteBroker(server.url().replace("tcp:", "tcp+tls:")).push([job()])
-    with pytest.raises(AssertionError, match="more than expected"):  # the beginning of TLS
+    with pytest.raises(AssertionError, match="more than expected"):  # the first bytes of the TLS handshake
         server.end()

@@ -1,4 +1,4 @@
-"""Which broker the settings choose, made once and made anew when they change."""
+"""Which broker the settings select; it is created once, and again when they change."""
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.core
 
 
 class OtherBroker(OrmBroker):
-    """A project's own."""
+    """A broker class of the project."""
 
 
 class NoBroker:
-    """Something else."""
+    """A class that is not a broker."""
 
 
 def dotted(cls):

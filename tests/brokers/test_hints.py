@@ -1,4 +1,4 @@
-"""When the rows' broker says that work has come: after the commit that brought it, and not where there was none."""
+"""When the ORM broker announces new jobs: after the commit that brought them, and not without any."""
 
 import pytest
 from django.db import transaction

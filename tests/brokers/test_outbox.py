@@ -1,4 +1,4 @@
-"""Enqueueing in a transaction while jobs live elsewhere: never a phantom, never a loss."""
+"""Enqueue in a transaction while jobs are stored elsewhere: no phantom job and no lost job."""
 
 import threading
 from datetime import timedelta
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 
 class Moody:
-    """The real target, which can be away, choke on a job, or be lost sight of after it has answered."""
+    """The real target, which can be unavailable, reject a job, or lose its reply."""
 
     def __init__(self, target):
         self.target = target

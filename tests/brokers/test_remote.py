@@ -67,7 +67,7 @@ def test_one_job_is_pushed_as_its_own_text():
 
 
 def test_several_jobs_go_in_one_command_and_each_has_its_answer():
-    """W12."""
+    """W12: one reply names the refused jobs, and each caller gets its result."""
     jobs = [job(f"job-000{number}") for number in range(3)]
     line = f"PUSHB [{','.join(one.text for one in jobs)}]\r\n".encode()
     with Talk(session((line, resp.bulk('{"job-0001":"no such queue"}')), (line, resp.bulk("{}")))) as broker:
@@ -108,7 +108,7 @@ def test_a_refused_push_carries_the_servers_code_and_words():
 
 
 def test_a_job_that_is_not_unique_is_told_so_alone_and_among_others():
-    """W27."""
+    """W27: for both kinds of reply the result is NotUnique."""
     one, other = job(), job("job-0002")
     both = f"PUSHB [{one.text},{other.text}]\r\n".encode()
     told = resp.bulk('{"job-0002":"NOTUNIQUE Job not unique"}')
@@ -153,7 +153,7 @@ def test_a_fetched_job_is_a_reservation_with_its_text_verbatim():
     ],
 )
 def test_a_job_of_odd_shape_is_handed_on_all_the_same(members):
-    """It is reserved already: what is not understood must not lose it."""
+    """The job is reserved already: a member that cannot be parsed must not lose it."""
     text = f'{{"jid":"job-0001","args":[{"9" * 5000}]{members}}}'
     with Talk(session((b"FETCH default\r\n", resp.bulk(text)))) as broker:
         [[got]] = broker.fetch([ANY])
@@ -214,7 +214,7 @@ def test_giving_back_is_a_failure_so_that_the_job_runs_again():
 
 
 def test_beats_bring_the_state_to_enter():
-    """W21: a bulk string from real servers, a simple one in the specification."""
+    """W21: real servers send a bulk string, the specification has a simple string."""
     sent = b"".join(b'BEAT {"wid":"w%d"}\r\n' % number for number in range(6))
     said = OK + resp.bulk('{"state":"quiet"}') + b'+{"state": "terminate"}\r\n' + resp.error("unknown worker w3")
     with Talk(session((sent, said + b"-ERR Unknown worker w4\r\n-ERR odd\r\n"))) as broker:
@@ -253,7 +253,7 @@ def test_info_of_another_shape_is_an_error_of_the_protocol(reply):
         broker.info()
 
 
-# --- who we are ---
+# --- identity
 
 
 def test_hello_is_said_at_once_with_the_workers_identity():
@@ -262,7 +262,7 @@ def test_hello_is_said_at_once_with_the_workers_identity():
 
 
 def test_hello_again_registers_again():
-    """After UnknownWorker: the server has forgotten us, though the connection stands."""
+    """This happens after UnknownWorker: the server has forgotten the worker, though the connection is open."""
     with Talk(session(hello=MY_HELLO), session((b'BEAT {"wid":"wid-me"}\r\n', OK), hello=MY_HELLO)) as broker:
         broker.hello(ME)
         broker.hello(ME)
@@ -270,7 +270,7 @@ def test_hello_again_registers_again():
 
 
 def test_each_thread_has_its_own_connection_and_all_say_end_at_the_goodbye():
-    """W4."""
+    """W4: every connection is closed with END."""
     last = (b"END\r\n", OK)
     with Talk(*[session((b"FETCH default\r\n", NULL), last, hello=MY_HELLO)] * 2, identity=ME) as broker:
         fetched, leave = threading.Barrier(2), threading.Event()
@@ -325,7 +325,7 @@ def test_a_connection_closed_under_its_thread_is_replaced():
 
 
 def test_a_server_that_closes_without_a_reply_to_end_is_fine():
-    """The original does."""
+    """The original server closes that way."""
     with Talk(session((b"FETCH default\r\n", NULL), (b"END\r\n", CLOSE), hello=MY_HELLO), identity=ME) as broker:
         broker.fetch([ANY])
         broker.bye(["wid-me"])
@@ -347,7 +347,7 @@ def test_a_thread_that_ends_leaves_no_open_connection_behind():
         # The script ends only when the connection was closed; an unclosed socket would be a warning, so an error.
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the script's threads are not ours
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of the script, not the broker
 def test_a_forked_process_opens_its_own_connection_and_leaves_the_parents_alone():
     with Talk(session((push(job()), OK), (push(job()), OK)), session((push(job()), OK))) as broker:
         broker.push([job()])
@@ -361,13 +361,13 @@ def test_a_forked_process_opens_its_own_connection_and_leaves_the_parents_alone(
         assert broker.push([job()]) == [None]
 
 
-# --- trouble ---
+# --- failures
 
 
 @pytest.mark.parametrize("verb", ["push", "ack", "fail", "info", "beat"])
 @pytest.mark.parametrize("how", [CLOSE, RESET])
 def test_a_verb_that_is_safe_to_repeat_survives_a_broken_connection(verb, how, caplog):
-    """W10, W16: sent again over a new connection, unseen by the caller."""
+    """W10, W16: the command is sent again over a new connection, without an error for the caller."""
     caplog.set_level(logging.INFO)
     call, line, reply = {
         "push": (lambda broker: broker.push([job()]), push(job()), OK),
@@ -400,7 +400,7 @@ def test_a_new_connection_that_breaks_is_not_tried_again_at_once():
 
 @pytest.mark.parametrize("how", [CLOSE, RESET])
 def test_a_lost_fetch_is_told_and_not_sent_again(how):
-    """It may have reserved a job."""
+    """The server may have reserved a job for the lost reply."""
     with Talk(session((b"FETCH default\r\n", NULL), (b"FETCH default\r\n", how))) as broker:
         assert broker.fetch([ANY]) == [[]]
         with pytest.raises(BrokerUnavailable):
@@ -439,7 +439,7 @@ def test_a_server_that_cannot_just_now_is_unavailable_and_has_refused_nothing(ca
 
 
 def test_a_server_without_a_place_is_unavailable():
-    """W8."""
+    """W8: "too many connections" is a temporary error."""
     with Talk([(b"", b"-ERR too many connections\r\n")]) as broker, pytest.raises(BrokerUnavailable, match="too many"):
         broker.push([job()])
 
@@ -468,7 +468,7 @@ def test_another_kind_of_server_is_told_by_what_it_said(greeting):
 
 
 def test_a_command_that_is_too_long_is_refused_in_the_servers_words_though_it_hangs_up_on_us():
-    """W7: otherwise it would be sent again for ever."""
+    """W7: otherwise the job would be sent again without end."""
     large = job(args=["x" * 16 * 1024 * 1024])
     refused = b"-ERR command too long: expected at most 100 bytes in a line\r\n"
     with Talk(session((push(large)[:100], refused), (b"", CLOSE))) as broker:

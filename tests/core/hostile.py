@@ -1,4 +1,4 @@
-"""What must hold for the server's side of a connection whatever bytes come. Used by hypothesis and by the fuzzer."""
+"""Invariants of the server side of a connection for any input bytes. Used by Hypothesis and by the fuzzer."""
 
 import re
 
@@ -14,7 +14,7 @@ REPLY = re.compile("-[A-Z]+ [^\x00-\x1f\x7f-\x9f\u2028\u2029]*\r\n")
 
 
 def check(pieces, *, limit=16 * 1024 * 1024, password=""):
-    """Feed these pieces to a server; an AssertionError where a promise is broken. Returns what became of each line."""
+    """Feed these pieces to a server, check the invariants, and return the outcome of each line."""
     connection = ServerConnection(
         password=password, salt="5a17", iterations=1000 if password else 0, max_command_bytes=limit
     )
@@ -51,7 +51,7 @@ def _outcomes(connection):
 
 
 def _reply(error):
-    """The reply to a refused line: one line, in UTF-8, without anything that ends a line or moves a cursor."""
+    """Return the reply to a refused line: one line of UTF-8, without line breaks or control characters inside."""
     sent = resp.error(str(error), code=error.code)
     assert REPLY.fullmatch(sent.decode()), sent
     assert len(sent.decode()) <= len("-ERR \r\n") + resp.MAX_LINE
@@ -63,7 +63,7 @@ def _reply(error):
 
 
 def _check_meaning(connection, command):
-    """What was understood can be said again, and is then understood the same."""
+    """Check that a parsed command, written as a line and parsed again, is equal."""
     if isinstance(command, Hello):
         assert connection.identity == command.identity
         return

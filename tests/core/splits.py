@@ -1,4 +1,4 @@
-"""Every way a stream of bytes may arrive: whole, byte by byte, and in two pieces cut at each place."""
+"""Every way in which a stream of bytes may arrive: whole, byte by byte, and in two pieces cut at each position."""
 
 
 def every_split(stream):

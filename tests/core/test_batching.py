@@ -1,4 +1,4 @@
-"""A batch's rules, without any database: what counts, what follows, and that no order of events breaks them."""
+"""The rules of a batch, without a database: what counts, which callback follows, for any order of events."""
 
 import random
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from django_faktory.lifecycle import GONE, State
 
 
 def batch(**changes):
-    """A committed batch with both callbacks and nothing in it."""
+    """Return a committed batch with both callbacks and no members."""
     plain = {
         "is_committed": True, "is_reopened": False, "is_expired": False, "pending": 0, "unrun": 0, "open_children": 0,
         "unsucceeded_children": 0, "is_broken": False, "has_complete": True, "has_success": True, "complete_st": "",

@@ -1,4 +1,4 @@
-"""Setting up: what `make` may not touch."""
+"""The setup script: which virtual environments `make` must not touch."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.core
 
 
 def test_a_virtual_environment_of_another_checkout_is_not_emptied_through_a_link(tmp_path):
-    """`venv --clear` follows the link."""
+    """`venv --clear` follows the link and would empty the other environment."""
     here, theirs = tmp_path / "here", tmp_path / "theirs"
     (here / "scripts").mkdir(parents=True)
     theirs.mkdir()

@@ -1,4 +1,4 @@
-"""What a command may cost the event loop between two of its steps, and in memory. Calls are counted, not time."""
+"""Limits on the cost of a command between two steps of the event loop, and in memory. Calls are counted, not time."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from django_faktory.protocol.connection import ServerConnection
 pytestmark = pytest.mark.core
 
 MOST_CALLS = 15_000
-"""Between two steps: 5 ms or so."""
+"""Most calls between two steps: about 5 ms."""
 
 SIZE = 200_000
 
@@ -46,7 +46,7 @@ def steps_of(line):
 
 
 def calls_of_each_step(begin_command):
-    """The command, and how many calls there were before each rest."""
+    """Return the command, and the number of calls before each pause."""
     counts = [0]
 
     def count(frame, event, argument):
@@ -70,7 +70,7 @@ def calls_of_each_step(begin_command):
 
 @pytest.mark.parametrize("args", ARGS.values(), ids=ARGS)
 def test_no_step_of_a_unique_push_with_long_arguments_takes_many_calls(args):
-    """A PUSH of 15 MiB kept the event loop for 20 to 33 s."""
+    """Such a PUSH of 15 MiB used to block the event loop for 20 to 33 s."""
     command, counts = calls_of_each_step(steps_of("PUSH " + JOB.format(args=args, more="")))
     assert command.job.options.unique_key == options.unique_key("t", "default", args)
     assert command.job.options.lock_key == options.default_lock_key("t", args)
@@ -79,7 +79,7 @@ def test_no_step_of_a_unique_push_with_long_arguments_takes_many_calls(args):
 
 @pytest.mark.parametrize("args", ['["' + "é" * 1_000_000 + '"]', "[" + ('"' + "x" * 50 + '",') * 20_000 + "1]"])
 def test_a_step_of_a_key_reads_a_bounded_number_of_characters(args):
-    """However few tokens they are."""
+    """The number of characters is bounded even if they are few tokens."""
     written = bytearray()
     sizes = [0]
     for _ in jsonsteps.canonical(args, written):
@@ -116,7 +116,7 @@ def test_short_arguments_are_compared_at_once():
 
 @pytest.mark.parametrize("args", ARGS.values(), ids=ARGS)
 def test_a_key_takes_memory_in_proportion_to_its_arguments(args):
-    """15 MiB took 1.7 GB."""
+    """Arguments of 15 MiB used to take 1.7 GB."""
     tracemalloc.start()
     try:
         options.unique_key("t", "q", args)
@@ -146,11 +146,11 @@ def test_arguments_with_a_key_that_is_too_long_are_not_compared():
 
 
 class Digits(str):
-    """A number as it was written."""
+    """A number in its original spelling."""
 
 
 def plainly(value):
-    """The one spelling, made of the values."""
+    """Return the canonical text, computed from the values."""
     match value:
         case Digits():
             return str(value)
@@ -171,7 +171,7 @@ json_values = st.recursive(
 
 @given(st.lists(json_values, max_size=3), st.booleans(), st.sampled_from([None, 1]), st.sampled_from([",", " ,\n"]))
 def test_what_is_written_in_steps_is_what_the_values_give(value, is_ascii, indent, comma):
-    """Keys of jobs that other versions have stored stay the same."""
+    """Keys of jobs stored by other versions must not change."""
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent, separators=(comma, ": "))
     expected = plainly(json.loads(text, parse_int=Digits, parse_float=Digits))
     assert options.canonical(text) == expected

@@ -1,4 +1,4 @@
-"""How large commands and their fields may be. Rules: W7, W13."""
+"""Size limits of commands and of their fields. Rules: W7, W13."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,7 @@ OVER = {
         f'MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"*{"a?" * 51}*"}}}}'
     ),
 }
-"""A line that is over a limit, for each limit that refuses the command and is not the length of the line."""
+"""A line over each limit that rejects the command; the limit on line length is tested separately."""
 
 ELSEWHERE = {
     ("HELLO", "wid"),  # tests/core/test_commands.py
@@ -80,7 +80,7 @@ def test_each_verb_has_a_longest_line_which_is_checked_before_it_is_read(verb):
     [most] = [limit.most for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
     if not most:
         return
-    line = verb.encode() + b" " + b"\xff" * most  # no UTF-8: whoever decodes it says so
+    line = verb.encode() + b" " + b"\xff" * most  # not UTF-8: decoding it would raise another error
     with pytest.raises(InvalidPayload, match=rf"^{verb}: line: expected at most {most} bytes, got {len(line)}$"):
         connection_that_got(line).next_command()
     check_line(line[:100], most)
@@ -105,7 +105,7 @@ def test_a_fetch_never_names_what_no_queue_can_be_called():
 
 
 def test_texts_of_a_failure_may_be_of_any_length():
-    """They are cut when the report is made."""
+    """The texts are cut when the report is made."""
     assert parse(f'FAIL {{"jid":"12345678","errtype":"{"e" * 5000}","message":"{"m" * 5000}"}}') == FailJob(
         "12345678", "e" * 5000, "m" * 5000
     )

@@ -1,4 +1,4 @@
-"""Command lines and what they mean: one table read both ways, and what is refused, with the words it is refused in."""
+"""Command lines and their meaning: one table read in both directions, and what is rejected with which message."""
 
 import json
 
@@ -109,7 +109,7 @@ def test_what_clients_vary_is_understood(line, command):
     ],
 )
 def test_a_hello_may_leave_out_or_add_fields(text, identity):
-    """W2."""
+    """W2: unknown fields are ignored, missing ones are optional."""
     assert parse_hello(text) == Hello(identity=identity)
 
 
@@ -139,14 +139,14 @@ def test_a_hello_may_leave_out_or_add_fields(text, identity):
     ],
 )
 def test_a_hello_of_another_shape_is_refused_with_the_field(text, said):
-    """W2."""
+    """W2: the error names the wrong field."""
     with pytest.raises(InvalidPayload, match=said):
         parse_hello(text)
 
 
 @pytest.mark.parametrize("verb", ["", "push", "Fetch", "PING", "CRON", "CONFIG", "HELLO", "PUSH\t{}", "\x00", "FETCHX"])
 def test_a_verb_nobody_knows_is_named(verb):
-    """W5."""
+    """W5: the error repeats the unknown verb."""
     with pytest.raises(UnknownCommand) as told:
         parse(f"{verb} {{}}" if verb else "")
     assert str(told.value) == f"unknown command {verb}"
@@ -213,7 +213,7 @@ def test_a_refusal_does_not_repeat_megabytes(verb):
 
 
 def test_in_a_bulk_one_bad_element_spoils_only_itself():
-    """W12: refused ones are told by their jid, "" where there is none."""
+    """W12: each refused job is reported by its jid, or by "" if it has none."""
     deep = f'{{"jid":"deepdeep","jobtype":"t","args":{"[" * 200}{"]" * 200}}}'
     bad = ['{"jid":"badbadba"}', "7", "null", '{"jid":"short"}', '{"jobtype":"t"}', deep, '{"jid":"twice123","jid":""}']
     command = parse(f"PUSHB [{','.join([JOB, *bad, OTHER])}]")

@@ -41,7 +41,7 @@ def identified(*sent, **options):
 
 
 def drain(connection):
-    """What the commands were; a refusal stands for itself."""
+    """Return the commands; a refused line appears as its error."""
     found = []
     while True:
         try:
@@ -58,7 +58,7 @@ def drain(connection):
 
 
 def test_the_password_is_hashed_as_often_as_asked():
-    """Source: the test vector of the original's clients."""
+    """Source: the test vector of the original server's clients."""
     expected = "6d877f8e5544b1f2598768f817413ab8a357afffa924dedae99eb91472d4ec30"
     assert hash_password("foobar", "55104dc76695721d", 1545) == expected
 
@@ -71,7 +71,7 @@ def test_the_first_hash_is_over_password_and_salt():
 
 
 def test_the_greeting_has_no_space_in_its_json():
-    """W1."""
+    """W1: exact bytes of the greeting, with and without a password."""
     assert server().greeting() == b'+HI {"v":2}\r\n'
     greeting = server(password="pw", salt="123456789abc", iterations=5000).greeting()
     assert greeting == b'+HI {"v":2,"i":5000,"s":"123456789abc"}\r\n'
@@ -115,7 +115,7 @@ def test_a_worker_is_known_by_its_identity():
     ],
 )
 def test_anything_but_a_good_hello_first_ends_the_connection_with_the_reason(line):
-    """W2."""
+    """W2: the error has a message, and later input is dropped."""
     connection = server(line + b"\r\n" + HELLO + b"INFO\r\n")
     with pytest.raises(ProtocolError) as told:
         connection.next_command()
@@ -155,7 +155,7 @@ def test_the_right_password_is_let_in():
     ],
 )
 def test_no_other_hash_is_let_in(pwdhash):
-    """W2: a weaker one neither."""
+    """W2: a hash that is correct but of fewer rounds is refused too."""
     sent = f"HELLO {json.dumps({'v': 2, 'pwdhash': pwdhash})}\r\n".encode()
     connection = server(sent, password="pw", salt="5a17", iterations=4000)
     with pytest.raises(AuthenticationFailed, match="Invalid password"):
@@ -201,7 +201,7 @@ MEANT = [
 
 
 def test_commands_come_out_in_order_at_every_split():
-    """W6: pipelined, with CRLF or a bare LF; a refused line leaves the connection as it was."""
+    """W6: commands are pipelined, with CRLF or bare LF; a refused line leaves the connection usable."""
     for pieces in every_split(STREAM):
         connection, found = server(), []
         for piece in pieces:
@@ -212,7 +212,7 @@ def test_commands_come_out_in_order_at_every_split():
 
 
 def test_what_was_read_is_let_go_of_by_who_asks_for_no_more_than_came():
-    """A client that waits for each reply is asked for one command each time, and never for the one behind it."""
+    """Such a client calls `next_command` once for each command, and never for the following one."""
     connection = identified()
     for size in (10, 20_000, 10):
         for _ in range(200):
@@ -233,7 +233,7 @@ def test_commands_may_be_taken_one_at_a_time_while_more_come():
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("is_split", [False, True])
 def test_the_limit_is_the_longest_line_without_its_end(end, is_split):
-    """W7."""
+    """W7: 100 bytes pass and 101 do not, however they are split."""
 
     def commands(length):
         line = b"FETCH " + b"q" * (length - len("FETCH ")) + end
@@ -247,7 +247,7 @@ def test_the_limit_is_the_longest_line_without_its_end(end, is_split):
 
 
 def test_a_line_that_is_too_long_is_refused_before_it_ends_and_all_that_follows_is_dropped():
-    """W7: memory stays bounded."""
+    """W7: the memory used stays bounded."""
     connection = identified(b"INFO\r\n", b"PUSH " + b"x" * 2000, max_command_bytes=1000)
     assert connection.next_command() == Info()
     with pytest.raises(ProtocolError, match=r"^command too long"):
@@ -259,7 +259,7 @@ def test_a_line_that_is_too_long_is_refused_before_it_ends_and_all_that_follows_
 
 
 def test_before_hello_the_limit_is_4_kib():
-    """W7."""
+    """W7: 4096 bytes pass and one more does not."""
     fits = b'HELLO {"v":2,"x":"' + b"x" * (MAX_HELLO_BYTES - 20) + b'"}'
     assert len(fits) == MAX_HELLO_BYTES == 4096
     assert server(fits + b"\r\n").next_command() == Hello()
@@ -294,7 +294,7 @@ def test_a_large_command_in_small_pieces_takes_time_in_proportion():
 @pytest.mark.parametrize("verb", ["ACK", "BATCH", "BEAT", "END", "FETCH", "FLUSH", "HELLO", "INFO", "QUEUE", "TRACK"])
 @pytest.mark.parametrize("piece", [4096, 10**9])
 def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, piece):
-    """W7: it is refused when it ends, with the limit, and the connection stays."""
+    """W7: the line is refused at its end, with the limit in the error, and the connection stays open."""
     [most] = [limit.most for limit in LIMITS if (limit.verb, limit.field) == (verb, "line")]
     line = verb.encode() + b" " + b"x" * (2 * most)
     connection, found = identified(), []
@@ -307,7 +307,7 @@ def test_a_long_line_of_a_verb_that_brings_no_job_is_dropped_as_it_comes(verb, p
 
 
 def test_a_long_line_of_an_unknown_verb_is_dropped_and_one_over_the_limit_ends_the_connection():
-    """W5, W7."""
+    """W5, W7: below the connection's limit, such a line is an ordinary error."""
     long = b"x" * 2_000_000
     connection = identified(b"NOPE " + long, b"\r\nINFO\r\n")
     assert drain(connection) == [(UnknownCommand, "unknown command NOPE"), Info()]
@@ -393,7 +393,7 @@ def test_another_greeting_is_refused(greeting):
 
 
 def test_a_server_that_turns_us_away_is_quoted():
-    """W8."""
+    """W8: the client's error repeats the server's message."""
     with pytest.raises(ProtocolError, match="too many connections"):
         client(b"-ERR too many connections\r\n").hello()
 

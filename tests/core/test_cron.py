@@ -1,4 +1,4 @@
-"""Cron lines: what they say, in which zone, when clocks change, and which missed ticks are made up for."""
+"""Cron schedules: parsing, time zones, clock changes, and which missed ticks are caught up."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
 
 def times(line, zone, begin, hours):
-    """The ticks of so many hours, as clocks there show them; begin is their midnight."""
+    """Return the ticks of this many hours in local time; `begin` is a local midnight."""
     schedule, there = Schedule.of(line, zone), ZoneInfo(zone)
     first = datetime.fromisoformat(begin).replace(tzinfo=there).astimezone(UTC)
     ticks = takewhile(lambda tick: tick < first + timedelta(hours=hours), schedule.ticks(first - timedelta(seconds=1)))
@@ -35,13 +35,13 @@ DAYS = {
     (NEW_YORK, "forward"): ("2026-03-08", "-0500", "-0400", 1),
     (NEW_YORK, "back"): ("2026-11-01", "-0400", "-0500", 1),
 }
-"""Zone and direction: the day, the offsets before and after it, and the last hour that begins before the change."""
+"""Zone and direction: the day, the offsets before and after the change, and the last hour that begins before it."""
 
 cases = pytest.mark.parametrize(("zone", "direction"), DAYS)
 
 
 def wall(zone, direction):
-    """The hours of that day, with their offsets, as its people count them."""
+    """Return the hours of that day with their offsets, as local clocks show them."""
     _, before, after, last = DAYS[zone, direction]
     again = last + 2 if direction == "forward" else last
     return [(hour, before) for hour in range(last + 1)] + [(hour, after) for hour in range(again, 24)]
@@ -74,9 +74,9 @@ LINES = {
     "15 */2 * * *": ([15], HOURS[::2]),
     "*/15 1-2 * * *": (QUARTERS, [1, 2]),
 }
-"""Lines that are due whenever clocks show it, and what clocks show then."""
+"""Schedules that are due each time the clock shows a matching time: the minutes and hours that match."""
 
-# By half an hour, at midnight, and once by a whole day.
+# The clock changes by half an hour, at midnight, and once by a whole day.
 ODD_DAYS = [
     ("Australia/Lord_Howe", "2026-04-05"),
     ("Australia/Lord_Howe", "2026-10-04"),
@@ -228,7 +228,7 @@ def test_an_entry_is_a_line_or_a_cron_or_several():
         crons(["0 * * * *"])
 
 
-# --- ticks that nobody took
+# --- missed ticks
 
 
 def judged(first, now, missed, window_s=86_400, line="0 * * * *"):

@@ -1,4 +1,4 @@
-"""The exceptions people meet: one line each, and the code that goes over the wire."""
+"""The public exceptions: one-line messages, and the codes sent over the wire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Limits as arithmetic: what they say, and whom a gate lets pass."""
+"""The arithmetic of limits: how they are parsed, and which jobs a limiter admits."""
 
 from datetime import timedelta
 from random import Random
@@ -138,7 +138,7 @@ def test_the_kind_of_a_key_is_before_its_colon():
 
 @pytest.mark.parametrize(("text", "seed"), [(text, seed) for text in ("20/s", "100/s", "10/m") for seed in range(5)])
 def test_however_late_sets_are_no_window_has_more_starts_than_is_promised(text, seed):
-    """docs/limits.md: the rate, what is saved up, and 2 s of the rate after a set that was late."""
+    """docs/limits.md: at most the rate, the saved tokens, and 2 s of the rate after a late set."""
     chance = Random(seed)
     allows = Allowance.of(text)
     one = gate(text, tokens=allows.capacity)

@@ -1,4 +1,4 @@
-"""Globs as Redis has them. Rule: W23."""
+"""Globs with the syntax of Redis. Rule: W23."""
 
 import re
 import time
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.core
         ("[a-c]", "b", True),
         ("[c-a]", "b", True),
         ("[a-c]", "-", False),
-        ("[a-]", "^", True),  # as Redis reads it: from a to ]
+        ("[a-]", "^", True),  # as Redis parses it: the range from a to ]
         ("[-a]", "-", True),
         ("[]", "", False),
         ("[]", "]", False),
@@ -88,7 +88,7 @@ def test_any_character_may_stand_in_a_class():
 
 
 def test_a_pattern_made_to_be_slow_is_not():
-    """A regular expression of this shape would not end."""
+    """A regular expression of this shape would take exponential time."""
     text = "a" * 20_000
     began = time.monotonic()
     assert not Glob("*a" * 100 + "*b").matches(text)
@@ -97,7 +97,7 @@ def test_a_pattern_made_to_be_slow_is_not():
 
 
 def _tried(pattern, text):
-    """The slow and plain way: one element at a time, a star by trying every length."""
+    """Match by plain recursion: one element at a time, and every possible length for a star."""
     if not pattern:
         return not text
     if pattern[0] == "*":
@@ -120,7 +120,7 @@ def _tried(pattern, text):
 
 @pytest.fixture(scope="module")
 def monkeypatch_at_once():
-    """Make a window as narrow as this."""
+    """Return a context manager that sets the width of the search window."""
 
     @contextmanager
     def narrow(at_once):

@@ -1,4 +1,4 @@
-"""Any bytes, in any pieces, on the server's side: only protocol errors, one clean reply a line, bounded memory."""
+"""Any bytes in any pieces, sent to the server side: only protocol errors, one valid reply per line, bounded memory."""
 
 import json
 
@@ -39,7 +39,7 @@ stream = st.lists(line, max_size=6).map(lambda lines: b"".join(one + b"\r\n" for
 
 @st.composite
 def cut(draw, whole):
-    """A stream in pieces."""
+    """Draw a stream, cut into pieces at random positions."""
     data = draw(whole)
     places = sorted(draw(st.lists(st.integers(0, len(data)), max_size=5)))
     return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]

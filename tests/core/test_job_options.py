@@ -1,4 +1,4 @@
-"""What a job may ask for by its `custom`: what is taken, what is refused, and which jobs are of one kind. Rule: W27."""
+"""Job options in `custom`: which are accepted or refused, and which jobs count as duplicates. Rule: W27."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -61,7 +61,7 @@ def test_another_end_is_refused(until):
 
 
 def test_of_an_option_given_twice_the_last_counts_whatever_stands_beside_it():
-    """W7: a key twice is refused at the job's top level only."""
+    """W7: a duplicate key is refused only at the top level of a job."""
     beside = '"x":{"\\ud800":1e400}'
     assert parsed(f'{{"expires_in":1,{beside},"expires_in":2}}').options.expires_in == 2
     with pytest.raises(InvalidPayload, match=r"custom\.expires_in: "):
@@ -102,7 +102,7 @@ def test_a_job_that_says_it_is_not_tracked_is_not(track):
     assert parsed(f'{{"track":{track}}}').result_ttl is None
 
 
-# --- which jobs are of one kind
+# --- which jobs are duplicates
 
 
 def test_kinds_differ_by_jobtype_queue_and_arguments():

@@ -1,4 +1,4 @@
-"""JSON in steps: the same as in one go, with rests in between."""
+"""The incremental JSON parser gives the same results as the direct one, and pauses between steps."""
 
 import json
 
@@ -20,7 +20,7 @@ OTHER = '{"jid":"abcdefgh", "jobtype":"t" ,"args":[{"x":"\\"],[\\\\"}]}'
 
 @pytest.fixture(autouse=True)
 def everything_is_long(monkeypatch):
-    """Nothing is so short that it is looked at in one go."""
+    """Make every text count as long, so that the incremental parser runs."""
     monkeypatch.setattr(jsonsteps, "SHORT", 0)
     monkeypatch.setattr(jsonsteps, "TOKENS_A_STEP", 2)
 
@@ -73,7 +73,7 @@ def test_depth_is_judged_as_in_one_go(depth, is_wide):
 
 
 def test_a_string_of_any_length_is_one_value():
-    """Its brackets, commas and escaped quotes mean nothing."""
+    """Brackets, commas and escaped quotes inside a string have no effect."""
     for string in ("[,]" * 5000, "\\" * 5001, '"' * 3000, "é,\\" * 2000):
         array = json.dumps([string, 1])
         assert in_steps(items, array) == [json.dumps(string), "1"]
@@ -127,7 +127,7 @@ LINES = [
 
 
 def meaning(command):
-    """PUSHB apart: what is stored, and who is told of a refusal."""
+    """Return the parts of a command that matter; for PUSHB the stored jobs and the jids of the refused ones."""
     if not isinstance(command, commands.PushBulk):
         return command
     good = [job for job in command.jobs if isinstance(job, JobPayload)]
@@ -141,7 +141,7 @@ def test_a_long_line_means_what_it_would_mean_were_it_short(line):
 
 
 def test_the_same_refusals_are_kept_once_and_too_many_refuse_the_whole():
-    """Each refusal of a number used to be kept: two megabytes of a client's took two gigabytes of the server's."""
+    """Each refused number used to be stored: 2 MB from a client took 2 GB of the server's memory."""
     same = jsonsteps.run(commands.parse_long(b"PUSHB [" + b"0," * 20_000 + JOB.encode() + b"]"))
     assert [job.jid for job in same.jobs] == ["12345678", ""]
     others = ",".join(f'{{"jid":"{number:08d}"}}' for number in range(limits.MAX_REFUSED + 1))

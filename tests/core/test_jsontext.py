@@ -1,4 +1,4 @@
-"""JSON as text: what is cut apart comes back verbatim, and what is not JSON is refused, by either path alike."""
+"""JSON as text: parts come back verbatim, and invalid JSON is refused; both parsers agree."""
 
 import json
 import tracemalloc
@@ -41,7 +41,7 @@ objects = st.dictionaries(st.text(max_size=8), values, max_size=6)
 
 @st.composite
 def texts_of_objects(draw):
-    """The object's members as they are written, and a text with them and any white space around."""
+    """Draw an object's members as written, and a text that contains them with random white space."""
     write = draw(writers)
     parts = [(json.dumps(key, ensure_ascii=False), write(value)) for key, value in draw(objects).items()]
     text = ",".join(f"{draw(space)}{key}{draw(space)}:{draw(space)}{value}{draw(space)}" for key, value in parts)
@@ -49,7 +49,7 @@ def texts_of_objects(draw):
 
 
 def answer(function, *args):
-    """What it returns, or that it refuses."""
+    """Return the function's result, or `InvalidPayload` if it refuses."""
     try:
         return function(*args)
     except InvalidPayload:
@@ -58,7 +58,7 @@ def answer(function, *args):
 
 @given(texts_of_objects())
 def test_members_come_back_verbatim_and_in_order(given_):
-    """W11."""
+    """W11: members keep their order, and values their spelling."""
     parts, text = given_
     assert list(jsontext.members(text).items()) == [(json.loads(key), value) for key, value in parts]
 
@@ -124,7 +124,7 @@ def test_items_come_back_verbatim(found, write):
     ],
 )
 def test_no_value_is_rewritten(text):
-    """W11."""
+    """W11: numbers and strings keep their spelling."""
     for around in (f'{{"args":{text}}}', f'{{ "args" : {text} }}'):
         assert jsontext.members(around) == {"args": text}
     assert jsontext.items(f"[{text}]") == [text]
@@ -171,7 +171,7 @@ def test_no_value_is_rewritten(text):
     ],
 )
 def test_what_is_no_object_is_refused_by_both_paths(text):
-    """W7."""
+    """W7: the fast path and the scanner raise the same error."""
     for refuse in (jsontext.members, jsontext._members_by_scanner):
         with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
             refuse(text)
@@ -180,7 +180,7 @@ def test_what_is_no_object_is_refused_by_both_paths(text):
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("around", ['{"a":%s}', '{"a":[%s]}', '{"a":{"b": %s}}'])
 def test_nan_and_infinity_are_refused(around, constant):
-    """W7."""
+    """W7: these constants are not valid JSON."""
     with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
         jsontext.members(around % constant)
     with pytest.raises(InvalidPayload, match=r"^invalid JSON: "):
@@ -192,7 +192,7 @@ def test_nan_and_infinity_are_refused(around, constant):
     ['{"jid":1,"jid":2}', '{"jid":1,"jid":1}', '{"a":1,"\\u0061":2}', '{"é":1,"x":0, "\\u00e9":1}', '{"":1,"":1}'],
 )
 def test_a_key_twice_at_the_top_is_refused(text):
-    """W7."""
+    """W7: also if the key is spelled differently."""
     with pytest.raises(InvalidPayload, match="given twice"):
         jsontext.members(text)
 
@@ -229,7 +229,7 @@ def test_brackets_in_texts_and_side_by_side_are_no_depth():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
 def test_depth_without_end_is_an_error_and_not_a_crash(text):
-    """W12: an array's elements have their own depth, looked at when they are read."""
+    """W12: the depth of an array's elements is checked separately, when they are parsed."""
     with suppress(InvalidPayload):
         for item in jsontext.items(f"[{text}]"):
             jsontext.members(item)
@@ -239,7 +239,7 @@ def test_depth_without_end_is_an_error_and_not_a_crash(text):
 
 
 def test_depth_without_end_is_noticed_at_its_beginning():
-    """Refusing a megabyte of brackets took a third of a second of the server's time, and sixteen megabytes."""
+    """Refusing a megabyte of brackets used to take a third of a second of server time, and 16 MB."""
     text = "[" * 1_000_000 + "]" * 1_000_000
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The one table of a job's life: every (state, event) pair, every outcome of a failure, the bounds of the backoff."""
+"""The state table of jobs: every (state, event) pair, every outcome of a failure, and the bounds of the backoff."""
 
 from random import Random
 
@@ -31,7 +31,7 @@ READY = {State.ENQUEUED, State.BLOCKED}
 DROPPED = {State.DISCARDED, GONE}
 LATE = {State.EXPIRED, GONE}
 
-# Written out a second time, by hand: a change of the table must be meant twice.
+# A second copy, written by hand, so that a change of the table must be deliberate.
 LEGAL = {
     (GONE, "push"): BORN,
     (GONE, "import"): {*BORN, "retries", "dead"},
@@ -112,20 +112,20 @@ def test_every_state_can_be_reached_and_left():
 
 
 def test_a_live_job_is_never_pushed_over():
-    """W10."""
+    """W10: PUSH replaces finished jobs only."""
     assert sources(Event.PUSH) == FINISHED
 
 
 @pytest.mark.parametrize(
     ("retry", "failures", "keep", "verdict", "state"),
     [
-        # verdict of the task: stronger than any count
+        # the task's verdict takes precedence over retry counts
         (25, 0, False, "kill", State.DEAD),
         (0, 0, False, "kill", State.DEAD),
         (25, 0, False, "discard", GONE),
         (25, 0, True, "discard", State.DISCARDED),
         (-1, 0, True, "discard", State.DISCARDED),
-        # 0: dropped, or kept where its end must stay readable
+        # 0: dropped, or kept if its end must stay readable
         (0, 0, False, "", GONE),
         (0, 0, True, "", State.DEAD),
         # negative: dead at once
@@ -140,7 +140,7 @@ def test_a_live_job_is_never_pushed_over():
     ],
 )
 def test_a_failure_leads_here(retry, failures, keep, verdict, state):
-    """W18."""
+    """W18: state after a failure, and whether a retry is scheduled."""
     outcome = outcome_of_failure(retry=retry, failures=failures, keep=keep, verdict=verdict, rng=Random(1))
     assert outcome.state == state
     assert (outcome.retry_in_s is not None) is (state is State.RETRIES)
@@ -162,7 +162,7 @@ def test_a_task_may_choose_the_delay_but_not_a_retry_more(wish_s):
 
 
 class Chance(Random):
-    """Chance that always draws the same end of the range."""
+    """A random generator that always returns the same end of the range."""
 
     def __init__(self, *, is_high):
         super().__init__()
@@ -201,6 +201,6 @@ def test_the_backoff_never_shrinks_and_is_capped_at_30_days(failures):
 
 @pytest.mark.parametrize(("losses", "state"), [(1, "enqueued"), (2, "enqueued"), (3, "dead"), (4, "dead")])
 def test_the_third_loss_is_a_poison_pill(losses, state):
-    """W20."""
+    """W20: a job that loses its worker a third time is dead."""
     assert outcome_of_loss(losses) == state
     assert state in targets(State.WORKING, Event.LOSE)

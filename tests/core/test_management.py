@@ -1,4 +1,4 @@
-"""MUTATE, QUEUE and FLUSH as text, both ways. Rules: W5, W23 to W25."""
+"""MUTATE, QUEUE and FLUSH as text, in both directions. Rules: W5, W23 to W25."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_command_read_back_is_the_same(command):
 
 
 def test_a_mutation_is_sent_without_a_space_as_the_original_server_wants_it():
-    """W23."""
+    """W23: the only space is the one after the verb."""
     sent = Mutate(Mutation(command="kill", target="dead", jobtype="a b", regexp="* c *")).line().decode()
     assert sent.count(" ") == 1
 
@@ -60,7 +60,7 @@ def test_a_mutation_is_sent_without_a_space_as_the_original_server_wants_it():
     ],
 )
 def test_what_counts_as_no_filter(text, mutation):
-    """W23."""
+    """W23: empty and null filters select every job."""
     assert parse(f"MUTATE {text}") == Mutate(mutation)
 
 
@@ -101,7 +101,7 @@ def test_what_counts_as_no_filter(text, mutation):
     ],
 )
 def test_what_breaks_a_rule_is_told_which(line, message):
-    """W5, W23, W24."""
+    """W5, W23, W24: the message names the broken rule."""
     with pytest.raises(InvalidPayload) as refusal:
         parse(line)
     assert str(refusal.value).startswith(message)
@@ -109,7 +109,7 @@ def test_what_breaks_a_rule_is_told_which(line, message):
 
 @pytest.mark.parametrize("verb", ["PAUSE", "pause", "Pause"])
 def test_sub_verbs_take_any_case(verb):
-    """W5."""
+    """W5: repeated names and spaces are dropped too."""
     assert parse(f"QUEUE {verb} a  b a") == PauseQueues(("a", "b"))
 
 
@@ -123,5 +123,5 @@ def test_sub_verbs_take_any_case(verb):
     ],
 )
 def test_white_space_between_tokens_goes_and_strings_stay(text, told):
-    """W23: what a glob is compared with."""
+    """W23: globs are matched against the compact text."""
     assert compact(text) == told

@@ -1,4 +1,4 @@
-"""Servers of a run end with it, even if it is killed, and leave nothing behind."""
+"""Servers of a test run end with it, even if it is killed, and leave no files behind."""
 
 import json
 import os
@@ -32,7 +32,7 @@ with Guard(["redis"]):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run with a Redis of its own: its program, the guard and the server."""
+    """Yield a run with its own Redis: its program, the guard and the server."""
     program = Program("-c", RUN, TMPDIR=str(tmp_path))
     try:
         program.said("started")

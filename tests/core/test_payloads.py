@@ -1,4 +1,4 @@
-"""Jobs and reports as they cross a seam: what is checked at PUSH, what is kept verbatim, what is cut."""
+"""Jobs and failure reports between components: what PUSH checks, what is stored verbatim, and what is cut."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -86,7 +86,7 @@ def test_null_counts_as_left_out():
     ],
 )
 def test_these_values_are_accepted(fields, attribute, value):
-    """W9."""
+    """W9: some values are replaced by a default or clamped to a range."""
     assert getattr(job_of(**fields), attribute) == value
 
 
@@ -139,7 +139,7 @@ def test_these_values_are_accepted(fields, attribute, value):
     ],
 )
 def test_these_values_are_refused_in_one_short_line_that_names_the_field(fields, start, names):
-    """W9: begins as the original server's text does, where it has one."""
+    """W9: the message begins like the original server's, if that has one."""
     with pytest.raises(InvalidPayload) as told:
         job_of(**fields)
     message = str(told.value)
@@ -150,7 +150,7 @@ def test_these_values_are_refused_in_one_short_line_that_names_the_field(fields,
 
 
 def test_a_job_far_in_the_future_is_checked_like_any_other():
-    """W9: the original accepts it and throws it away when it falls due."""
+    """W9: the original accepts such a job and discards it when it falls due."""
     with pytest.raises(InvalidPayload, match="queue names must match"):
         job_of(at="2999-01-01T00:00:00Z", queue="no such name")
 
@@ -167,14 +167,14 @@ def test_a_job_far_in_the_future_is_checked_like_any_other():
     ],
 )
 def test_a_refusal_knows_the_jid_where_there_is_one(text, jid):
-    """W12."""
+    """W12: the jid of the refused job is reported if it is known."""
     with pytest.raises(InvalidPayload) as told:
         parse_job(text)
     assert told.value.jid == jid
 
 
 def test_a_key_twice_is_refused_at_the_top_and_left_alone_below():
-    """W7."""
+    """W7: a duplicate key is an error only at the top level of a job."""
     with pytest.raises(InvalidPayload, match="given twice"):
         parse_job('{"jid":"12345678","jobtype":"t","args":[],"jid":"87654321"}')
     text = (
@@ -198,7 +198,7 @@ VERBATIM = [
 
 @pytest.mark.parametrize("text", VERBATIM)
 def test_a_complete_job_is_stored_as_it_was_sent(text):
-    """W11."""
+    """W11: only the surrounding white space is removed."""
     assert parse_job(text).text == text
     assert parse_job(f" {text}\t").text == text
 
@@ -211,7 +211,7 @@ def test_what_is_missing_is_added_at_the_end():
 
 @pytest.mark.parametrize("field", ["enqueued_at", "failure"])
 def test_a_client_cannot_preset_what_is_the_servers_to_say(field):
-    """W11."""
+    """W11: only the server sets these fields."""
     assert field not in json.loads(job_of(**{field: {"retry_count": 9}}).text)
 
 
@@ -227,7 +227,7 @@ def test_empty_members_are_filled_in():
     st.dictionaries(st.text(min_size=1).filter(lambda key: key not in {"enqueued_at", "failure"}), st.text()),
 )
 def test_every_member_of_a_job_comes_back_out_of_its_text(args, others):
-    """W11."""
+    """W11: unknown members included, in their order."""
     sent = others | JOB | {"args": args, "queue": "q", "retry": 3}
     for name in ("at", "created_at", "custom", "priority", "reserve_for", "backtrace"):
         sent.pop(name, None)
@@ -266,7 +266,7 @@ def test_a_fetched_job_is_the_stored_text_with_the_servers_part_at_the_end():
     ],
 )
 def test_a_clients_own_created_at_is_kept(text, is_added):
-    """W11."""
+    """W11: the server adds its own only if the client sent none."""
     wire = held(text, created_at=T0).wire()
     assert wire.startswith(text[:-1])
     assert (json.loads(wire)["created_at"] == "2026-05-01T12:00:00Z") is is_added
@@ -306,7 +306,7 @@ def test_a_plain_new_job_says_no_more_than_it_must():
 
 
 def test_a_failures_texts_are_cut_to_the_limits():
-    """W17: in bytes, on a character's boundary."""
+    """W17: the limits are in bytes; texts are cut at a character boundary."""
     report = payloads.failure(jid="12345678", errtype="é" * 80, message="😀" * 300, backtrace=["é" * 600] * 250)
     assert report.errtype == "é" * 50
     assert report.message == "😀" * 250
@@ -341,7 +341,7 @@ def test_a_cut_text_always_fits(text, size):
 
 @pytest.mark.parametrize(("wanted", "kept"), [(-1, 0), (0, 30), (1, 1), (12, 12), (200, 200), (201, 200)])
 def test_a_job_keeps_as_many_lines_as_it_asks_for(wanted, kept):
-    """W17."""
+    """W17: the first lines are kept, 30 by default."""
     lines = [f"line {number}" for number in range(300)]
     assert list(payloads.kept_lines(lines, wanted)) == lines[:kept]
 

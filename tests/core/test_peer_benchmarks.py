@@ -1,4 +1,4 @@
-"""The arithmetic, the table and the chart of `python -m benchmarks.peers`; nothing is timed here."""
+"""The arithmetic, the table and the chart of `python -m benchmarks.peers`; no benchmark runs here."""
 
 import re
 import threading

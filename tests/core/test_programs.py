@@ -1,4 +1,4 @@
-"""What tests start does not outlive them, even where they are killed: it would take the next run's jobs."""
+"""Programs started by tests end with the run, even if it is killed; otherwise they would take the next run's jobs."""
 
 import shutil
 import signal

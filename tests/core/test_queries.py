@@ -1,4 +1,4 @@
-"""The query language as text: what is read, how it is written back, and what is refused in one line."""
+"""The query language as text: how it is parsed, how it is written back, and which one-line errors it raises."""
 
 import json
 

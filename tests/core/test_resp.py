@@ -1,4 +1,4 @@
-"""Replies, written and read: tables in both directions, every split of the bytes, hostile input."""
+"""RESP replies, written and parsed: tables in both directions, every split of the bytes, hostile input."""
 
 import re
 import time

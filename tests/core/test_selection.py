@@ -1,4 +1,4 @@
-"""The tables that say which tests `make test` runs name tests that exist."""
+"""The tables that select the tests of `make test` name tests that exist."""
 
 import re
 from pathlib import Path

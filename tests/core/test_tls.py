@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities out of files: what cannot be used is told in one line that names the file."""
+"""Certificates, keys and CAs loaded from files: a file that cannot be used raises a one-line error with its name."""
 
 import ssl
 import subprocess
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with good and bad ones: a certificate alone, keys of other kinds, junk."""
+    """Create a folder with usable and unusable files: a certificate alone, keys of other kinds, junk."""
     folder = tmp_path_factory.mktemp("pem")
     both = CERTIFICATE.read_text()
     head = "-----BEGIN CERTIFICATE-----"

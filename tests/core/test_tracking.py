@@ -1,4 +1,4 @@
-"""TRACK as text, both ways: what is taken, what is refused, what is told. Rules: W5, W27."""
+"""TRACK as text, in both directions: what is accepted, refused and returned. Rules: W5, W27."""
 
 from datetime import UTC, datetime
 
@@ -29,7 +29,7 @@ def test_a_command_is_read_as_it_was_written(command):
 
 @pytest.mark.parametrize(("get", "set_"), [("get", "set"), ("GET", "SET"), ("Get", "sEt"), ("  get", "  set")])
 def test_the_sub_verb_takes_any_case(get, set_):
-    """W5."""
+    """W5: for the server, "get" and "GET" are the same."""
     assert parse(f"TRACK {get} job-0001 ") == TrackGet("job-0001")
     assert parse(f'TRACK {set_} {{"jid":"job-0001"}}') == TrackSet(TrackUpdate(jid="job-0001"))
 

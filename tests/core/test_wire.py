@@ -1,4 +1,4 @@
-"""Every verb and every kind of reply as bytes: read by the side that gets them at every split, written by the other."""
+"""Every verb and every kind of reply as bytes: written by one side, and parsed by the other at every split."""
 
 import typing
 
@@ -87,7 +87,7 @@ ANSWERED = [
 
 
 def understood(pieces):
-    """What the server's side makes of these pieces."""
+    """Return the commands that the server side parses from these pieces."""
     connection, found = ServerConnection(max_command_bytes=1 << 20), []
     for piece in pieces:
         connection.receive(piece)
@@ -109,14 +109,14 @@ def test_a_client_writes_these_bytes(line, command):
 @pytest.mark.parametrize("end", [b"\r\n", b"\n"])
 @pytest.mark.parametrize(("line", "command"), SENT)
 def test_a_server_reads_them_at_every_split(line, command, end):
-    """W6."""
+    """W6: the result does not depend on the split."""
     hello = [] if isinstance(command, commands.Hello) else [b'HELLO {"v":2}\r\n']
     for pieces in every_split(line + end):
         assert understood(hello + pieces)[len(hello) :] == [command]
 
 
 def test_a_server_reads_all_of_them_in_one_stream_at_every_split():
-    """W6: pipelined."""
+    """W6: the same for pipelined commands."""
     sent = [SENT[0], *SENT[2:]]  # one HELLO
     for pieces in every_split(b"\r\n".join(line for line, _ in sent) + b"\r\n"):
         assert understood(pieces) == [command for _, command in sent]

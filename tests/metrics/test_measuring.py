@@ -1,4 +1,4 @@
-"""What a process notes of the jobs that pass through it, and what becomes of it in the database."""
+"""Metrics that a process records about its jobs, and how they are stored in the database."""
 
 import contextlib
 import threading
@@ -105,7 +105,7 @@ class TestSums:
         assert [[one.started for one in minutes.values()] for minutes in found] == [[1], [11], []]
 
     def test_are_kept_for_ever_and_their_minutes_a_while(self):
-        measures.add(series(started=1), using=USING)  # a minute of now
+        measures.add(series(started=1), using=USING)  # a current minute
         measures.add(series(started=1), using=USING, now=T0 - timedelta(days=400))
         assert measures.purge(using=USING, kept_for_s=86_400) == 1
         assert measures.purge(using=USING, kept_for_s=86_400) == 0

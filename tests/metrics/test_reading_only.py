@@ -1,4 +1,4 @@
-"""Pages and numbers are read while another connection writes: on SQLite no read waits for the lock of writers."""
+"""Pages and metrics are read while another connection writes: on SQLite no read waits for the write lock."""
 
 import sqlite3
 from contextlib import closing
@@ -38,7 +38,7 @@ def stored():
 
 @pytest.fixture
 def is_written(stored):
-    """Another connection holds the lock of writers."""
+    """Hold the write lock in another connection."""
     with closing(sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None, timeout=0)) as other:
         connection.close()
         other.execute("BEGIN IMMEDIATE")
@@ -66,7 +66,7 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 def test_numbers_are_read_while_another_connection_writes(name, is_written):
     with connection.cursor() as cursor:
-        cursor.execute("PRAGMA busy_timeout = 0")  # a read that wanted the lock fails at once
+        cursor.execute("PRAGMA busy_timeout = 0")  # a read that needs the lock fails at once
     shared.forget()
     assert READS[name]() is not False
 
@@ -75,7 +75,7 @@ def test_numbers_are_read_while_another_connection_writes(name, is_written):
 def root(stored, django_user_model):
     client = Client()
     client.force_login(django_user_model.objects.create_superuser("root", password="x"))
-    for page in PAGES:  # what Django asks and writes once
+    for page in PAGES:  # run the queries and writes that Django makes only once
         assert client.get(page).status_code == 200, page
     return client
 

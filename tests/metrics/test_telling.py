@@ -1,4 +1,4 @@
-"""The numbers as those who watch get them: Prometheus, statsd, probes, spans."""
+"""Metrics as monitoring systems read them: Prometheus, statsd, probes, spans."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def get(view, **headers):
 
 
 def scraped():
-    """{(name, labels): value} of every sample."""
+    """Return {(name, labels): value} of every sample."""
     text = get(views.metrics).content.decode()
     return {
         (sample.name, *sorted(sample.labels.values())): sample.value

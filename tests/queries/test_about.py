@@ -1,4 +1,4 @@
-"""Jobs about an object: by `using(about=…)` and by any client's `custom.about`, and their way to be found again."""
+"""Jobs about an object, by `using(about=…)` or by any client's `custom.about`, and how to find them."""
 
 import pytest
 from django.db import connection
@@ -108,7 +108,7 @@ def test_a_job_about_something_runs_as_any_other(mark):
 
 
 def test_plain_jobs_pay_nothing_for_it():
-    """What is said to the database to store one: the column is not so much as named, but where a row is replaced."""
+    """The INSERT does not name the column, except where it replaces a row."""
     with CaptureQueriesContext(
         connection,
     ) as said:
@@ -171,7 +171,7 @@ def test_the_objects_page_can_still_be_saved(admin_client, order):
 
 
 def test_the_jobs_cost_the_page_one_query(admin_client, order):
-    page_of(admin_client, order)  # what Django keeps in mind is not counted
+    page_of(admin_client, order)  # Django caches some of these queries
     with CaptureQueriesContext(connection) as without:
         page_of(admin_client, order)
     for _ in range(20):

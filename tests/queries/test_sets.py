@@ -1,4 +1,4 @@
-"""Jobs by the words of the domain, on each database: who is meant, by which index, and what the verbs do to them."""
+"""QuerySet methods for jobs on each database: which jobs they select, by which index, and what bulk verbs change."""
 
 from datetime import timedelta
 
@@ -119,7 +119,7 @@ def test_a_bare_star_means_any_name():
 
 def test_a_search_looks_into_the_newest_only_and_into_more_when_asked():
     made = [job_in("dead", payload='{"args":["needle"]}') for _ in range(3)]
-    JobFactory(payload='{"args":["needle"]}')  # no dead one: does not count
+    JobFactory(payload='{"args":["needle"]}')  # not dead, so it does not count
     assert jids(Job.objects.dead().containing("needle", among=2)) == sorted(job.jid for job in made[1:])
     assert Job.objects.matching("state:dead text:needle among:2").count() == 2
     assert Job.objects.matching("state:dead text:needle among:9").count() == 3
@@ -281,8 +281,7 @@ def test_queues_are_paused_and_resumed_and_counted():
 )
 @pytest.mark.django_db(transaction=True)  # MariaDB commits when it analyzes
 def test_what_people_look_for_is_found_by_an_index(find, index):
-    """On MariaDB, where all indexes are led by the state, the failed ones are found by faktory_purge, and a state alone
-    by any."""
+    """On MariaDB the state leads every index: failed jobs are found by faktory_purge, and a state alone by any."""
     like = model_to_dict(JobFactory.build(succeeded=True), exclude=["id", "jid", "created_at"])
     rows = [Job(**like, jid=f"jid-{n:06d}", created_at=T0) for n in range(1000)]
     rows[3].bid = "b-1"

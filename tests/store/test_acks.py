@@ -1,4 +1,4 @@
-"""A set of acks whose second transaction fails: each ack gets its own answer, and counts once."""
+"""A set of acks with two transactions, the second of which fails: each ack gets its own answer, and counts once."""
 
 from contextlib import closing
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def locked_batch():
-    """A batch with three members, whose row another transaction has locked, and waits of 50 ms for it here."""
+    """A batch with three members, its row locked by another transaction; the lock timeout of this session is 50 ms."""
     bid = new()
     push(bid, 3)
     commit(bid)
@@ -31,11 +31,11 @@ def locked_batch():
         others.execute("BEGIN")
         others.execute(f"SELECT 1 FROM {Batch._meta.db_table} WHERE bid = %s FOR UPDATE", [bid])
         yield lambda: others.execute("ROLLBACK")
-    connection.close()  # and with it the session's lock_timeout
+    connection.close()  # ends the session, and with it its lock_timeout
 
 
 def working(count):
-    """Push that many jobs of no batch, and fetch them with the members."""
+    """Push this many jobs outside of any batch, and fetch them together with the members."""
     jobs.push([job() for _ in range(count)], using="default")
     [found] = jobs.fetch([FetchRequest(queues=("default",), wid="w", count=100)], using="default")
     return [Ack(jid=one.jid, wid="w", attempt=one.attempt) for one in found]
@@ -73,7 +73,7 @@ def test_the_sets_that_ended_are_answered_when_a_later_one_fails(locked_batch, m
         cursor.execute("BEGIN")
         cursor.execute(f"SELECT 1 FROM {Job._meta.db_table} WHERE jid = %s FOR UPDATE", [plain[5].jid])
         with connection.cursor() as ours:
-            ours.execute("SET lock_timeout = '50ms'")  # another connection since the error
+            ours.execute("SET lock_timeout = '50ms'")  # the error has replaced the connection
         answers = jobs.ack(plain, using="default")
         cursor.execute("ROLLBACK")
     assert answers[:4] == [True] * 4

@@ -1,4 +1,4 @@
-"""Jobs that are reserved before somebody asks for them, where the database can. Rules: W13, W19; ADR 0017, 0022."""
+"""Prefetch: jobs reserved before a worker requests them, if the database can do so. Rules: W13, W19; ADR 0017, 0022."""
 
 import threading
 from datetime import timedelta
@@ -40,13 +40,13 @@ def asking(ahead, *, count=1, wid="w1", queue="default"):
 
 
 def read(broker, *requests, acks=()):
-    """What comes to each request, as "jid" or "jid*" for one that was read ahead."""
+    """Return the jobs of each request, as "jid", or "jid*" if prefetched."""
     fetched = broker.exchange([], list(acks), list(requests)).fetched
     return [" ".join(job.jid + "*" * job.is_ahead for job in jobs) for jobs in fetched]
 
 
 def test_only_what_can_be_handed_out_later_is_read_ahead(broker):
-    """Elsewhere the wish is not heeded, and nothing else changes."""
+    """Other databases ignore the request to prefetch, and nothing else changes."""
     stored("a", "b", "c", "d")
     reads = broker.reads_ahead
     assert reads is (connection.vendor == "postgresql")
@@ -142,7 +142,7 @@ def test_it_can_be_given_back_before_and_after_it_is_confirmed(broker, postgresq
 
 
 def test_an_ack_beside_a_confirmation_ends_the_job(broker, postgresql):
-    """W16: the wid that it saw was none, the one it finds is its own."""
+    """W16: the ack first saw an empty wid, and finds its own after the wait."""
     stored("a")
     [[a]] = broker.exchange([], [], [asking(1, count=0)]).fetched
     told = []
@@ -182,7 +182,7 @@ def test_a_job_that_another_transaction_holds_is_left_for_later_and_nobody_waits
 
 
 def confirmed_elsewhere(handed):
-    """What is left when another session confirms."""
+    """Return the jobs that are not confirmed when another session confirms."""
     told = []
 
     def confirm():
@@ -199,7 +199,7 @@ def confirmed_elsewhere(handed):
 
 
 def somebody_waits():
-    """Whether a session waits for the end of this one's transaction."""
+    """Return whether a session waits for the end of this session's transaction."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"

@@ -1,4 +1,4 @@
-"""Batches in the store: counted with their members, each callback once, nested, and no way to hang."""
+"""Batches in the store: counts follow their members, each callback runs once, batches nest, and none hangs."""
 
 import threading
 from datetime import timedelta
@@ -61,7 +61,7 @@ def fail(reservation, **more):
 
 
 def waiting():
-    """The jobtypes that wait, in order."""
+    """Return the jobtypes of waiting jobs, in order."""
     return list(Job.objects.filter(state="enqueued").order_by("enqueued_at", "id").values_list("jobtype", flat=True))
 
 
@@ -215,7 +215,7 @@ def test_after_commit_only_a_running_member_may_add():
     batches.check_open(bid, using="default", by="w")
     with pytest.raises(BatchClosed, match="only one of its own jobs"):
         batches.reopen(bid, using="default", by="stranger")
-    push(bid, 2)  # a connection without a wid, while a member works
+    push(bid, 2)  # pushed by a connection without a wid, while a member runs
     ack(member)
     assert status(bid) == (3, 2, 0, "", "")
     ack(*fetch())
@@ -514,7 +514,7 @@ def test_a_batch_that_is_made_while_all_is_flushed_keeps_its_members():
 
 
 def test_members_that_fail_while_they_are_dropped_are_not_dropped_unseen():
-    """What was not theirs to drop at the look is left alone: dropped between look and change, it would never settle."""
+    """A job that changed since the look is left alone: dropped then, it would never settle its batch."""
     bid = new(complete=False)
     push(bid, 120)
     commit(bid)

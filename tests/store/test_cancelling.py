@@ -1,4 +1,4 @@
-"""Cancel: what waits is dropped, what runs is marked; the mark counts until the job is enqueued anew."""
+"""Cancel: waiting jobs are dropped, running ones are marked; the mark counts until the job is enqueued again."""
 
 from datetime import timedelta
 
@@ -99,7 +99,7 @@ def test_a_mark_does_not_outlast_being_enqueued_anew():
     job = fetched()
     cancel(result)
     get_broker().fail([failure(jid=job.jid, wid=job.wid, attempt=job.attempt, verdict="kill")])
-    Job.objects.update(state="dead")  # as somebody finds it who wants it to run after all
+    Job.objects.update(state="dead")  # a cancelled job that a person wants to run after all
     operations.requeue([Job.objects.get().pk], using="default")
     assert fetched("w2").jid == result.id
     assert asked(result) == []

@@ -1,4 +1,4 @@
-"""How PostgreSQL carries out the claim: it must not read the table, whatever waits in it (ADR 0009)."""
+"""The PostgreSQL plan of a claim: it must not scan the table, however large the backlog is (ADR 0009)."""
 
 import json
 
@@ -20,13 +20,13 @@ pytestmark = [
 
 
 def scans(plan):
-    """(kind, index) of each scan of the table of jobs."""
+    """Return (kind, index) of each scan of the job table."""
     found = [(plan["Node Type"], plan.get("Index Name"))] if plan.get("Relation Name") == Job._meta.db_table else []
     return found + [scan for part in plan.get("Plans", ()) for scan in scans(part)]
 
 
 def plan(statement, values):
-    """Of a prepared statement whose values are not looked at, as it is after some runs."""
+    """Return the generic plan of a prepared statement, the one PostgreSQL uses after some runs."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
         cursor.execute("SET LOCAL plan_cache_mode = force_generic_plan")
@@ -105,7 +105,7 @@ def test_a_set_that_is_pushed_looks_up_only_rows_with_its_own_jids(statement, va
     ids=["extend", "confirm"],
 )
 def test_what_keeps_running_jobs_looks_up_only_its_own(statement, values):
-    """Among many that run, whose partial index the planner must not walk."""
+    """The planner must not walk the partial index of running jobs, of which there are many."""
     Job.objects.bulk_create(JobFactory.many(3000, working=True, claim=-7), batch_size=1000)
     found = scans(plan(statement, values))
     assert {kind for kind, _ in found} <= {"ModifyTable", "Index Scan", "Bitmap Heap Scan", "LockRows"}

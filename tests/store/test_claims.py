@@ -1,4 +1,4 @@
-"""Claims under contention: no job twice, none lost, none locked that is not handed out."""
+"""Claims under contention: no job is claimed twice or lost, and only claimed jobs are locked."""
 
 import random
 import threading
@@ -24,7 +24,7 @@ USING = "default"
 
 
 def in_threads(count, work):
-    """Run `work(n)` in that many threads at once; the first error is raised here."""
+    """Run `work(n)` in this many threads at once, and raise the first error of a thread."""
     start, errors = threading.Barrier(count), []
 
     def run(number):
@@ -76,7 +76,7 @@ def test_requests_with_different_queues_compete_without_doubling():
 
 
 def test_a_push_repeated_by_four_senders_at_once_is_one_job():
-    """W10."""
+    """W10: each job is stored once, whichever sender comes first."""
     same = [payload(f"same-{n}") for n in range(20)]
     in_threads(4, lambda number: jobs.push(same, using=USING))
     assert Job.objects.count() == 20
@@ -111,7 +111,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def fetched(request):
-    """For whom which jobs are fetched: names of requests, as worker:queues, to the jids that each got."""
+    """Return a function that maps requests, as worker:queues, to the jids that each got."""
 
     def ask(*names):
         requests = [
@@ -191,7 +191,7 @@ def test_a_paused_queue_is_planned_around():
 
 
 def test_two_workers_with_very_many_queues_each_are_served():
-    """SQLite refuses a statement of more than 500 parts, and all that share a turn would have heard of it."""
+    """SQLite refuses a statement of more than 500 parts; the error would reach all requests of the exchange."""
     job = payload(queue="last")
     jobs.push([job], using=USING)
     requests = [FetchRequest(queues=(*(f"{wid}-{n}" for n in range(600)), "last"), wid=wid) for wid in ("w1", "w2")]
@@ -206,7 +206,7 @@ def test_one_database_statement_claims_a_set_on_postgresql():
     def statements(verb, *args):
         with CaptureQueriesContext(connection) as told:
             found = verb(*args, using=USING)
-        # A connection that was used before, as one of a pool, may prepare its statement now.
+        # a connection from a pool, used before, may prepare its statement now
         return found, sum("PREPARE" not in one["sql"] for one in told)
 
     jobs.push([payload() for _ in range(20)], using=USING)
@@ -218,7 +218,7 @@ def test_one_database_statement_claims_a_set_on_postgresql():
 
 
 def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
-    """W14: the first claim of two has committed when the second one cannot be made."""
+    """W14: the first of two claims has committed when the second one fails."""
     jobs.push([payload(queue="a"), payload(queue="c")], using=USING)
     requests = [FetchRequest(queues=("a", "b"), wid="w1"), FetchRequest(queues=("b", "c"), wid="w1")]
 
@@ -226,7 +226,7 @@ def test_trouble_half_way_swallows_no_job_and_no_answer(monkeypatch):
         raise OperationalError("the server closed the connection unexpectedly")
 
     monkeypatch.setattr(dialect_of(connection), "waiting", fails, raising=False)
-    monkeypatch.setattr(claiming, "MOST_IN_TURN", 1)  # else one message is all
+    monkeypatch.setattr(claiming, "MOST_IN_TURN", 1)  # otherwise one message makes both claims
     told = jobs.exchange([payload(queue="z")], [], requests, using=USING)
     assert [[job.queue for job in one] for one in told.fetched] == [["a"], []]
     assert told.pushed == [None]
@@ -252,7 +252,7 @@ def test_a_claim_locks_no_row_that_it_does_not_hand_out():
 
 
 def test_a_lost_worker_is_remembered_while_a_transaction_still_holds_its_job():
-    """W20: what its dying transaction locks is passed over, and must be found by the next look."""
+    """W20: a job locked by the worker's dying transaction is skipped, and the next look must find it."""
     if not connection.features.has_select_for_update_skip_locked:
         pytest.skip("this database locks no rows")
     WorkerFactory(wid="gone")
@@ -289,12 +289,12 @@ def test_ids_that_differ_in_case_or_trailing_space_are_different():
 
 
 def together(wid, *wishes):
-    """Requests of one worker, by the letters of their queues."""
+    """Return requests of one worker; each letter names a queue."""
     return [FetchRequest(queues=tuple(wish), wid=wid) for wish in wishes]
 
 
 def test_what_came_between_two_claims_of_a_turn_does_not_leave_the_first_one_s_job_to_nobody():
-    """As PostgreSQL's statements, each of which sees what was committed before it: b was empty for the first one."""
+    """Each statement of PostgreSQL sees all commits before it: queue b was empty for the first claim."""
     for name in "ab":
         JobFactory(jid=f"job-in-{name}", queue=name, working=True)
     requests = together("w1", "ba", "b")
@@ -334,7 +334,7 @@ def test_no_job_is_lost_that_is_pushed_while_others_are_claimed_in_turn():
 
 
 def test_a_fetch_of_many_queues_takes_few_statements():
-    """On SQLite and MariaDB it took one for each queue, in the transaction that writes."""
+    """On SQLite and MariaDB it used to take one for each queue, in the transaction that writes."""
     queues = tuple(f"queue-{number:04d}" for number in range(1000))
     JobFactory(queue=queues[700])
     JobFactory(queue=queues[300], jid="the-first-one")

@@ -1,4 +1,4 @@
-"""Each connection counts in a row of its own, and maintenance folds these rows without losing a count."""
+"""Each connection counts in its own row, and maintenance folds these rows without losing a count."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The numbers of INFO and metrics: one statement, or portions of one snapshot where sets are large (W22)."""
+"""The counts of INFO and metrics: one statement, or portions of one snapshot if sets are large (W22)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -19,7 +19,7 @@ SMALL = stats.Sizes(at_once=4, queues=2, portion=3)
 
 
 def fill():
-    """More of each kind than a statement counts; several jobs have the same place but for their id."""
+    """Create more rows of each kind than a statement counts; several jobs differ only in id."""
     now = timezone.now()
     for number in range(7):
         QueueFactory(name=f"q{number}", paused_at=now if number == 3 else None)
@@ -103,7 +103,7 @@ def test_the_transaction_of_a_snapshot_ends_with_it_also_after_an_error(monkeypa
     monkeypatch.setattr(stats, "_further", fails)
     with pytest.raises(ValueError, match="meanwhile"):
         stats.counts(using=USING, sizes=SMALL)
-    Queue.objects.create(name="newer")  # not refused, not lost
+    Queue.objects.create(name="newer")  # neither refused nor lost
     assert run_elsewhere(lambda: Queue.objects.filter(name__startswith="new").count()) == 2
 
 

@@ -1,4 +1,4 @@
-"""Another time for jobs that failed, and one of them to try."""
+"""Rescheduling of failed jobs, and a trial run of one of them."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Jobs whose time comes: what a look at them costs, in which order and by whom they are enqueued. Rules: W13, W18."""
+"""Jobs that fall due: the cost of a look at them, the order of their enqueueing, and two nodes. Rules: W13, W18."""
 
 import threading
 from datetime import timedelta

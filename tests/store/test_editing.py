@@ -1,4 +1,4 @@
-"""A job that does not run is edited: only what is changed is written anew, and what follows from it follows."""
+"""Edit a job that is not running: only changed members are rewritten, and dependent columns follow."""
 
 from datetime import timedelta
 

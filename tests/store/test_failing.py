@@ -1,4 +1,4 @@
-"""Jobs that fail are read and written in a message each where PostgreSQL can, and as one by one elsewhere. ADR 0010."""
+"""Failed jobs are read and written with one message each if PostgreSQL can do so, or else one by one. ADR 0010."""
 
 import json
 
@@ -31,14 +31,14 @@ def fail(*jobs, **report):
 
 
 def used_to_it():
-    """A connection on which jobs have failed before."""
+    """Make this connection prepare the statements for failures, by failing jobs on it."""
     for _ in range(prepared.USES_BEFORE + 1):
         assert fail(JobFactory(working=True)) == [True]
 
 
 @pytest.fixture
 def messages(monkeypatch):
-    """The statements of each message that goes straight; a COMMIT is named as such."""
+    """Record the statements of each message sent through libpq; a COMMIT is named."""
     sent = []
 
     def names(calls):
@@ -84,7 +84,7 @@ def test_however_many_they_are_it_takes_two_messages(messages, count):
     "traits", [{"bid": "b1"}, {"callback_of": "b1"}, {"lock_key": "k", "lock_token": 7}, {"passes": ""}, {"retry": 0}]
 )
 def test_what_concerns_others_too_is_committed_when_they_know(messages, traits):
-    """A batch, whoever waits for the lock or the gate; and what leaves no row behind."""
+    """This concerns a batch, and jobs that wait for a lock or a limiter. Includes a job that leaves no row behind."""
     used_to_it()
     job = JobFactory(working=True, **traits)
     messages.clear()
@@ -157,7 +157,7 @@ def test_where_a_pooler_takes_statements_away_none_is_lost():
 
 
 def test_columns_are_read_in_the_models_order():
-    """Django takes the values of a row in that order, whatever names come with them."""
+    """Django assigns the values of a row in that order, whatever the column names are."""
     names = [field.attname for field in Job._meta.concrete_fields]
     assert [name for name in names if name in READ] == list(READ)
     assert set(names) - set(READ) == {

@@ -1,4 +1,4 @@
-"""What is written about failures, and what stays out. Rules: W17 to W20."""
+"""Records of failures: which fields are written, and which are not. Rules: W17 to W20."""
 
 import json
 from datetime import timedelta
@@ -48,7 +48,7 @@ def test_a_second_failure_keeps_the_time_of_the_first():
 
 @pytest.mark.parametrize(("wanted", "kept"), [(-1, 0), (0, 30), (3, 3), (200, 200)])
 def test_a_job_keeps_as_many_backtrace_lines_as_it_asks_for(wanted, kept):
-    """W17."""
+    """W17: the first lines are kept, 30 by default."""
     row = fail_once(JobFactory(working=True, backtrace=wanted), backtrace=LINES)
     assert json.loads(row.failure).get("backtrace", []) == LINES[:kept]
 
@@ -115,7 +115,7 @@ def test_a_set_of_reports_is_answered_one_by_one():
 
 
 def test_a_reservation_that_ran_out_counts_as_a_failure():
-    """W19."""
+    """W19: the failure is recorded as ReservationExpired."""
     fresh = JobFactory(working=True, reserved_until=T0 + timedelta(seconds=10))
     overdue = JobFactory(working=True, reserved_until=T0 - timedelta(seconds=1))
     assert failures.reap(using=USING, now=T0) == 1
@@ -125,7 +125,7 @@ def test_a_reservation_that_ran_out_counts_as_a_failure():
 
 
 def test_a_lost_job_returns_to_its_old_place():
-    """W20."""
+    """W20: the loss is recorded in the job's history."""
     old = JobFactory(working=True, enqueued_at=T0 - timedelta(hours=1))
     JobFactory(enqueued_at=T0)
     failures.lose(["w1"], using=USING)

@@ -1,4 +1,4 @@
-"""How PostgreSQL finds what is parked: by the gate, whatever else waits; and a claim reads none of it (ADR 0016)."""
+"""The PostgreSQL plans for parked jobs: they are found by their gate, and a claim reads none of them (ADR 0016)."""
 
 import pytest
 from django.db import connection
@@ -27,7 +27,7 @@ def explained(sql, values):
 
 
 def read(node):
-    """Rows of jobs that a plan looked at."""
+    """Return the number of job rows that a plan read."""
     own = node["Actual Rows"] * node["Actual Loops"] + node.get("Rows Removed by Filter", 0)
     is_scan = node.get("Relation Name") == Job._meta.db_table and "Scan" in node["Node Type"]
     return (own if is_scan else 0) + sum(read(part) for part in node.get("Plans", ()))

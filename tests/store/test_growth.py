@@ -1,4 +1,4 @@
-"""What must not grow with what is stored: the cost of INFO and of a purge. Source: ADR 0009."""
+"""Costs that must not grow with the stored jobs: INFO and purge. Source: ADR 0009."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="th
 
 
 def plans(call):
-    """How PostgreSQL carries out the queries of `call`, as text."""
+    """Return the PostgreSQL plans of the queries of `call`, as text."""
     with CaptureQueriesContext(connection) as captured:
         call()
     with connection.cursor() as cursor:
@@ -31,7 +31,7 @@ def plans(call):
 
 @pytest.fixture
 def backlog():
-    """Enough for the planner to see that reading all of it is dear."""
+    """Create enough rows for the planner to avoid a full scan."""
     Job.objects.bulk_create(JobFactory.many(3000), batch_size=1000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_faktory_job")
@@ -49,9 +49,9 @@ def test_each_set_is_counted():
 @on_postgresql
 def test_counting_the_sets_does_not_read_what_waits(backlog):
     told = plans(lambda: stats.snapshot(using=USING))
-    assert told.count("Seq Scan on django_faktory_job ") <= 1  # of the queues: all that is there waits
+    assert told.count("Seq Scan on django_faktory_job ") <= 1  # for the queues: all stored jobs are waiting
     assert all(index in told for index in ("faktory_due", "faktory_reserved"))
-    assert "faktory_purge" in told or "faktory_failed" in told  # either leads to the dead
+    assert "faktory_purge" in told or "faktory_failed" in told  # either index finds the dead jobs
 
 
 def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
@@ -62,7 +62,7 @@ def test_a_purge_deletes_no_more_than_asked_and_the_oldest_first():
 
 
 def test_a_purge_is_two_statements_in_one_transaction(django_assert_max_num_queries):
-    more = 0 if connection.features.supports_partial_indexes else 3  # a read for each state that is purged
+    more = 0 if connection.features.supports_partial_indexes else 3  # one read for each state that is purged
     Job.objects.bulk_create(JobFactory.build_batch(20, dead=True, purge_at=T0 - timedelta(seconds=5)))
     with django_assert_max_num_queries(4 + more):
         assert upkeep.purge(using=USING, now=T0) == 20

@@ -1,4 +1,4 @@
-"""A worker that stops gives back what it began: no attempt, no error and no loss, at the old place in the queue."""
+"""A worker that stops releases its running jobs: no attempt, error or loss counts, and each keeps its old place."""
 
 import threading
 from contextlib import suppress
@@ -29,7 +29,7 @@ def interrupted(job, **changes):
 
 
 class Node:
-    """A broker, and its verbs in few words."""
+    """A broker, with short methods for its verbs."""
 
     def __init__(self, **options):
         self.broker = OrmBroker("default", **options)
@@ -105,7 +105,7 @@ def test_a_report_of_the_interrupted_run_changes_nothing(node):
     late = {"jid": job.jid, "wid": job.wid, "attempt": job.attempt}
     assert node.broker.ack([Ack(**late)]) == [False]
     assert node.broker.fail([failure(**late)]) == [False]
-    node.fetch_one("w1")  # by the same worker
+    node.fetch_one("w1")  # claimed again by the same worker
     assert node.broker.ack([Ack(**late)]) == [False]
     assert row(job).state == "working"
 
@@ -276,7 +276,7 @@ def test_a_jid_that_is_pushed_anew_starts_without_interruptions(node):
 
 
 def test_an_end_that_is_being_committed_wins_over_the_interruption(node):
-    """An atomic task commits its end just when its worker gives up on it."""
+    """An atomic task commits its end just as its worker releases it."""
     node.push("a", result_ttl=600)
     job = node.fetch_one()
     told, threads = [], []
@@ -289,7 +289,7 @@ def test_an_end_that_is_being_committed_wins_over_the_interruption(node):
 
     with node.broker.atomic():
         assert node.broker.ack_last(Ack(jid=job.jid, wid=job.wid, attempt=job.attempt), job)
-        if connections["default"].vendor != "sqlite":  # there a writer waits for the whole file
+        if connections["default"].vendor != "sqlite":  # SQLite locks the whole file for a writer
             threads.append(threading.Thread(target=give_back))
             threads[0].start()
     if not threads:

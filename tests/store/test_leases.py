@@ -1,4 +1,4 @@
-"""How long a claim lasts: until the worker is silent, or until its delivery is confirmed. Rules: W19, W20."""
+"""Lease of a claim: it lasts until the worker falls silent, or until the delivery is confirmed. Rules: W19, W20."""
 
 import threading
 from datetime import timedelta
@@ -20,7 +20,7 @@ DELIVERY_S, TIMEOUT_S = 20, 60
 
 
 class Clock:
-    """The time of a broker, which a test moves."""
+    """The clock of a broker, moved by the test."""
 
     now = T0
 
@@ -112,7 +112,7 @@ class TestHeartbeat:
         assert set(Job.objects.values_list("reserved_until", flat=True)) == {at(2800)}
 
     def test_a_beat_waits_for_no_transaction_that_has_a_job(self, broker, clock):
-        """A task may change its own job in a transaction that takes long."""
+        """A task may change its own job in a long transaction."""
         if connection.vendor == "sqlite":
             pytest.skip("one writer at a time")
         WorkerFactory(wid="w1")
@@ -135,7 +135,7 @@ class TestHeartbeat:
 
 
 class TestReaping:
-    """After an outage nobody could extend anything: a node listens before it judges (ADR 0017)."""
+    """After an outage no lease could be extended: a node listens for beats before it reaps (ADR 0017)."""
 
     def test_a_node_that_just_began_to_listen_leaves_what_a_heartbeat_may_extend(self):
         WorkerFactory(wid="beats", beat_at=T0)
@@ -244,7 +244,7 @@ class TestDelivery:
         request = FetchRequest(queues=("default",), wid="w1", lease=Lease.DELIVERY)
         for _ in range(2):
             [found] = broker.exchange([], [Ack(jid=first.jid, wid="w1")], [request]).fetched
-            [first] = found or broker.fetch([request])[0]  # not every driver hands it over
+            [first] = found or broker.fetch([request])[0]  # not every driver hands the job over
             row = Job.objects.get(jid=first.jid)
             assert (row.claim < 0, row.reserved_until) == (True, at(DELIVERY_S))
 

@@ -1,4 +1,4 @@
-"""Changes to as many jobs as there are, step by step. Rules: W23 to W25."""
+"""Bulk changes to any number of jobs, in steps. Rules: W23 to W25."""
 
 import threading
 
@@ -27,7 +27,7 @@ def steps(command, target="dead", **filters):
 
 
 def dead(count, **fields):
-    """Dead jobs with others between them, so that ids of the set have gaps."""
+    """Create dead jobs with others between them, so that the ids of the set have gaps."""
     made = []
     for _ in range(count):
         made.append(JobFactory(dead=True, **fields))
@@ -37,7 +37,7 @@ def dead(count, **fields):
 
 @pytest.mark.parametrize("command", ["kill", "requeue", "discard", "clear"])
 def test_no_step_changes_more_than_its_share_and_all_together_change_all(chunks_of_three, command):
-    """W23."""
+    """W23: eight jobs take steps of 3, 3 and 2."""
     dead(8)
     assert [step() for step in steps(command)] == [3, 3, 2]
 
@@ -54,7 +54,7 @@ def test_a_set_without_jobs_takes_no_step():
 
 
 def test_what_arrives_meanwhile_is_not_run_after(chunks_of_three):
-    """W23."""
+    """W23: the operation ends although jobs keep arriving."""
     dead(4)
     changed = 0
     for step in steps("requeue"):
@@ -91,7 +91,7 @@ def test_a_removed_queue_keeps_its_pause_until_it_is_empty(chunks_of_three):
 
 
 def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
-    """W25."""
+    """W25: the steps delete batches, jobs, progress records, and totals at the end."""
     dead(2)
     working = JobFactory(working=True)
     OrmBroker("default").ack([Ack(jid=working.jid)])
@@ -107,7 +107,7 @@ def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time")
 @pytest.mark.parametrize("command", ["kill", "requeue", "discard"])
 def test_a_step_waits_for_no_job_that_others_hold_and_that_is_not_meant(command):
-    """W23: claims that have not committed yet lie all over the range."""
+    """W23: uncommitted claims are spread over the whole range."""
     waiting, dead = JobFactory.many(1500), JobFactory.many(500, dead=True)
     Job.objects.bulk_create(row for four in zip(dead, *[iter(waiting)] * 3, strict=True) for row in four)
     changed = []
@@ -138,7 +138,7 @@ def test_names_are_of_queues_remembered_and_of_queues_in_use():
 
 
 def test_latency_costs_a_look_for_each_priority_and_not_for_each_job(django_assert_max_num_queries):
-    """W24."""
+    """W24: at most 7 statements, whatever the number of jobs."""
     JobFactory.create_batch(20, queue="q")
     JobFactory(queue="q", weight=-25)
     with django_assert_max_num_queries(7):
@@ -146,7 +146,7 @@ def test_latency_costs_a_look_for_each_priority_and_not_for_each_job(django_asse
 
 
 def test_all_workers_can_be_told_at_once_and_none_goes_back():
-    """W21."""
+    """W21: a worker's state advances and never goes back."""
     for state in ("running", "quiet", "terminate"):
         WorkerFactory(wid=state, state=state)
     assert workers.advance(None, "quiet", using="default") == 1
@@ -155,7 +155,7 @@ def test_all_workers_can_be_told_at_once_and_none_goes_back():
 
 
 def test_a_glob_reads_large_jobs_alone_and_small_ones_together(monkeypatch):
-    """A hundred jobs of 15 MiB were read at once."""
+    """A hundred jobs of 15 MiB used to be read at once."""
     monkeypatch.setattr(many, "READ_CHARACTERS", 1000)
     for number, size in enumerate([10, 10, 5000, 5000, 10]):
         JobFactory(dead=True, jid=f"dead-{number:04d}", payload=f'{{"args":["{"x" * size}"]}}')

@@ -1,4 +1,4 @@
-"""Unique jobs and jobs that expire: locks and their ends, races, the sweep, and what it costs the others. Rule: W27."""
+"""Unique jobs and jobs that expire: locks, races, the sweep, and the cost for other jobs. Rule: W27."""
 
 from contextlib import nullcontext
 from datetime import timedelta
@@ -27,7 +27,7 @@ def unique(args=(1,), **fields):
 
 
 def push(*sent, now=None):
-    """Which were taken."""
+    """Return for each job whether it was accepted."""
     answers = jobs.push(sent, using=USING, now=now)
     assert all(answer is None or isinstance(answer, NotUnique) for answer in answers)
     return [answer is None for answer in answers]
@@ -109,7 +109,7 @@ def test_a_dead_job_keeps_its_lock_until_its_time():
 
 
 def test_a_dead_job_that_is_sent_again_takes_its_own_lock_over():
-    """W10."""
+    """W10: PUSH replaces the dead job, and the lock stays with its jid."""
     job = unique(retry=-1)
     push(job)
     [held] = fetch()
@@ -130,7 +130,7 @@ def test_a_plain_job_that_takes_the_place_of_a_dead_one_frees_its_lock():
 
 
 def test_a_living_jid_neither_takes_a_lock_nor_is_refused():
-    """W10."""
+    """W10: PUSH of a live jid changes nothing."""
     push(payload("lives", args=[1]))
     assert push(unique(jid="lives"), unique()) == [True, True]
     assert push(unique(jid="lives"), unique()) == [True, False]
@@ -205,7 +205,7 @@ def test_one_jid_pushed_by_many_at_once_is_one_job_and_refused_to_none():
 
 @pytest.mark.skipif("not connection.features.has_select_for_update", reason="SQLite has one writer at a time")
 def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
-    """As when another node commits between the look and the insert, here of one whose place a finished job has."""
+    """Another node commits between the look and the insert; the job's jid has a finished row."""
     looks, look = [], optioned._holders
 
     def look_and_lose(here, keys):
@@ -240,7 +240,7 @@ def test_a_rollback_takes_job_and_lock_along():
     assert push(unique()) == [True]
 
 
-# --- one statement
+# --- push in one statement
 
 on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="PostgreSQL has it in one statement")
 
@@ -318,7 +318,7 @@ def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
     while found := fetch(count=9):
         got += [job.jid for job in found]
         jobs.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
-    if wish == "lock":  # of which there is one at a time
+    if wish == "lock":  # only one job of the key is ready at a time
         plain, locked = want[::3], [jid for n, jid in enumerate(want) if n % 3]
         assert [jid for jid in got if jid in plain] == plain
         assert [jid for jid in got if jid in locked] == locked
@@ -328,7 +328,7 @@ def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
 
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
 def test_the_place_of_a_finished_job_is_taken_and_its_attempts_go_on(wish):
-    """W10."""
+    """W10: the number of the attempt is kept, and the old result is dropped."""
     job = payload(custom=WISHES[wish])
     old = JobFactory(succeeded=True, jid=job.jid, attempt=7, result="1")
     push(job)
@@ -339,7 +339,7 @@ def test_the_place_of_a_finished_job_is_taken_and_its_attempts_go_on(wish):
 @pytest.mark.parametrize("wish", ["expires in", "lock", "about", "unique"])
 @pytest.mark.parametrize("state", ["enqueued", "blocked", "scheduled", "retries", "working"])
 def test_a_job_that_lives_is_left_alone(wish, state):
-    """W10."""
+    """W10: PUSH of a live jid changes nothing."""
     job = payload(custom=WISHES[wish])
     JobFactory(jid=job.jid, **({} if state == "enqueued" else {state: True}))
     before = row(job.jid)
@@ -408,7 +408,7 @@ def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
     assert len(got) == 40
 
 
-# --- together with what else is asked
+# --- combined with fetches and acks
 
 
 @pytest.mark.parametrize("wish", [wish for wish in WISHES if "expires_at" not in WISHES[wish]])
@@ -434,7 +434,7 @@ def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_w
     assert len(fetch()) == 1
 
 
-# --- what it costs the others
+# --- cost for jobs without options
 
 
 def test_plain_jobs_are_pushed_by_one_statement_as_ever():
@@ -443,7 +443,7 @@ def test_plain_jobs_are_pushed_by_one_statement_as_ever():
         connection,
     ) as captured:
         push(payload())
-    # A connection that was used before, as one of a pool, may prepare its statement now.
+    # a connection from a pool, used before, may prepare its statement now
     told = [query["sql"] for query in captured if "PREPARE" not in query["sql"]]
     assert len([sql for sql in told if "INSERT" in sql or "EXECUTE" in sql]) == 1
     assert not [sql for sql in told if "SAVEPOINT" in sql or "BEGIN" in sql]

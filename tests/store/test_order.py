@@ -1,4 +1,4 @@
-"""Who gets which job: compared with a model of a few lines, over any pushes, pauses, fetches and returns. Rule: W13."""
+"""The order of claims, compared with a short model, over any pushes, pauses, fetches and releases. Rule: W13."""
 
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ steps = st.one_of(
 
 
 class Model:
-    """Jobs in the order they were pushed; who asks gets the best of the first of his queues that has one."""
+    """Jobs in push order; a request gets the best job of its first queue that has one."""
 
     def __init__(self):
         self.waiting, self.paused, self.age = [], set(), 0
@@ -49,7 +49,7 @@ class Model:
 
 
 class Real:
-    """The store beside the model: the same steps, and what both said."""
+    """The store and the model: both take the same steps, and their results are compared."""
 
     def __init__(self):
         Job.objects.all().delete()
@@ -70,7 +70,7 @@ class Real:
         assert [[job.queue for job in got] for got in found] == [[job[2] for job in got] for got in expected]
         if len({wid for _, wid, _ in wanted}) == 1:
             assert [[job.jid for job in got] for got in found] == [[job[3] for job in got] for got in expected]
-        # Workers that ask in one call share the right jobs; which of them gets which of one queue is left open.
+        # Workers that ask in one call share the right jobs; which worker gets which job of a queue is undefined.
         places = {job[3]: job for got in expected for job in got}
         assert {job.jid for got in found for job in got} == places.keys()
         self.held += [(job, places[job.jid]) for got in found for job in got]
@@ -92,7 +92,7 @@ class Real:
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(plan=st.lists(steps, max_size=12))
 def test_each_request_gets_what_the_model_says(plan):
-    """Strict order of queues, then priority, then age; a paused queue is passed by; what returns has its old place."""
+    """Strict order of queues, then priority, then age; a paused queue is skipped, a released job keeps its place."""
     real = Real()
     for step, value in plan:
         getattr(real, step)(value)

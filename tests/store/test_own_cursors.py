@@ -1,4 +1,4 @@
-"""Backends that prepare their session for each cursor: every statement of ours goes through that cursor."""
+"""Backends that prepare their session in each cursor: every statement of the store uses such a cursor."""
 
 import pytest
 from django.db import connection, connections
@@ -22,7 +22,7 @@ def on_postgresql():
 
 @pytest.fixture
 def with_backend():
-    """Replace this thread's connection by one of a subclass of its backend."""
+    """Return a function that replaces this thread's connection by one of a subclass of its backend."""
     before = connections["default"]
 
     def replace(**methods):
@@ -39,7 +39,7 @@ def with_backend():
 
 
 def sets_tenant(name):
-    """A method that calls Django's, and sets a variable of the session to the connection's tenant."""
+    """Return a method that calls Django's, and sets a variable of the session to the connection's tenant."""
 
     def method(self, *args, **kwargs):
         made = getattr(super(type(self), self), name)(*args, **kwargs)
@@ -96,7 +96,7 @@ def test_a_backend_that_prepares_new_connections_only_keeps_the_direct_path(with
 def test_a_cursor_method_that_is_patched_on_a_connection_is_called_from_then_on(with_backend):
     rows, calls = with_backend(), []
     asks = Statement("asks", ["int"], "SELECT $1")
-    for _ in range(USES):  # prepared by now
+    for _ in range(USES):  # prepared after these uses
         execute_on(rows, [(asks, [1])])
     original = rows.cursor
 
@@ -126,6 +126,6 @@ def test_the_check_names_the_methods_and_says_that_it_is_slower(with_backend):
 
 def test_a_method_that_a_test_case_has_patched_and_restored_keeps_the_direct_path(with_backend):
     rows = with_backend()
-    rows.cursor = rows.cursor  # what Django's TestCase leaves behind for aliases that it blocked
+    rows.cursor = rows.cursor  # as Django's TestCase does for aliases that it blocked
     assert not cursor_hooks.has_own_cursor(rows)
     assert cursor_hooks.own_methods(rows) == []

@@ -1,4 +1,4 @@
-"""Hot statements straight through libpq: values, rows, errors and transactions as by the driver's own way."""
+"""Hot statements sent directly through libpq: values, rows, errors and transactions are as with the driver."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def on_postgresql():
 
 
 def make_ready(*statements):
-    """Prepare them, as their third use would."""
+    """Prepare the statements, as their third use would."""
     with connection.cursor() as cursor:
         for statement in statements:
             for _ in range(prepared.USES_BEFORE + 1):
@@ -45,7 +45,7 @@ def make_ready(*statements):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The names of the statements that went through libpq."""
+    """Record the names of the statements that went through libpq."""
     names = []
     real = pipeline.run_prepared
 
@@ -146,7 +146,7 @@ def test_inside_of_a_transaction_they_are_part_of_it(sent):
     count = Statement("count", ["int"], "SELECT COUNT(*) FROM noted WHERE what < $1")
     make_ready(note, count)
     with transaction.atomic():
-        rows_of(note, 1)  # the first statement of all: it has to begin the transaction
+        rows_of(note, 1)  # the first statement of the block must begin the transaction
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO noted VALUES (2)")
         assert rows_of(count, 9) == [(2,)]
@@ -168,7 +168,7 @@ def test_inside_of_a_transaction_they_are_part_of_it(sent):
     ],
 )
 def test_a_transaction_that_a_statement_of_ours_begins_is_of_the_kind_that_was_asked_for(option, value, shown):
-    """Django's option `isolation_level` is the driver's attribute, too."""
+    """Django's option `isolation_level` sets the same attribute of the driver."""
     echo = Statement("echo", ["text"], "SELECT $1")
     make_ready(echo)
     setattr(connection.connection, option, value)
@@ -179,7 +179,7 @@ def test_a_transaction_that_a_statement_of_ours_begins_is_of_the_kind_that_was_a
                 cursor.execute(f"SHOW {name}")
                 assert cursor.fetchone() == (expected,)
     finally:
-        setattr(connection.connection, option, None)  # a pool gives it to others as it is
+        setattr(connection.connection, option, None)  # otherwise a pool would hand on the connection with this option
 
 
 def test_an_error_spoils_the_transaction_and_a_savepoint_saves_it(sent):
@@ -226,7 +226,7 @@ def test_an_interruption_half_way_leaves_no_reply_for_somebody_else(monkeypatch)
 
 
 class TestWithoutACursor:
-    """`execute_on`, which makes one only where it is needed."""
+    """Tests of `execute_on`, which makes a cursor only if one is needed."""
 
     @pytest.fixture
     def echo(self):
@@ -236,7 +236,7 @@ class TestWithoutACursor:
 
     @pytest.fixture
     def cursors(self, monkeypatch):
-        """How many were made."""
+        """Return a list with an entry for each cursor made."""
         made = []
         real = CursorWrapper.__init__
         monkeypatch.setattr(CursorWrapper, "__init__", lambda self, *args: made.append(1) or real(self, *args))
@@ -310,7 +310,7 @@ def test_in_another_encoding_the_driver_does_it(sent):
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_loop):
-    """libuv tells of a reset once, and never again: what came before it must not be taken for all there is."""
+    """libuv reports a reset once, and never again: the part read before it must not count as the whole answer."""
     echo = Statement("echo", ["text"], "SELECT $1")
     connection.close()
     make_ready(echo)
@@ -345,7 +345,7 @@ def test_a_flight_that_is_reset_behind_a_part_of_its_answer_is_told_at_once(new_
 
 @pytest.mark.parametrize("is_reset", [True, False])
 def test_a_flight_tells_of_an_end_behind_its_whole_answer(is_reset):
-    """libuv tells of it once, with the answer: whoever asks again on this connection would wait for ever."""
+    """libuv reports the end once, with the answer: the next query on this connection would wait without end."""
     echo = Statement("echo", ["text"], "SELECT $1")
     connection.close()
     make_ready(echo)
@@ -368,7 +368,7 @@ def test_a_flight_tells_of_an_end_behind_its_whole_answer(is_reset):
 
 
 def connected():
-    """Two ends of a TCP connection; the first one does not block."""
+    """Return two ends of a TCP connection; the first one does not block."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         near = socket.create_connection(listening.getsockname())
         far, _ = listening.accept()
@@ -378,7 +378,7 @@ def connected():
 
 @pytest.mark.parametrize("some", [[None, 'quo"te, }'], ['quo"te, }', None], [None, None], ["", None, "a"]], ids=repr)
 def test_texts_in_a_list_may_be_missing(sent, some):
-    """The results of jobs that have none, and of others."""
+    """The list holds results of jobs, and NULL for jobs without one."""
     texts = Statement("texts", ["text[]"], "SELECT * FROM unnest($1)")
     make_ready(texts)
     assert rows_of(texts, some) == [(text,) for text in some]

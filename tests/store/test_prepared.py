@@ -1,4 +1,4 @@
-"""PostgreSQL's statements, planned once: when they are, when anew, and what happens where they cannot be kept."""
+"""PostgreSQL's prepared statements: when they are planned, when again, and the fallback if they cannot be kept."""
 
 import pytest
 from django.db import connection, transaction
@@ -28,7 +28,7 @@ def statement():
 
 
 def answers(statement, times=1):
-    """The rows of so many uses, and the SQL that went to the database."""
+    """Return the rows of this many uses, and the SQL that was sent to the database."""
     with CaptureQueriesContext(connection) as queries, connection.cursor() as cursor:
         rows = []
         for _ in range(times):
@@ -77,7 +77,7 @@ def test_where_the_server_binds_the_values_they_go_one_by_one(statement):
 def test_a_new_connection_begins_anew(statement):
     answers(statement, 3)
     connection.close()
-    connection.close_pool()  # Django's would give out again what was given back
+    connection.close_pool()  # Django's pool would return the same session
     assert answers(statement)[1] == ["SELECT"]
 
 

@@ -1,4 +1,4 @@
-"""Jobs pushed together are stored as each would be alone, whatever they have in common."""
+"""Jobs pushed in one set are stored as each would be alone, whatever they have in common."""
 
 from datetime import timedelta
 from operator import itemgetter
@@ -22,7 +22,7 @@ UNLIKE = [
 
 
 def made(size, **last):
-    """So many jobs that differ in their texts; the last one in more."""
+    """Return `size` jobs with different texts; the last one has the additional fields."""
     some = [
         {
             "jid": f"job-{number * 7919 % 10_000:05d}",

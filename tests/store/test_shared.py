@@ -1,4 +1,4 @@
-"""Reads that the callers of a process share."""
+"""Reads that several callers of a process share."""
 
 import threading
 import time
@@ -43,7 +43,7 @@ def test_a_result_is_reused_for_a_second(clock):
 def test_a_result_is_reused_for_ten_times_as_long_as_its_read_takes(clock):
     one, reads = SharedRead(), Reads(clock, 3.0)
     assert one.get(reads) == 1
-    clock.now += 26.5  # since its end
+    clock.now += 26.5  # counted from the end of the read
     assert one.get(reads) == 1
     clock.now += 1.0
     assert one.get(reads) == 2
@@ -68,7 +68,7 @@ def test_an_exact_result_is_of_a_read_that_began_after_the_question():
     for _ in range(5):
         asked_at = time.monotonic()
         found = one.get(read, exact=True)
-        if seen[-1] < asked_at:  # the machine was so busy that the read before took more than CHEAP_S
+        if seen[-1] < asked_at:  # the machine was so busy that the previous read took more than CHEAP_S
             assert one._kept.took_s >= CHEAP_S
         else:
             assert found == len(seen)

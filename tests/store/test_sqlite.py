@@ -1,4 +1,4 @@
-"""What only SQLite's dialect does."""
+"""Statements that only the SQLite dialect has."""
 
 import pytest
 from django.db import connection

@@ -1,4 +1,4 @@
-"""Every pair (state, event), on the database at hand: the table's legal ones happen, the others change nothing."""
+"""Every pair (state, event) on the database under test: legal transitions happen, and other events change nothing."""
 
 from datetime import timedelta
 
@@ -41,7 +41,7 @@ def expire(job):
 
 
 def park(job):
-    """Another job of its key is taken, and holds it."""
+    """Block the job: another job of its key is claimed, and holds the lock."""
     Job.objects.filter(pk=job.pk).update(lock_key="key")
     sibling = JobFactory(queue="elsewhere", lock_key="key")
     assert jobs.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
@@ -120,7 +120,7 @@ def test_an_acknowledged_job_is_kept_only_for_its_result(kept, end):
 )
 @pytest.mark.parametrize("event", [Event.FAIL, Event.REAP])
 def test_a_failure_leads_where_its_retries_say(event, retry, failed_before, kept, end):
-    """W18, W19."""
+    """W18, W19: a failure and an expired reservation have the same result."""
     job = JobFactory(working=True, retry=retry, failures=failed_before, result_ttl=60 if kept else None)
     HAPPEN[event](job)
     assert state_of(job) is end
@@ -128,7 +128,7 @@ def test_a_failure_leads_where_its_retries_say(event, retry, failed_before, kept
 
 @pytest.mark.parametrize(("losses", "end"), [(0, State.ENQUEUED), (1, State.ENQUEUED), (2, State.DEAD)])
 def test_the_third_loss_of_a_worker_is_a_poison_pill(losses, end):
-    """W20."""
+    """W20: the third loss ends it, and no failure is counted."""
     job = JobFactory(working=True, losses=losses)
     HAPPEN[Event.LOSE](job)
     assert state_of(job) is end
@@ -136,7 +136,7 @@ def test_the_third_loss_of_a_worker_is_a_poison_pill(losses, end):
 
 
 def test_a_replaced_job_starts_its_life_anew():
-    """W10."""
+    """W10: everything but the number of the attempt is reset."""
     job = JobFactory(dead=True, history="[]", failure="{}", errtype="E", losses=2)
     push(job)
     row = Job.objects.get()

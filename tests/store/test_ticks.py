@@ -1,4 +1,4 @@
-"""Ticks of cron entries: each taken at most once, its job in the same transaction; and what became of it."""
+"""Ticks of cron entries: each is taken at most once, in one transaction with its job, and its outcome is recorded."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ def take(now, by=enqueue):
 
 
 def history(one=None):
-    """(hour:minute, outcome) of each run, in the order they were taken."""
+    """Return (hour:minute, outcome) of each run, in the order they were taken."""
     runs = CronRun.objects.order_by("pk")
     runs = runs.filter(entry=one) if one else runs
     return [(f"{run.tick:%H:%M}" if run.tick else "by hand", run.outcome) for run in runs]
@@ -64,7 +64,7 @@ def test_a_look_tells_when_the_next_tick_is_in_its_one_statement(django_assert_n
 
 
 def test_two_nodes_at_one_tick_make_one_job():
-    """Both have seen that it is due before either takes it."""
+    """Both nodes see that it is due before either takes it."""
     entry()
     both_saw, told = threading.Barrier(2), []
 
@@ -230,7 +230,7 @@ def test_jobs_overlap_where_they_may():
     assert Job.objects.count() == 2
 
 
-# --- what a person does
+# --- manual operations
 
 
 def test_a_paused_entry_has_no_ticks_and_makes_up_for_none_of_them():
@@ -284,7 +284,7 @@ def test_another_schedule_counts_from_now_on():
 def test_an_edit_of_anything_else_loses_and_repeats_no_tick():
     one = entry()
     take(NOON)
-    one.queue = "mail"  # the row that was read before the tick
+    one.queue = "mail"  # as read before the tick
     one.next_at = NOON
     crontab.save(one, using=USING, now=NOON + timedelta(minutes=30))
     assert take(NOON + timedelta(minutes=30)) == set()
@@ -360,7 +360,7 @@ def test_the_latest_runs_are_kept_and_those_that_have_not_ended(monkeypatch):
     assert len(history(other)) == 1
 
 
-# --- entries of code
+# --- entries defined in code
 
 
 def definition(name="nightly", schedule="30 2 * * *", **fields):

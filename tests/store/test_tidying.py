@@ -1,4 +1,4 @@
-"""What PostgreSQL is told about the table of jobs, and our own cleaning up. Source: ADR 0009."""
+"""Storage parameters of the job table on PostgreSQL, and vacuum by the maintenance loop. Source: ADR 0009."""
 
 import logging
 
@@ -38,16 +38,16 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 
 
 def let_sessions_tell():
-    """Let the statistics know at once what each session has done here: it tells seconds later, or when it ends.
+    """Flush the statistics of every session at once: otherwise they follow seconds later, or when the session ends.
 
-    Behind a pooler, of whatever kind, rows were written in another session than that which is asked, and what was done
-    in tests before may be untold. Transactions that are open at a time have each its own session.
+    Behind any pooler, rows were written by another session than the one that reads the statistics, and the counts of
+    earlier tests may not be flushed. Transactions that are open at the same time each have their own session.
     """
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(_OTHERS)
             idle, busy, _ = cursor.fetchone()
-        # More than there are to be had would wait for each other for ever.
+        # More connections than are available would wait for each other without end.
         others = [connection.copy() for _ in range(min(idle, SHARED - busy - 1))]
         try:
             for other in others:
@@ -62,7 +62,7 @@ def let_sessions_tell():
 
 @pytest.fixture
 def clean(monkeypatch):
-    """The statistics know of no dead rows, and no rest is kept after the vacuum that saw to it."""
+    """Start without dead rows in the statistics, and without a pause after the vacuum that removed them."""
     monkeypatch.setattr(tidying, "SHORTEST_REST_S", 0)
     monkeypatch.setattr(tidying, "REST", 0)
     if connection.vendor == "postgresql":
@@ -156,7 +156,7 @@ def test_a_vacuum_gives_way_to_other_work_and_leaves_the_session_as_it_was(clean
 
 
 class Remembered:
-    """The statements of a session, in their order."""
+    """Record the statements of a session, in order."""
 
     def __init__(self):
         self.told = []

@@ -1,4 +1,4 @@
-"""Tracking on the database at hand: whose word counts, what a row tells of its time, what is forgotten. Rule: W27."""
+"""TRACK in the store: which updates count, which times a row reports, and when it is deleted. Rule: W27."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Collisions are tried again, a database that is away is told as such, the caller's own transaction is left to him."""
+"""Collisions are retried, an unavailable database raises BrokerUnavailable, a caller's transaction is left alone."""
 
 import pytest
 from django.db import InterfaceError, OperationalError, connection, transaction
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def collision():
-    """A deadlock, as this database's driver reports it."""
+    """Return a deadlock error, as this database's driver reports it."""
     if connection.vendor == "sqlite":
         return OperationalError("database is locked")
     cause = Exception()
@@ -26,7 +26,7 @@ def collision():
 
 
 def failing(times, error):
-    """A verb that raises `error` so many times, then returns how often it was called."""
+    """Return a verb that raises `error` this many times, then returns how often it was called."""
     calls = []
 
     def verb(_):
@@ -108,7 +108,7 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
 
 @pytest.fixture
 def refusals():
-    """None before, and none that later tests hear of."""
+    """Clear the count of refused writes before and after the test."""
     transactions._refusals.clear()
     transactions._survived.clear()
     yield
@@ -125,7 +125,7 @@ TAKE_NO_WRITES = {
 @needs_session("SET is a session's, and whoever has it next would be the read-only one")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_connection(atomic, refusals):
-    """A primary that has become a standby; where it is now, the next connection may find."""
+    """A primary has become a standby; the next connection may find the new primary."""
     with connection.cursor() as cursor:
         cursor.execute(TAKE_NO_WRITES[connection.vendor])
     with pytest.raises(BrokerUnavailable, match=r"(?i)database unavailable: .*read.?only"):
@@ -136,7 +136,7 @@ def test_a_database_that_takes_no_writes_is_told_and_the_next_verb_has_a_new_con
 
 @needs_session("SET, and the number of a session")
 def test_once_one_was_refused_a_thread_that_only_reads_looks_for_the_new_primary_too(refusals):
-    """A look at what waits is no write: on the old primary's connection it would see the past for ever."""
+    """A look at waiting jobs is not a write: on the old primary's connection it would read stale data indefinitely."""
     if connection.vendor == "sqlite":
         pytest.skip("one file, and no other to find")
 

@@ -1,4 +1,4 @@
-"""A claim that was carried out and whose answer was lost takes nothing: its number gives it back (ADR 0017)."""
+"""A claim is undone if it was executed but its answer was lost: its number finds the jobs to release (ADR 0017)."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ DEFAULT = FetchRequest(queues=("default",), wid="w1", count=5)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that claims are looked for by; `clock.now` may be set."""
+    """The clock of the lookup of lost claims; a test may set `clock.now`."""
     one = Clock()
     monkeypatch.setattr(unanswered, "time", one)
     return one
@@ -36,7 +36,7 @@ def broker(clock):
 
 @pytest.fixture
 def cut(monkeypatch):
-    """`cut(module, "name")`: its next call is carried out and committed, and its answer lost."""
+    """`cut(module, "name")`: its next call is executed and committed, but its answer is lost."""
 
     def cut_one(module, name):
         real = getattr(module, name)
@@ -58,7 +58,7 @@ def test_no_number_is_drawn_twice():
 
 
 def test_who_was_forked_draws_other_numbers():
-    Unanswered().number()  # the next ones are drawn already
+    Unanswered().number()  # also draws a batch of further numbers
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
@@ -147,7 +147,7 @@ def test_what_the_database_does_late_is_found_by_a_later_look(broker, clock, mon
     broker.push([payload(jid="late")])
     broker.fetch([FetchRequest(queues=("other",), wid="w1")])
     [[late]] = claiming.fetch([DEFAULT], using="default")
-    Job.objects.filter(jid=late.jid).update(claim=numbers[0])  # the database was a while about it
+    Job.objects.filter(jid=late.jid).update(claim=numbers[0])  # the database was slow to execute the claim
     clock.now += LOOK_AFTER_S[1]
     broker.fetch([FetchRequest(queues=("other",), wid="w1")])
     assert states() == ["enqueued"]

@@ -1,4 +1,4 @@
-"""Queues and totals of tasks that nobody uses any more are forgotten; what is used, or set, stays."""
+"""Unused queues and totals of unused tasks are deleted; those in use or with settings stay."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -54,7 +54,7 @@ def test_queues_are_looked_at_a_portion_at_a_time(monkeypatch):
 
 
 USES = {
-    "push": lambda: queues.add(["mail"], using=USING),  # what follows the commit of a push
+    "push": lambda: queues.add(["mail"], using=USING),  # as after the commit of a push
     "pause": lambda: queues.pause(["mail"], using=USING),
     "limit": lambda: Limit.objects.create(scope="queue", name="mail", concurrency=1),
 }
@@ -62,7 +62,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_queue_that_is_used_again_while_it_is_looked_at_stays(monkeypatch, use):
-    """Between the look and the delete."""
+    """The use happens between the look and the delete."""
     unused("mail")
     run = queues.run
 
@@ -79,7 +79,7 @@ def test_a_queue_that_is_used_again_while_it_is_looked_at_stays(monkeypatch, use
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="it has one writer at a time")
 def test_a_pause_is_not_lost_to_a_delete_at_the_same_time(monkeypatch):
-    """The delete comes after the pause has found that the row is there."""
+    """The delete happens after the pause has found the row."""
     unused("mail")
     create = QueueQuerySet.bulk_create
     counts = []

@@ -1,4 +1,4 @@
-"""How much waits in queues, told for many of them by a few statements, and never counted to a queue's end."""
+"""Sizes of queues: for many queues in a few statements, and without counting a long queue to its end."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Large sets are read a portion at a time: each job once, whatever ties there are, and none that came later."""
+"""Large sets are read in portions: each job once, however many ties there are, and no job that came later."""
 
 from datetime import timedelta
 

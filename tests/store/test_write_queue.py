@@ -1,4 +1,4 @@
-"""On SQLite the writers of one process take turns in the order in which they ask."""
+"""On SQLite, the writers of one process get the lock in the order in which they ask."""
 
 import threading
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def queue(monkeypatch):
-    """The queue of this process for its database, as a server has it."""
+    """The write queue of this process for its database, as a server has it."""
     monkeypatch.setattr(module, "_queues", None)
     queue_writers()
     return write_queue(str(connection.settings_dict["NAME"]))
@@ -47,7 +47,7 @@ def test_an_error_of_a_writer_lets_the_next_one_in():
         with queue:
             order.append("next")
 
-    # Another thread: the queue admits the one that has it again in any case.
+    # Another thread: the queue admits the thread that has it again in any case.
     thread = threading.Thread(target=write, daemon=True)
 
     def fail():
