@@ -71,7 +71,7 @@ def test_it_can_be_written_and_made_again():
 def is_considerate(operations):
     """Return True if a migration only replaces indexes, or if it changes existing tables with care.
 
-    With care means: one `TablesInUse` operation comes first, and only new tables follow.
+    With care means: at most one `TablesInUse` operation, which comes first, and otherwise only new tables.
     """
     if all(isinstance(one, ReplaceIndex) for one in operations):
         return True

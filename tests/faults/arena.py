@@ -83,6 +83,7 @@ class Arena:
         """Write the nodes' addresses to the file FOLDER/nodes, which clients read."""
         new = self.folder / "new"
         new.write_text(" ".join(address for address, _ in self._nodes.values()))
+        # Replaced in one step, so that a client never reads half a file.
         new.replace(self.folder / "nodes")
 
     def nodes(self):
@@ -178,6 +179,7 @@ class Arena:
 def kill(program):
     """Kill the program and all its child processes at once: none of them can report its end."""
     family = program.children()
+    # Suspended first, so that no child can react to the end of its parent.
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.suspend()

@@ -16,7 +16,7 @@ from tests.server.raw import RawClient, worker
 TIMEOUT_S = 5
 BEAT_EVERY_S = 1.0
 FAILING = 40
-"""One job of this many fails, and has no retry."""
+"""One job in this many fails, and has no retry."""
 MOST_AHEAD, LOOK_EVERY, PAUSE_S = 1000, 50, 0.2
 """Makers slow down while more than `MOST_AHEAD` jobs wait; a slow machine would run them long after all faults."""
 

@@ -58,6 +58,7 @@ class Tally:
         for path in self._folder.glob("*.history"):
             with path.open("rb") as file:
                 file.seek(self._read[path])
+                # The last line may be half written: read up to the last line break.
                 whole = file.read().rpartition(b"\n")[0]
             if whole:
                 self._read[path] += len(whole) + 1
