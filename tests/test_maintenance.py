@@ -163,14 +163,14 @@ def test_a_node_that_stood_still_listens_again_before_it_counts_workers_as_lost(
     house = Maintenance("default")
     for _ in range(40):
         now[0] += 1
-        house._round()  # noqa: SLF001
+        house._round()
     WorkerFactory(wid="w1", beat_at=timezone.now() - timedelta(seconds=300))
     now[0] += 300  # as after SIGSTOP and SIGCONT
-    house._round()  # noqa: SLF001
+    house._round()
     assert WorkerProcess.objects.exists()
     for _ in range(40):
         now[0] += 1
-        house._round()  # noqa: SLF001
+        house._round()
     assert not WorkerProcess.objects.exists()
 
 

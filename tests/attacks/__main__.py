@@ -2,8 +2,8 @@
 
     python -m tests.attacks [--only PushBulk …] [--database sqlite,postgresql] [--connections 1,60] [--seconds 1.2]
 
-Prints a Markdown table. The exit code is 1 where a figure misses its bound, a worker was lost, or a reply was wrong.
-The attackers run on the same machine, at a lower priority, as they stand for clients on other machines.
+Prints a Markdown table. The exit code is 1 if a figure exceeds its bound, a worker was lost, or a reply was wrong.
+The attackers run on the same machine at a lower priority, because they represent clients on other machines.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 P99_MS, MAX_MS, LEFT_MB = 100.0, 500.0, 64.0
 SIZE = 16 * 2**20
-"""`MAX_COMMAND_BYTES` as it comes."""
+"""The default of `MAX_COMMAND_BYTES`."""
 
 WARM_UP_S = 1.0
 SETTLE_S = 10.0
-"""How long the server may take to give memory back."""
+"""Seconds within which the server must return memory."""
 
 HEAD = (
     "| verb | input | connections | database | p50 ms | p99 ms | max ms | RSS delta MB | |\n"
@@ -30,7 +30,7 @@ HEAD = (
 
 @dataclass
 class Measured:
-    """One attack's figures. `trouble` says what no figure says."""
+    """The figures of one attack. `trouble` describes failures that no figure shows."""
 
     attack: object
     connections: int
@@ -60,7 +60,7 @@ class Measured:
 
 
 class Attackers:
-    """The process that attacks."""
+    """The process that sends one attack after another."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class Attackers:
 
 
 class Campaign:
-    """All attacks on one database."""
+    """Run all chosen attacks on one database."""
 
     def __init__(self, database, options):
         from django.db import connection
@@ -130,7 +130,7 @@ class Campaign:
         if measured.is_good():
             self._clean_up()
         else:
-            self._stop()  # what it left behind is not the next one's
+            self._stop()  # its leftovers must not affect the next attack
         return measured
 
     def _start(self, kind):
@@ -165,7 +165,7 @@ class Campaign:
         return "" if is_kept and WorkerProcess.objects.filter(wid="good").exists() else " the worker was lost"
 
     def _clean_up(self, *, everything=False):
-        """Delete what the attackers stored."""
+        """Delete the rows that the attackers stored."""
         from django_faktory.models import Batch, Job, Queue, WorkerProcess
 
         kept = [] if everything else ["good", "kept"]
@@ -177,7 +177,7 @@ class Campaign:
 
 
 def attack_one_database(options):
-    """In a process of its own, as settings hold one database."""
+    """Run the attacks in a separate process, because settings contain only one database."""
     import django
 
     django.setup()

@@ -1,7 +1,7 @@
-"""Clients that send one input again and again: `python -m tests.attacks.attackers`, for the attacks at full size.
+"""Send one input repeatedly from many clients: `python -m tests.attacks.attackers`, for the attacks at full size.
 
-Reads a line of JSON (name, port, connections, size, seconds) for each attack; answers "ready" when it has begun, then
-how often each reply came.
+Reads one line of JSON (name, port, connections, size, seconds) for each attack. Prints "ready" when it has begun, then
+the most frequent replies with their counts.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ PIECE = 256 * 1024
 FIRST_BYTES = 70
 HELLOS = {"producer": lambda number: b'HELLO {"v":2}\r\n', "worker": hello_line}
 LONGEST_S = 40.0
-"""How long an attack waits for its first reply, where it needs one."""
+"""Seconds that an attack waits for its first reply, if it needs one."""
 
 
 class Attackers:
-    """The connections of one attack. `replies` counts by their first bytes what the server answered."""
+    """The connections of one attack. `replies` counts the server's answers by their first bytes."""
 
     def __init__(self, attack, port, *, connections, size, seconds, needs_reply=False):
         self.attack, self.port, self.size = attack, port, size
@@ -35,7 +35,7 @@ class Attackers:
         self._parts = lru_cache(connections if connections == 1 else 4)(attack.parts)
 
     async def run(self, on_begin=lambda: None):
-        """Send until the time is over, and until a reply has come where one is needed."""
+        """Send until the time is over, and until a reply has arrived if one is needed."""
         self._ends_at = time.monotonic() + self._seconds
         tasks = [asyncio.create_task(self._client(number)) for number in range(self._connections)]
         on_begin()
@@ -56,7 +56,7 @@ class Attackers:
         while self._goes_on():
             try:
                 await self._connection(number)
-            except (OSError, asyncio.IncompleteReadError):  # closed by the server; begin again
+            except (OSError, asyncio.IncompleteReadError):  # closed by the server; connect again
                 self.replies["closed"] += self.attack.is_last
                 await asyncio.sleep(0.005)
 
@@ -116,7 +116,7 @@ class Attackers:
 
 
 def main():
-    os.nice(10)  # they stand for clients on other machines
+    os.nice(10)  # they represent clients on other machines
     by_name = {str(attack): attack for attack in ATTACKS}
     for line in sys.stdin:
         asked = json.loads(line)

@@ -1,6 +1,6 @@
-"""The costliest inputs that each verb of the server permits, and the costliest that it refuses.
+"""Define the costliest inputs that each verb of the server permits, and the costliest that it rejects.
 
-An input is a function of the longest permitted line and of the connection's number. It returns the parts of a command.
+An input is a function of the longest permitted line and the connection's number. It returns the parts of a command.
 """
 
 import json
@@ -11,22 +11,22 @@ from django_faktory.protocol import batches, commands, limits, management, track
 
 WORKER = {"hostname": "attacker", "pid": 1, "labels": []}
 SMALL_COMMANDS = 100
-"""Commands that one connection sends before it reads the replies."""
+"""Number of commands that one connection sends before it reads the replies."""
 
 SMALL_BYTES, SMALL_LINE_BYTES = 2**17, 2**19
-"""Of an input that takes long to read, and of one that must be longer than a limit of 256 KiB, in the tests."""
+"""Sizes in the tests: of a normal input, and of one that must exceed a limit of 256 KiB."""
 
 ANSWERED = rb"[+$]"
 REFUSED = rb"-ERR "
 NO_ROOM = b"-ERR too many long commands are unfinished"
-"""The reply to a long line where other connections have begun too many: right for each of them."""
+"""The reply to a long line while other connections have unfinished long commands; valid for every attack."""
 
 NAMES_A_LIMIT = rb"-ERR .*(at most|too long|too many|more than|deeper than)"
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One input. Every reply must match `reply`, but for an attack whose connections are closed without one."""
+    """One input. Every reply must match `reply`; a connection may also be closed without a reply."""
 
     name: str
     verb: type | None
@@ -35,16 +35,16 @@ class Attack:
     reply: bytes = ANSWERED
     replies: int = 1
     hello: str = "worker"
-    """As what a connection says HELLO: "worker" or "producer"; "" for none."""
+    """Role in which a connection sends HELLO: "worker" or "producer"; "" sends none."""
     is_last: bool = False
-    """Whether the connection ends with the reply, and the next round needs another one."""
+    """True if the connection ends with the reply, so that the next round opens another one."""
     reads: bool = True
     server: str = "plain"
-    """What the server must have: "password" or "tls"; "plain" for neither."""
+    """Required option of the server: "password" or "tls"; "plain" for neither."""
     addresses: bool = False
-    """Whether each connection comes from an address of its own."""
+    """True if each connection comes from a separate address."""
     small: int = SMALL_BYTES
-    """The size with which the tests send it; at full size it is the longest permitted line."""
+    """Size in the tests; at full size an input is as long as the longest permitted line."""
 
     def __str__(self):
         verb = self.verb.__name__ if self.verb else "connection"
@@ -53,7 +53,7 @@ class Attack:
 
 @lru_cache(4)
 def filler(size, piece=b"x"):
-    """About `size` bytes; the same object each time, as sixty connections send it."""
+    """Return about `size` bytes. The result is cached, so that 60 connections share one object."""
     return piece * (size // len(piece))
 
 
@@ -66,7 +66,7 @@ def around(head, middle, tail):
 
 
 def job(number, *, size, args=None, **members):
-    """A PUSH of nearly `size` bytes, almost all of which are in its arguments."""
+    """Return a PUSH of nearly `size` bytes, almost all of them in its arguments."""
     members = {"jid": f"attack-{number:04d}", "jobtype": "noop", "queue": "attacked"} | members
     head = json.dumps(members)[:-1].encode() + b',"args":['
     middle = filler(size - 1000) if args is None else args
@@ -79,7 +79,7 @@ def names(count, length, prefix="q"):
 
 
 def longest_names(size):
-    """As many names as are permitted, as long as they may be; fewer for the tests."""
+    """Return the maximum number of queue names at their maximum length; fewer names for small sizes."""
     return names(min(limits.MAX_FETCH_QUEUES, size // 1000), 255)
 
 
@@ -141,7 +141,7 @@ def of_batch(verb):
 
 
 def object_of(verb, **members):
-    """An object of one long string, as long as a line may be."""
+    """Return a function that makes a command: its object contains one string as long as a line permits."""
 
     def parts(size, number):
         head = json.dumps(members)[:-1].encode() + (b"," if members else b"")
@@ -171,7 +171,7 @@ def illegal(verb, name, parts, reply=NAMES_A_LIMIT, small=SMALL_LINE_BYTES, **mo
 
 
 EITHER = rb"(\$|\+OK|-ERR )"
-"""Unknown names are answered or refused."""
+"""Pattern for commands with unknown names, which are answered or rejected."""
 
 PAUSES, TOO_MANY_PAUSES = queue_names(b"PAUSE")
 RESUMES, TOO_MANY_RESUMES = queue_names(b"RESUME")

@@ -1,4 +1,4 @@
-"""What is attacked: a server started by `runfaktory`, and a good client that works on it meanwhile."""
+"""Start a server with `runfaktory` as the target, and a good client that uses it during an attack."""
 
 import json
 import re
@@ -15,7 +15,7 @@ REST_S = 0.005
 
 
 class Target:
-    """A server process over the test's database."""
+    """A server process on the test's database."""
 
     def __init__(self, database, kind="plain", **settings):
         given = {"POLL_INTERVAL": 0.5, "WORKER_TIMEOUT": 60} | OPTIONS[kind] | settings
@@ -45,7 +45,7 @@ class Target:
 
 
 class GoodClient:
-    """A worker: keeps one job, pushes, fetches and acknowledges others, and sends BEAT. `ms`: how long each took."""
+    """A worker that keeps one job, processes others, and sends BEAT. `ms` lists the latency of each command."""
 
     def __init__(self, target, context=None):
         self.ms = []
@@ -56,7 +56,7 @@ class GoodClient:
         assert json.loads(self._client.ask("FETCH kept"))["jid"] == self.kept
 
     def work(self):
-        """One job's way, and a BEAT. Raises AssertionError for an answer that is not the usual one."""
+        """Push, fetch and acknowledge one job, then send BEAT. Raises AssertionError for an unexpected answer."""
         self._number += 1
         jid = f"good-{self._number:08d}"
         self._expect(push(jid=jid, queue="good"), b"+OK")
@@ -89,7 +89,7 @@ class GoodClient:
 
 
 class _KnownClient(RawClient):
-    """Says HELLO as a worker, with the password where the server asks for one."""
+    """Send HELLO as a worker, with the password if the server requires one."""
 
     def __init__(self, address, *, context):
         self.context = context

@@ -1,4 +1,4 @@
-"""The attacks at a small size: one connection, lines of half a megabyte. `make attacks` measures them at full size."""
+"""Run the attacks at a small size: one connection, lines of 512 KiB. `make attacks` measures them at full size."""
 
 import asyncio
 import threading
@@ -39,7 +39,7 @@ def test_no_input_stops_the_server_or_loses_a_worker(target):
 
 
 def attack_while_working(attack, target, good):
-    """Returns replies that are not as the attack expects; the good client is answered before, meanwhile and after."""
+    """Return replies that the attack does not expect; the good client works before, during and after it."""
     needs_reply = attack.reads and attack.server != "tls"
     attackers = Attackers(
         attack, target.port, connections=1, size=attack.small, seconds=SECONDS, needs_reply=needs_reply

@@ -1,4 +1,4 @@
-"""Every verb of the server is attacked; this list cannot fall behind it."""
+"""Check that every verb of the server is attacked, so that a new verb needs an attack."""
 
 import pytest
 

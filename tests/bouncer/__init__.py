@@ -1,17 +1,19 @@
-"""The tests through a PgBouncer that gives each transaction another session, and tests of what is different there."""
+"""Test through a PgBouncer that may run each transaction in a different session."""
 
 import pytest
 
 from tests.settings import POOL, VIA
 
 SESSIONS = 8
-"""That PgBouncer has at most for each of the tests' databases. With fewer, threads of one test wait too long for each
-other."""
+"""Maximum number of PgBouncer's sessions for each test database.
+
+With fewer, threads of one test wait too long for a session.
+"""
 
 SHARED = {"bouncer": SESSIONS, "pool": POOL}.get(VIA, 1)
-"""Sessions that may have been ours, and may be ours next."""
+"""Number of sessions that connections of the tests share."""
 
 
 def needs_session(reason):
-    """Marks a test that is about what only a session of one's own can do."""
+    """Skip a test through PgBouncer, because it needs a session that no other client uses."""
     return pytest.mark.skipif(VIA == "bouncer", reason=f"not through PgBouncer: {reason}")

@@ -1,7 +1,6 @@
-"""Run the tests that have a database through a PgBouncer: `python -m tests.bouncer`; with `--pool`, Django's own pool.
+"""Run the database tests through a PgBouncer: `python -m tests.bouncer`; with `--pool`, through Django's own pool.
 
-`-n` says in how many processes. Other arguments go to pytest, which runs everything that is not about other things than
-the database.
+`-n` is the number of processes. Other arguments go to pytest, which runs all tests that use the database.
 """
 
 import argparse
@@ -30,7 +29,7 @@ def main():
 
 
 def run(options, more):
-    """Run the tests; pytest's exit code."""
+    """Run the tests; return pytest's exit code."""
     needed = [services.postgresql(), services.django_pool() if options.pool else services.pgbouncer()]
     if missing := [service for service in needed if service.missing]:
         sys.exit("\n".join(f"{service.name}: {service.missing}" for service in missing))
@@ -46,7 +45,7 @@ def run(options, more):
 
 
 def in_what_is_left(processes):
-    """So many processes, or as many as never want more sessions than PostgreSQL has left."""
+    """Return `processes`, or fewer if PostgreSQL has not enough free connections for them."""
     left = sessions_left()
     most = (left // SESSIONS - 1) // 2  # each has two databases, and they share the server's own
     if most < 1:
@@ -59,7 +58,7 @@ def in_what_is_left(processes):
 
 
 def run_tests(environment, more):
-    """In a process of their own; pytest's exit code."""
+    """Run the tests in a separate process; return pytest's exit code."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not core and not once", *more]
     tag = f"via{zlib.crc32(str(ROOT).encode()):08x}"
     environment = {"FAKTORY_TEST_TAG": tag, **os.environ, "FAKTORY_TEST_DB": "postgresql", **environment}

@@ -1,7 +1,7 @@
-"""A PgBouncer of one's own before the tests' PostgreSQL, on a port of its own, in a folder of its own.
+"""Start a separate PgBouncer for the tests' PostgreSQL, on its own port and in its own folder.
 
-It gives each transaction another session where it can: what relied on a session that stays, fails here at once.
-Knows no Django.
+It gives each transaction a different session if possible, so that code that relies on one session fails at once.
+Uses no Django.
 """
 
 import os
@@ -38,7 +38,7 @@ stats_period = 3600
 
 
 class Bouncer:
-    """Listens when it is made."""
+    """A running PgBouncer; the constructor returns when it answers."""
 
     def __init__(self, mode="transaction"):
         self.folder = Path(tempfile.mkdtemp(prefix="faktory-bouncer-"))
@@ -48,7 +48,7 @@ class Bouncer:
             at["access"] += " password='{}'".format(password.replace("'", "''"))
         settings = self.folder / "pgbouncer.ini"
         settings.write_text(SETTINGS.format(**at, mode=mode, sessions=SESSIONS, own_port=self.port))
-        # It refuses to be root.
+        # PgBouncer refuses to run as root.
         user = {"user": "nobody"} if os.geteuid() == 0 else {}
         if user:
             shutil.chown(self.folder, "nobody")
@@ -66,7 +66,7 @@ class Bouncer:
 
     @property
     def environment(self):
-        """For programs with the tests' settings."""
+        """The environment for programs with the tests' settings."""
         return {"PGHOST": "127.0.0.1", "PGPORT": str(self.port), "FAKTORY_TEST_VIA": "bouncer"}
 
     def log(self):
@@ -87,7 +87,7 @@ class Bouncer:
 
 
 def sessions_left():
-    """How many more PostgreSQL takes before it keeps the last ones for its administrator."""
+    """Return how many connections PostgreSQL still accepts, without those reserved for superusers."""
     settled = "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
     taken = "(SELECT COUNT(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())"
     access = {"user": _user(), "password": os.environ.get("PGPASSWORD", ""), "dbname": "postgres"}

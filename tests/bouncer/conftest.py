@@ -1,4 +1,4 @@
-"""A PgBouncer, connections that go by it, and the programs of tests/commands."""
+"""Provide a PgBouncer, connections through it, and the programs of tests/commands."""
 
 import pytest
 from django.db import connection
@@ -14,7 +14,7 @@ __all__ = ["address", "closing_later", "runfaktory"]
 
 @pytest.fixture
 def bouncer(transactional_db):
-    """Start one; gone again at the end. Left out where the program is not there: nowhere is that a failure."""
+    """Return a function that starts a PgBouncer; stop it at the end. Skip if the program is not installed."""
     service = services.pgbouncer()
     if service.missing:
         pytest.skip(f"left out: {service.name}: {service.missing}")
@@ -32,7 +32,7 @@ def bouncer(transactional_db):
 
 @pytest.fixture
 def go_by(transactional_db):
-    """Let the test's connections have other settings; they are as they were at the end."""
+    """Return a function that changes the settings of the test's connections; restore them at the end."""
     before = {name: connection.settings_dict[name] for name in ("HOST", "PORT", "OPTIONS")}
 
     def change(**settings):
@@ -49,7 +49,7 @@ def go_by(transactional_db):
 
 @pytest.fixture
 def behind(bouncer, go_by):
-    """Let the test's connections go by way of a PgBouncer."""
+    """Return a function that routes the test's connections through a PgBouncer."""
 
     def start(mode="transaction"):
         go_by(HOST="127.0.0.1", PORT=str(bouncer(mode).port))

@@ -1,4 +1,4 @@
-"""Through a PgBouncer that gives each transaction another session: what does without, and that it is told once."""
+"""Run through a PgBouncer that changes sessions between transactions; the package adapts, and logs that once."""
 
 import logging
 
@@ -28,7 +28,7 @@ TOLD = "NOTIFY does not come through"
 
 
 def asked(sql):
-    """The rows of one statement, which is a transaction, in each session that PgBouncer has."""
+    """Execute one statement as a transaction in each of PgBouncer's sessions; return all rows."""
     found = {}
     for _ in range(100):
         with connection.cursor() as cursor:
@@ -40,7 +40,7 @@ def asked(sql):
 
 
 def have_many_sessions():
-    """Let PgBouncer have more than one of them: transactions that are open at a time need that."""
+    """Make PgBouncer open several sessions, by keeping several transactions open at the same time."""
     wrappers = [connection.copy() for _ in range(4)]
     for wrapper in wrappers:
         wrapper.set_autocommit(False)
@@ -82,7 +82,7 @@ def test_statements_go_unprepared_in_transactions_of_the_project_too(behind, cap
 
 
 def test_a_limit_of_lock_waits_stays_with_its_transaction(behind):
-    """The session is another client's in a moment."""
+    """The session may serve another client immediately afterwards, so its own setting must stay 0."""
     behind()
     have_many_sessions()
     broker = OrmBroker("default")

@@ -1,4 +1,4 @@
-"""With Django's own pool of connections: nobody of ours keeps what others wait for."""
+"""With Django's connection pool: the package keeps no connection that other threads wait for."""
 
 import pytest
 from django.db import connection
@@ -21,11 +21,11 @@ pytestmark = [
 def test_a_listener_takes_no_connection_from_the_pool(go_by, closing_later):
     go_by(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 2}})
     listener = closing_later(wakeups.listen("default"))
-    # Through a PgBouncer it cannot hear, and has tried that long enough when it ends.
+    # Through a PgBouncer it receives nothing; it has tried for long enough when its thread ends.
     wait_until(lambda: listener.hears_all if VIA != "bouncer" else not listener._thread.is_alive())
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_listening_channels()")
-        # Nodes that other tests killed may have left a trial's channel, which nobody speaks on, in PgBouncer's session.
+        # Nodes that other tests killed may have left the channel of a trial, which is silent, in PgBouncer's session.
         assert (postgresql.CHANNEL,) not in cursor.fetchall()
     assert connection.pool.get_stats()["pool_size"] == 1
 

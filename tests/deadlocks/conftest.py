@@ -7,7 +7,7 @@ from django_faktory.store import transactions
 
 @pytest.fixture
 def collisions(monkeypatch):
-    """The transactions that were repeated because of a deadlock: (thread, error)."""
+    """Record the transactions that were retried because of a deadlock: (thread, error)."""
     seen, real = [], transactions.is_collision
 
     def spy(error):

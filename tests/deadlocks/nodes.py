@@ -1,4 +1,4 @@
-"""Verbs that run at the same time, each on a node of its own, and the deadlocks that the database found."""
+"""Run verbs concurrently, each in its own thread as on a separate node, and count the database's deadlocks."""
 
 import threading
 from contextlib import suppress
@@ -19,7 +19,7 @@ def count_deadlocks():
 
 
 def against_each_other(verbs, *, rounds, prepare=None):
-    """Run each (name, verb) in a thread of its own. All begin each round together, after one has run `prepare`."""
+    """Run each (name, verb) in its own thread. All start each round together, after one of them has run `prepare`."""
     barrier = threading.Barrier(len(verbs), timeout=60, action=prepare)
     errors = []
 
@@ -27,7 +27,7 @@ def against_each_other(verbs, *, rounds, prepare=None):
         try:
             for _ in range(rounds):
                 barrier.wait()
-                with suppress(FaktoryError):  # a batch is over, a job runs: answers like any
+                with suppress(FaktoryError):  # a batch is over, or a job runs: answers like any other
                     verb()
         except (Exception, threading.BrokenBarrierError) as error:  # noqa: BLE001  (raised in the test)
             errors.append((name, error))

@@ -1,7 +1,7 @@
-"""Every pair of verbs runs against each other on the same rows, from several nodes, and none deadlocks.
+"""Run every pair of verbs concurrently on the same rows, from several nodes: none may deadlock.
 
-A deadlock that is tried again counts: PostgreSQL counts each that it resolves. The pairs come in an order drawn at
-random, as many as there is time for; FAKTORY_TEST_PAIRS=600 gives it 600 s, which is enough for all of them.
+A retried deadlock counts too, because PostgreSQL counts each one that it resolves. The pairs run in random order, as
+many as fit into the time; FAKTORY_TEST_PAIRS=600 allows 600 s, which is enough for all of them.
 """
 
 import itertools
@@ -47,7 +47,7 @@ KEYS = 3
 
 
 class World:
-    """Rows that all verbs meet at."""
+    """The rows that all verbs use."""
 
     def __init__(self):
         self.bids = []
@@ -56,7 +56,7 @@ class World:
             OrmBroker("default").hello(WorkerIdentity(wid=wid))
 
     def fill(self):
-        """Jobs with and without locks, limits, batches and results; some of them run."""
+        """Store jobs with and without locks, limits, batches and results; start some of them."""
         broker = OrmBroker("default")
         for scope, name, number in (("task", "noop", 3), ("queue", "narrow", 4), ("key", "mail", 3)):
             limits.put(scope, name, Allowance(concurrency=number), using="default")
@@ -66,7 +66,7 @@ class World:
             broker.fetch([FetchRequest(queues=QUEUES, wid=wid, count=6)])
 
     def jobs(self, count, *, unique=False):
-        """The same jids and keys again and again."""
+        """Return jobs that reuse the same 48 jids and the same keys."""
         found = []
         for _ in range(count):
             at = next(self.numbers) % 48
@@ -145,7 +145,7 @@ def edit(world):
 def exchange(world):
     acks = [Ack(jid=job.jid, wid=job.wid) for job in working()[:4]]
     requests = [FetchRequest(queues=QUEUES, wid=wid, count=2) for wid in WIDS]
-    # A turn that stores a jid waits for a transaction that ends a job of this jid, whatever it has locked itself.
+    # An exchange that stores a jid waits for a transaction that ends the job with this jid, whatever locks it has.
     plain = [payload(jid=f"new-{next(world.numbers)}", custom={"lock": f"k{at}"} if at else {}) for at in range(KEYS)]
     OrmBroker("default").exchange(plain, acks, requests)
 
@@ -237,6 +237,6 @@ def test_no_pair_of_verbs_deadlocks(collisions):
             world.fill()
     print(f"{done} of {len(PAIRS)} pairs")  # noqa: T201  (pytest -s shows it)
     print(f"{len(collisions)} deadlocks")  # noqa: T201
-    if connection.vendor == "postgresql":  # MariaDB locks gaps too; there each verb has ended well, at a second try
+    if connection.vendor == "postgresql":  # MariaDB locks gaps too; there each verb succeeded on a retry
         assert [one[0] for one in collisions] == []
         assert count_deadlocks() == before

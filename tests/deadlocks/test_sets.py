@@ -1,6 +1,6 @@
-"""Sets of jobs that overlap in different orders: no two transactions wait for each other in a circle (ADR 0024).
+"""Process sets of jobs that overlap in different orders: no transactions wait for each other in a circle (ADR 0024).
 
-Each test fails on a store that locks in the order in which a caller names the jobs: sets are large enough for that.
+Each test fails on a store that locks jobs in the caller's order: the sets are large enough for that.
 """
 
 import random
@@ -31,7 +31,7 @@ FETCH = [FetchRequest(queues=("nothing",), wid="w1", count=1)]
 
 @pytest.fixture
 def race(collisions):
-    """Run verbs against each other on the rows that `prepare` stores, and expect no deadlock."""
+    """Return a function that runs verbs concurrently on the rows that `prepare` stores, and expects no deadlock."""
 
     def run(*verbs, prepare):
         before = count_deadlocks()
@@ -49,7 +49,7 @@ def shuffled(values, count=None):
 
 
 def names(count=SIZE):
-    """Return names of jobs in another order than that of the alphabet, as those of clients are."""
+    """Return names that are not in alphabetical order, like those of clients."""
     return [f"set-{number * 7919 % 1000:04d}" for number in range(count)]
 
 
@@ -58,7 +58,7 @@ def made(names, **fields):
 
 
 def unique(names, prefix="", **custom):
-    """Return jobs whose key depends on the name alone."""
+    """Return unique jobs; each key depends only on the name."""
     return [payload(jid=prefix + name, args=[name], custom={"unique_for": 600} | custom) for name in names]
 
 
@@ -67,7 +67,7 @@ def delete_all():
 
 
 def store(**fields):
-    """Store a row for each of the names, in their order."""
+    """Store a row for each name, in the order of `names`."""
     delete_all()
     rows = JobFactory.many(SIZE, **fields)
     for row, job in zip(rows, made(names()), strict=True):
@@ -76,7 +76,7 @@ def store(**fields):
 
 
 def store_overdue():
-    """Store holders of two thirds of the keys, in any state; half of them have held their key for long enough."""
+    """Store jobs that own two thirds of the unique keys, half of them dead, and half of them with an expired key."""
     delete_all()
     chosen = shuffled(names(), SIZE * 2 // 3)
     jobs.push(unique(chosen, prefix="old-"), using=USING)
@@ -86,7 +86,7 @@ def store_overdue():
 
 
 def ids():
-    """Return two thirds of the rows' ids, lowest first."""
+    """Return two thirds of the rows' ids, in ascending order."""
     return sorted(shuffled(Job.objects.values_list("pk", flat=True), SIZE * 2 // 3))
 
 
@@ -95,7 +95,7 @@ def push_some(**fields):
 
 
 def push_mixed(**fields):
-    """Push jobs of both kinds in a turn that ends nothing."""
+    """Push jobs with and without options in an exchange that ends no job."""
     chosen = shuffled(names())
     mixed = made(chosen[: SIZE // 2], **fields) + made(chosen[SIZE // 2 :])
     OrmBroker(USING).exchange(shuffled(mixed), [], FETCH)

@@ -1,4 +1,4 @@
-"""Workers in threads, programs of their own as their rooms start them, and rollouts."""
+"""Provide workers in threads, programs of two versions, and rollouts."""
 
 import os
 
@@ -15,14 +15,14 @@ __all__ = ["address", "runfaktory", "state", "work"]
 
 @pytest.fixture
 def changed_models():
-    """All that have a table of ours."""
+    """Return all models that have a table of this package."""
     models = apps.get_app_config("django_faktory").get_models()
     return [model for model in models if model._meta.managed and not model._meta.proxy]
 
 
 @pytest.fixture
 def next_version(tmp_path, changed_models):
-    """This version, and a copy of it with a migration more."""
+    """Return this version, and a copy of it with one more migration."""
     folder = tmp_path / "next"
     folder.mkdir()
     return versions.this(), versions.next_one(folder, changed_models)
@@ -30,7 +30,10 @@ def next_version(tmp_path, changed_models):
 
 @pytest.fixture
 def two_versions(request, tmp_path):
-    """The older one and the newer one: a release that is named and this one; else this one and the next."""
+    """Return the older and the newer version.
+
+    They are the release in FAKTORY_PREVIOUS and this one, or this one and its copy with one more migration.
+    """
     if named := os.environ.get("FAKTORY_PREVIOUS"):
         folder = tmp_path / "previous"
         folder.mkdir()
@@ -40,7 +43,7 @@ def two_versions(request, tmp_path):
 
 @pytest.fixture
 def rollout(tmp_path, transactional_db):
-    """With a database of its own; all is ended at the end."""
+    """Return a rollout on a separate database; end its programs and drop the database at the end."""
     folder = tmp_path / "history"
     folder.mkdir()
     database = Database(folder)

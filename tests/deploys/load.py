@@ -1,8 +1,8 @@
-"""A steady load, in a process of its own: `python -m tests.deploys.load FOLDER NAME make|take|web …`.
+"""Produce a steady load in a separate process: `python -m tests.deploys.load FOLDER NAME make|take|web …`.
 
-`make` and `take` are clients over the wire, of no version; `web` is a process of the project, of the version that its
-path says, which enqueues tasks of every kind. They end as `tests.faults.client` does, and `web` where there is a file
-NAME-ends.
+`make` and `take` are wire clients, independent of the version. `web` is a Django process of the version on its path,
+which enqueues tasks of every kind. `make` and `take` end as `tests.faults.client` does; `web` also ends when the file
+NAME-ends exists.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What atomic tasks write. Of an app that only the programs of a rollout have."""
+"""The rows that atomic tasks write, in an app that only programs of a rollout install."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""Old and new nodes, web processes and clients over one database, and what is found out about them."""
+"""Run old and new nodes, web processes and clients on one database, and find faults in the result."""
 
 import json
 import re
@@ -41,14 +41,14 @@ FAST = {"WORKER_TIMEOUT": 30, "MIGRATIONS_WAIT": 0}
 
 
 def another_connection(name):
-    """To a database of the same server, in Django's words; for who closes it."""
+    """Return a Django connection to a database of the same server; the caller closes it."""
     options = {word: value for word, value in connection.settings_dict["OPTIONS"].items() if word != "pool"}
     return ConnectionHandler({"default": {**connection.settings_dict, "NAME": name, "OPTIONS": options}})["default"]
 
 
 @contextmanager
 def busy_transaction(name):
-    """One that has looked at the jobs, and goes on for long."""
+    """Keep a transaction open that has read the jobs."""
     other = another_connection(name)
     with closing(other), other.cursor() as cursor:
         cursor.execute("BEGIN")
@@ -58,7 +58,7 @@ def busy_transaction(name):
 
 
 class Database:
-    """Empty; a store, as those of `tests.faults.stores`."""
+    """An empty database; a store with the same interface as the ones in `tests.faults.stores`."""
 
     def __init__(self, folder):
         name = f"{connection.settings_dict['NAME']}_{secrets.token_hex(4)}"
@@ -73,7 +73,7 @@ class Database:
             return cursor.fetchall()
 
     def next_token(self):
-        """Of a lock that is taken and freed at once."""
+        """Return the token of a lock that is acquired and released at once."""
         lease = timedelta(0) if self.connection.vendor == "postgresql" else 0
         with self.connection.cursor() as cursor:
             cursor.execute(TAKE, [lease])
@@ -97,13 +97,13 @@ class Database:
 
 
 class Rollout(Arena):
-    """An arena whose programs are of a version each."""
+    """An arena in which each program has a version."""
 
     def __init__(self, folder, store):
         super().__init__(folder, store, **FAST)
 
     def migrate(self, version, *arguments):
-        """Bring the tables to this version; the seconds it took."""
+        """Migrate the tables to this version; return the seconds it took."""
         begun = time.monotonic()
         program = self.start_migrate(version, *arguments)
         assert program.code(SOON_S) == 0, program.text
@@ -115,7 +115,10 @@ class Rollout(Arena):
         return program
 
     def start(self, version):
-        """A node of a version, with server and workers, and a web process; the node's number, once all of it works."""
+        """Start a node of a version with server and workers, and a web process.
+
+        Return the node's number and the web process once all of it works.
+        """
         name = f"web{len(self._clients)}"
         web = self._of(version, "-m", "tests.deploys.load", str(self.folder), name, "web")
         web.name = name
@@ -130,7 +133,7 @@ class Rollout(Arena):
         return number, web
 
     def stop_all(self, number, web):
-        """As an operator does; the exit codes."""
+        """Stop a node and its web process as an operator does; return the exit codes."""
         (self.folder / f"{web.name}-ends").touch()
         return [web.code(SOON_S), self.stop_node(number)[0]]
 
@@ -152,7 +155,7 @@ class Rollout(Arena):
         return program
 
     def faults(self, verdict):
-        """What is wrong with how the jobs went, once all has ended; nothing, if all is well."""
+        """Return what went wrong with the jobs, by kind, once all have ended; empty if nothing did."""
         excused = self._excused()
         history = self.history()
         batches, called = len(history["batch"]), {note.rest[0] for word in CALLS for note in history[word]}
@@ -177,24 +180,27 @@ class Rollout(Arena):
         return {what: wrong for what, wrong in found.items() if wrong}
 
     def _excused(self):
-        """Atomic tasks that MariaDB chose as a deadlock's victim, and which therefore ran again: it does so to any."""
+        """Return the jids of atomic tasks that ran again as victims of a MariaDB deadlock.
+
+        MariaDB may choose any transaction as the victim.
+        """
         if self.store.connection.vendor != "mysql":
             return set()
         return {jid for jid, failure in self.store.query(EXCUSED) if "(1213, 'Deadlock" in failure}
 
     def trouble(self):
-        """Lines in which any program complains; but for those of tasks that fail as they were told."""
+        """Return the warnings and errors in all logs, except those of tasks that fail on purpose."""
         programs = [*self._programs, *self._clients]
         return [line for program in programs for line in program.lines if TROUBLE.match(line) and not TOLD.search(line)]
 
     def crossings(self):
-        """Of the jobs of web processes: which version pushed and which one ran them."""
+        """Return pairs of versions for jobs of web processes: the one that pushed it, and the one that ran it."""
         history = self.history()
         pushed = {note.rest[0]: note.rest[1] for note in history["ok"] if len(note.rest) > 1}
         return {(pushed[note.rest[0]], note.rest[1]) for note in history["begin"] if note.rest[0] in pushed}
 
     def longest_gap_s(self, word, since):
-        """In which none was noted, from a moment on."""
+        """Return the longest time without a note of this word after `since`, in seconds."""
         times = sorted(note.at for note in self.history()[word] if note.at > since)
         return max(later - earlier for earlier, later in pairwise([since, *times, time.monotonic()]))
 
@@ -207,7 +213,7 @@ def _times(notes):
 
 
 def _overlaps(history):
-    """Jobs of a key that began before the one before them had ended."""
+    """Return jobs that began before the previous job with the same lock key had ended."""
     ends = {note.rest[0]: note.at for note in history["end"]}
     runs = defaultdict(list)
     for at, _, (jid, _version, *key) in history["begin"]:

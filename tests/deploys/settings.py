@@ -1,4 +1,4 @@
-"""Settings of the programs of a rollout: few apps, as old releases know them too; all else is the tests'."""
+"""Settings of the programs of a rollout: few apps, all known to old releases; otherwise the tests' settings."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tasks for each way to end, that note which version runs them. Written with what every release has."""
+"""Tasks for each way to end, which note the version that runs them. They use only features of every release."""
 
 import os
 
@@ -10,7 +10,7 @@ _scribes = {}
 
 
 def note(word, context, *more):
-    """In a history of this process's own; a fork does not share it."""
+    """Write a note to the history of this process; a forked child creates its own."""
     pid = os.getpid()
     if pid not in _scribes:
         _scribes[pid] = Scribe(os.environ["FAKTORY_DEPLOYS_FOLDER"], f"w{pid}")

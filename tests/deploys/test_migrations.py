@@ -1,4 +1,4 @@
-"""`runfaktory` waits for migrations: it says so in a line, goes on when they are there, and ends when it is told to."""
+"""`runfaktory` waits for migrations: it logs one line, continues when they are applied, and ends on a signal."""
 
 import signal
 
@@ -15,7 +15,7 @@ ARGUMENTS = ("127.0.0.1:0", "--server-only", "--no-reload")
 
 @pytest.fixture
 def unmigrated(transactional_db):
-    """The database without our tables; they are there again at the end."""
+    """Remove the tables of this package, and return a function that creates them; they exist again at the end."""
     call_command("migrate", "django_faktory", "zero", verbosity=0)
     yield lambda: call_command("migrate", verbosity=0)
     call_command("migrate", verbosity=0)

@@ -1,4 +1,4 @@
-"""A worker without a task's code leaves its jobs for newer ones: no retry is used, none is lost, and nothing spins."""
+"""A worker without a task's code defers its jobs to newer workers: no retry is used, no job is lost, nothing spins."""
 
 import json
 from datetime import timedelta
@@ -120,7 +120,7 @@ class TestInTheStore:
 
 @pytest.fixture
 def forgotten(monkeypatch):
-    """Make this process's code lack a task, and have it again."""
+    """Return a function that unregisters a task in this process; its result registers the task again."""
 
     def forget(task):
         monkeypatch.delitem(tasks._registry, task.jobtype)
@@ -166,7 +166,7 @@ def test_other_jobs_are_done_meanwhile_and_nothing_spins(work, state, forgotten)
 def test_after_the_grace_it_fails_as_ever_and_says_what_to_do(work, state, forgotten):
     forgotten(add)
     with override_settings(FAKTORY={"UNKNOWN_JOBTYPE_GRACE": 60}):
-        old = JobFactory(jobtype=add.jobtype)  # of a day long ago
+        old = JobFactory(jobtype=add.jobtype)  # created long ago
         work()
         failed = wait_until(lambda: Job.objects.filter(pk=old.pk, state="retries").first(), 30)
     assert json.loads(failed.failure)["errtype"] == "UnknownJobType"

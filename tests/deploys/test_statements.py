@@ -1,4 +1,4 @@
-"""Statements of ours name their columns: those of a table that a newer release has changed mean what they meant."""
+"""Statements of the package name their columns, so that new columns of a later release do not change their meaning."""
 
 import ast
 import re
@@ -22,14 +22,14 @@ ALIAS = rf"{TABLE}\s+AS\s+(\w+)"
 
 
 def complaints(text):
-    """What a statement does without saying of which columns."""
+    """Return the clauses of a statement that do not name their columns."""
     found = [what for what, pattern in NAMELESS.items() if re.search(pattern, text, re.IGNORECASE | re.DOTALL)]
     named = {alias for alias in re.findall(ALIAS, text) if re.search(rf"\b{alias}\.\*", text)}
     return found + [f"takes all columns of {alias}" for alias in sorted(named)]
 
 
 def texts(source):
-    """Each literal; of one with values in it, their expressions in braces."""
+    """Yield each string literal; an f-string contains its expressions in braces."""
     parts = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):

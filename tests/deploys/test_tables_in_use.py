@@ -1,4 +1,4 @@
-"""A migration of tables that others use asks for them for a moment at a time, and leaves the numbers of rows alone."""
+"""A migration locks tables in use for a moment at a time, and does not change the sequences of row numbers."""
 
 import pytest
 from django.apps import apps
@@ -25,7 +25,7 @@ def columns():
 
 
 def apply(operation, **options):
-    """As `migrate` does; the statements, where they are collected."""
+    """Apply an operation as `migrate` does; return the statements if they are only collected."""
     before = ProjectState.from_apps(apps)
     after = before.clone()
     operation.state_forwards("django_faktory", after)
@@ -69,8 +69,10 @@ def test_it_can_be_written_and_made_again():
 
 
 def is_considerate(operations):
-    """Indexes are replaced beside the old ones. Else what changes tables that are there comes first, and all of it with
-    care; new tables come after."""
+    """Return True if a migration only replaces indexes, or if it changes existing tables with care.
+
+    With care means: at most one `TablesInUse` operation, which comes first, and otherwise only new tables.
+    """
     if all(isinstance(one, ReplaceIndex) for one in operations):
         return True
     first, rest = operations[:1], operations[1:]
@@ -109,7 +111,7 @@ def test_an_index_is_replaced_by_one_built_beside_it_and_a_broken_attempt_is_rep
     [before] = definition("faktory_expiring")
     try:
         with connection.cursor() as cursor:
-            cursor.execute("CREATE INDEX faktory_expiring_new ON django_faktory_job (id)")  # a broken attempt's
+            cursor.execute("CREATE INDEX faktory_expiring_new ON django_faktory_job (id)")  # left by a broken attempt
         with CaptureQueriesContext(connection) as caught:
             replace(expiring(state="retries"))
         changes = [query["sql"] for query in caught if query["sql"].startswith(("CREATE", "DROP"))]

@@ -1,7 +1,7 @@
-"""Two versions beside each other: the tables change under the old one, and it neither notices nor fails.
+"""Run two versions on one database: the tables change under the old one, which continues without a failure.
 
-FAKTORY_PREVIOUS runs an earlier release against this one, see `tests.deploys.versions`. FAKTORY_DEPLOYS is how many
-jobs are to end in each phase.
+FAKTORY_PREVIOUS runs an earlier release against this one, see `tests.deploys.versions`. FAKTORY_DEPLOYS is the number
+of jobs that end in each phase.
 """
 
 import json
@@ -22,13 +22,13 @@ from tests.waiting import wait_until
 JOBS = int(os.environ.get("FAKTORY_DEPLOYS", "40"))
 PHASE_S = 60 + JOBS // 5
 LONGEST_GAP_S = 5.0
-"""In which nothing was accepted, or nothing ended, while the tables changed; the machine may be busy."""
+"""Longest time in seconds without an accepted or ended job while the tables change; the machine may be busy."""
 
 pytestmark = pytest.mark.timeout(180 + JOBS // 5)
 
 
 def hand_over(giver, taker):
-    """A job that is pushed to one server is fetched, beaten for and ended at the other; its replies to all of it."""
+    """Push a job to one server, then fetch it, send BEAT and end it at the other; return the replies."""
     jid = f"from-{giver[1]}-to-{taker[1]}"
     with closing(RawClient.identified(giver)) as pushes, closing(RawClient.identified(taker, **worker(jid))) as works:
         told = [pushes.ask(push(jid=jid, queue="hand")), works.ask("BEAT " + json.dumps({"wid": jid}))]
@@ -37,13 +37,13 @@ def hand_over(giver, taker):
 
 
 def version_of(address):
-    """As the server tells it."""
+    """Return the package version that the server reports in INFO."""
     with closing(RawClient.identified(address)) as client:
         return json.loads(client.ask("INFO"))["server"]["faktory_version"]
 
 
 def migrate_under_load(rollout, version):
-    """While a transaction is open that has looked at the jobs; the longest times in which others got nothing done."""
+    """Migrate while a transaction is open that has read the jobs; return the longest gaps of other programs."""
     begun = time.monotonic()
     with nullcontext() if KIND == "sqlite" else busy_transaction(rollout.store.name):
         migrate = rollout.start_migrate(version)

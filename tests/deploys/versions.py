@@ -1,7 +1,7 @@
-"""Two versions of the package beside each other: this one, and another one that is made of it or that somebody names.
+"""Provide two versions of the package: this one, and a copy or a named release.
 
-Each is a folder that goes onto a process's path. FAKTORY_PREVIOUS names an earlier release: a folder that holds
-`django_faktory` (a checkout, an unpacked wheel), or a commit of this repository. Knows no Django.
+Each is a folder for a process's path. FAKTORY_PREVIOUS names an earlier release: a folder that contains
+`django_faktory` (a checkout, an unpacked wheel), or a commit of this repository. Uses no Django.
 """
 
 import os
@@ -62,7 +62,7 @@ CHANGES = {
     "index": 'models.Index(fields=["added_at"], name="faktory_added", condition=models.Q(added_at__isnull=False))',
     "constraint": 'models.CheckConstraint(condition=~models.Q(added="never"), name="faktory_never")',
 }
-"""What the rule of docs/deploying.md allows a release to do; `added` comes to every table."""
+"""Changes that the rule of docs/deploying.md allows in a release; `added` is a new column of every table."""
 
 
 class Version(NamedTuple):
@@ -75,7 +75,7 @@ class Version(NamedTuple):
 
     @property
     def environment(self):
-        """For a program of this version; the tests it takes from here."""
+        """The environment of a program of this version; it imports the tests from this checkout."""
         return {"PYTHONPATH": os.pathsep.join(map(str, (self.path, ROOT))), "PYTHONSAFEPATH": "1"}
 
 
@@ -84,7 +84,7 @@ def this():
 
 
 def next_one(folder, models, changes=CHANGES):
-    """A copy of this one with a migration more, that changes the tables of `models`."""
+    """Return a copy of this version with one more migration, which changes the tables of `models`."""
     package = Path(folder) / PACKAGE
     shutil.copytree(ROOT / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     _rewrite(package / "__init__.py", r'(?m)^__version__ = ".*"$', f'__version__ = "{NEXT}"')
@@ -96,7 +96,7 @@ def next_one(folder, models, changes=CHANGES):
 
 
 def previous(folder, named):
-    """The release that `named` says."""
+    """Return the release at the folder or commit `named`."""
     if (Path(named) / PACKAGE).is_dir():
         return Version(Path(named).resolve())
     packed = subprocess.run(["git", "archive", named, PACKAGE], cwd=ROOT, stdout=subprocess.PIPE, check=True)

@@ -1,4 +1,4 @@
-"""Nodes, workers and clients over one store, the harm that is done to them, and the verdict when all is over."""
+"""Start nodes, workers and clients on one store, cause faults, and judge the run at its end."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from tests.waiting import wait_until
 
 FAST = {"POLL_INTERVAL": 0.2, "BEAT_INTERVAL": 0.5, "WORKER_TIMEOUT": 4}
 SOON_S = 120
-"""A wait that ends well ends long before; the machine may be busy."""
+"""Timeout in seconds of a wait that normally ends much earlier; the machine may be busy."""
 
 
 class Arena:
-    """What plays in one run. `start_*` may be called at any time; `verdict` is the end."""
+    """The programs of one run. Call `start_*` at any time, and `verdict` at the end."""
 
     def __init__(self, folder, store, **settings):
         self.folder, self.store = folder, store
@@ -33,7 +33,7 @@ class Arena:
         self._ended = []
 
     def start_node(self, *, at=None, environment=None):
-        """A server, and its number. `at`: where clients are to find it, if not where it listens."""
+        """Start a server and return its number. `at` maps its address to the one that clients use instead."""
         program = self._runfaktory("127.0.0.1:0", "--server-only", environment=environment)
         [line, *_] = program.said("server listens", timeout_s=SOON_S)
         address = re.search(r"address=(\S+)", line)[1]
@@ -43,7 +43,7 @@ class Arena:
         return number
 
     def start_workers(self, processes=1, concurrency=4, environment=None):
-        """A pool of workers for Django tasks; its program, once they work."""
+        """Start a pool of workers for Django tasks; return its program once the workers are ready."""
         program = self._runfaktory(
             *("--worker-only", "--processes", str(processes), "--concurrency", str(concurrency)),
             environment={"FAKTORY_FAULTS_FOLDER": str(self.folder)} | (environment or {}),
@@ -52,7 +52,7 @@ class Arena:
         return program
 
     def start_makers(self, count, queue="default", jobtype="noop"):
-        """So many clients that push jobs until the verdict."""
+        """Start `count` clients that push jobs until the verdict."""
         for _ in range(count):
             self._makers.append(self._client(f"m{len(self._makers)}", "make", queue, jobtype))
 
@@ -80,9 +80,10 @@ class Arena:
         return program
 
     def _tell(self):
-        """Where the nodes are."""
+        """Write the nodes' addresses to the file FOLDER/nodes, which clients read."""
         new = self.folder / "new"
         new.write_text(" ".join(address for address, _ in self._nodes.values()))
+        # Replaced in one step, so that a client never reads half a file.
         new.replace(self.folder / "nodes")
 
     def nodes(self):
@@ -92,35 +93,35 @@ class Arena:
         return self._nodes[number][1]
 
     def address(self, number):
-        """Where clients find it."""
+        """Return the host and port at which clients connect to the node."""
         host, port = self._nodes[number][0].rsplit(":", 1)
         return host, int(port)
 
     def kill_node(self, number):
-        """The whole node at once, and nobody is told."""
+        """Kill all processes of the node at once, without updating FOLDER/nodes."""
         _, program = self._nodes.pop(number)
         self._ended.append(program)
         kill(program)
 
     def stop_node(self, number, timeout_s=SOON_S):
-        """SIGTERM; the exit code, and the seconds it took."""
+        """Stop a node with SIGTERM; return its exit code and the seconds it took."""
         _, program = self._nodes.pop(number)
         self._tell()
         return self.stop(program, timeout_s)
 
     def stop(self, program, timeout_s=SOON_S):
-        """See `stop_node`."""
+        """Stop a program with SIGTERM; return its exit code and the seconds it took."""
         self._ended.append(program)
         begun = time.monotonic()
         program.signal(signal.SIGTERM)
         return program.code(timeout_s), time.monotonic() - begun
 
     def so_far(self, word):
-        """How many notes of this word there are."""
+        """Return the number of notes of this word."""
         return sum(path.read_bytes().count(f" {word} ".encode()) for path in self.folder.glob("*.history"))
 
     def goes_on(self, word="ok", more=1, timeout_s=SOON_S):
-        """Wait until so many more are noted; the seconds it took."""
+        """Wait until `more` further notes of this word exist; return the seconds it took."""
         before, begun = self.so_far(word), time.monotonic()
         wait_until(lambda: self.so_far(word) >= before + more, timeout_s, every_s=0.05, what=f"{more} {word!r}")
         return time.monotonic() - begun
@@ -129,7 +130,7 @@ class Arena:
         return any(maker.is_alive() for maker in self._makers)
 
     def verdict(self, timeout_s=600):
-        """Make no more, let all that was accepted be done, and judge."""
+        """Stop the makers, wait until all accepted jobs are done, and judge."""
         (self.folder / "make-ends").touch()
         wait_until(lambda: not self.is_making(), SOON_S, every_s=0.1, what="nobody makes jobs")
         try:
@@ -162,12 +163,12 @@ class Arena:
         return "\n".join(f"--- {program.pid}\n{program.text[-3000:]}" for program in [*self._programs, *self._clients])
 
     def all_alive(self):
-        """Whether no node and no pool has ended that was not ended here."""
+        """Return True if no node and no pool has ended, except those ended by this arena."""
         ended = [program for program in self._programs if not program.is_alive()]
         return [program for program in ended if program not in self._ended] == []
 
     def logs(self):
-        """What the nodes and workers have said."""
+        """Return the output of all nodes and workers."""
         return "\n".join(program.text for program in self._programs)
 
     def clean_up(self):
@@ -176,8 +177,9 @@ class Arena:
 
 
 def kill(program):
-    """It and all that it has started, at once: no process of it can say goodbye."""
+    """Kill the program and all its child processes at once: none of them can report its end."""
     family = program.children()
+    # Suspended first, so that no child can react to the end of its parent.
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.suspend()
@@ -189,5 +191,5 @@ def kill(program):
 
 
 def pause_of_chance():
-    """Until the next harm is done, in seconds."""
+    """Return a random number of seconds to wait before the next fault."""
     return random.uniform(0.05, 1.5)

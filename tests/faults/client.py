@@ -1,7 +1,7 @@
-"""A client in a process of its own, that makes jobs or takes them, over the wire, and notes each step.
+"""Run a client in a separate process that makes or takes jobs over the wire, and notes each step.
 
-`python -m tests.faults.client FOLDER NAME make QUEUE JOBTYPE` or `… take QUEUE`. It goes from node to node as it finds
-them in FOLDER/nodes, until there is a file FOLDER/make-ends or FOLDER/take-ends. Knows neither Django nor the store.
+`python -m tests.faults.client FOLDER NAME make QUEUE JOBTYPE` or `… take QUEUE`. It picks a node from FOLDER/nodes for
+each connection, and ends when the file FOLDER/make-ends or FOLDER/take-ends exists. Uses neither Django nor the store.
 """
 
 import json
@@ -16,9 +16,9 @@ from tests.server.raw import RawClient, worker
 TIMEOUT_S = 5
 BEAT_EVERY_S = 1.0
 FAILING = 40
-"""Each job of so many fails, and has no retry."""
+"""One job in this many fails, and has no retry."""
 MOST_AHEAD, LOOK_EVERY, PAUSE_S = 1000, 50, 0.2
-"""Makers slow down while so many jobs are to be run: else a slow machine is at those long after all harm is done."""
+"""Makers slow down while more than `MOST_AHEAD` jobs wait; a slow machine would run them long after all faults."""
 
 
 class Client:
@@ -29,11 +29,11 @@ class Client:
         self._client = None
 
     def hello(self):
-        """What it says of itself when it connects."""
+        """Return the fields that it sends in HELLO."""
         return {}
 
     def ask(self, line):
-        """The reply; b"" where there was none. Connects until it can."""
+        """Return the reply, or b"" if there was none. Repeat the connection attempt until it succeeds."""
         while self._client is None:
             self._connect()
         try:
@@ -45,7 +45,7 @@ class Client:
         return told
 
     def insist(self, line):
-        """Say it until it is heard: taken, or the job is gone, since an answer before this one was lost."""
+        """Repeat the command until it succeeds or the job is gone; the latter means that an earlier answer was lost."""
         while True:
             told = self.ask(line)
             if told[:1] == b"+" or told.startswith(b"-ERR Job not found"):
@@ -68,7 +68,7 @@ class Client:
 
 
 class Maker(Client):
-    """Pushes each job once: where no answer comes, nobody knows whether it is there."""
+    """Push each job once: without an answer it is unknown whether the job is stored."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -101,8 +101,10 @@ class Maker(Client):
 
 
 class Taker(Client):
-    """Runs one job at a time. Who did not hear what a FETCH brought is a new worker after that: the old one is lost,
-    and its job comes back."""
+    """Run one job at a time.
+
+    After a FETCH without an answer it continues as a new worker: the old one is lost, and its job is enqueued again.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)

@@ -1,6 +1,6 @@
-/* A clock that is so many seconds off as a file says, for whoever preloads this: cc -shared -fPIC.
+/* Shift the wall clock of a process that preloads this library (cc -shared -fPIC) by the seconds in a file.
 
-   The wall's time only: what counts durations, and what waits, is the system's. The file holds an int64_t. */
+   Monotonic clocks and waits stay the system's. The file contains an int64_t. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

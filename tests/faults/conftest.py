@@ -1,4 +1,4 @@
-"""Runs with faults take minutes: `make faults`, which sets FAKTORY_FAULTS to the number of jobs of a run."""
+"""Runs with faults take minutes: `make faults` sets FAKTORY_FAULTS to the number of jobs of a run."""
 
 import os
 import random
@@ -16,7 +16,7 @@ if not size.JOBS:
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """Printed, so that the moments of a run that failed can be had again."""
+    """Seed the random moments of a run, and print the seed so that a failed run can be repeated."""
     seed = int(os.environ.get("FAKTORY_FAULTS_SEED", time.time_ns() % 2**32))
     random.seed(seed)
     print(f"FAKTORY_FAULTS_SEED={seed}")  # noqa: T201  (shown where the test failed)
@@ -24,7 +24,7 @@ def _seed():
 
 @pytest.fixture
 def arena(tmp_path):
-    """Start an Arena over a store; all of it is ended at the end."""
+    """Return a function that starts an Arena on a store; all arenas are cleaned up at the end."""
     begun = []
 
     def start(store, **settings):
@@ -39,7 +39,7 @@ def arena(tmp_path):
 
 @pytest.fixture
 def database(transactional_db):
-    """The test's own, for programs."""
+    """Return the test's own database, as a store for programs."""
     return TestDatabase()
 
 
@@ -54,6 +54,6 @@ def _cluster():
 
 @pytest.fixture
 def cluster(_cluster):
-    """A PostgreSQL that may be stopped, with an empty database."""
+    """Return a PostgreSQL server that the test may stop, with an empty database."""
     _cluster.new_database()
     return _cluster

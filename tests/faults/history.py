@@ -1,6 +1,6 @@
-"""What was done, written outside the system under test by whoever did it, and read when all is over.
+"""Write the events of a run outside the system under test, and read them at the end.
 
-A line is written before the next thing is done, and the kernel has it: who is killed has said all. Knows no Django.
+Each event is one write to the kernel before the next step, so a killed process loses none. Uses no Django.
 """
 
 import os
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 class Note(NamedTuple):
     at: float
-    """By the machine's monotonic clock, which all its processes share."""
+    """Time of the machine's monotonic clock, which all its processes share."""
     who: str
     rest: tuple[str, ...]
 
 
 class Scribe:
-    """One writer's file. Safe in threads: a line is one write."""
+    """Write one writer's file. Thread-safe, because a line is one write."""
 
     def __init__(self, folder, name):
         path = Path(folder) / f"{name}.history"
@@ -29,7 +29,7 @@ class Scribe:
 
 
 class History:
-    """All that was noted in a folder, by word: `history["ok"]` are the notes of accepted jobs."""
+    """Read all notes of a folder, by word: `history["ok"]` lists the notes of accepted jobs."""
 
     def __init__(self, folder):
         self._notes = defaultdict(list)
@@ -42,12 +42,12 @@ class History:
         return self._notes[word]
 
     def jids(self, word):
-        """Those a word was said of."""
+        """Return the jids that were noted with this word."""
         return {note.rest[0] for note in self._notes[word]}
 
 
 class Tally:
-    """How often words were noted in a folder so far; each look reads only what is new."""
+    """Count the notes of a folder by word; each `look` reads only the new ones."""
 
     def __init__(self, folder):
         self._folder = Path(folder)
@@ -58,6 +58,7 @@ class Tally:
         for path in self._folder.glob("*.history"):
             with path.open("rb") as file:
                 file.seek(self._read[path])
+                # The last line may be half written: read up to the last line break.
                 whole = file.read().rpartition(b"\n")[0]
             if whole:
                 self._read[path] += len(whole) + 1

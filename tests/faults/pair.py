@@ -1,7 +1,6 @@
-"""A primary, a standby that every commit waits for, and the address at which clients look for the primary.
+"""A primary, a standby that confirms each commit, and the address at which clients find the primary.
 
-The address is a proxy's: it leads to the old primary until it is told of the new one, as names and virtual
-addresses do.
+The address is a proxy's. It leads to the old primary until it is switched, as names and virtual addresses do.
 """
 
 from tests.faults.proxy import Proxy
@@ -12,7 +11,7 @@ SYNC = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 
 
 
 class Standby(Cluster):
-    """Made of a primary, and following it."""
+    """A standby, copied from a primary and following it."""
 
     def __init__(self, primary):
         self._primary = primary
@@ -24,7 +23,7 @@ class Standby(Cluster):
 
 
 class Pair:
-    """A store, as those of `stores`."""
+    """A store with the same interface as the ones in `stores`."""
 
     def __init__(self):
         self.primary = Cluster()
@@ -47,15 +46,15 @@ class Pair:
         return self.primary.rows()
 
     def take_no_writes(self):
-        """The primary, while its connections stand."""
+        """Make the primary read-only; its connections stay open."""
         self._configure(self.primary, "default_transaction_read_only", "on")
 
     def stop_primary(self):
-        """And ship all it has."""
+        """Stop the primary after it has sent all its changes to the standby."""
         self.primary.stop()
 
     def promote(self):
-        """The standby is the primary; the address does not know yet."""
+        """Make the standby the primary; the address still leads to the old one."""
         self.standby.execute("SELECT pg_promote()", database="postgres")
         wait_until(lambda: self.standby.execute("SELECT NOT pg_is_in_recovery()", database="postgres") == [(True,)])
         self.primary, self.standby = self.standby, self.primary
@@ -63,7 +62,7 @@ class Pair:
         self._configure(self.primary, "synchronous_standby_names", "''")
 
     def follow(self):
-        """The old primary, which has been stopped, comes back as the standby of the new one."""
+        """Start the stopped old primary as the standby of the new one."""
         self.standby.follow(self.primary.port)
         self._wait_for_each_commit()
 

@@ -1,6 +1,6 @@
-"""A wire that can be harmed: it listens on one port, and connects each client to another. Knows no protocol.
+"""A TCP proxy that can disturb its connections. Knows no protocol.
 
-In threads of the test's process; two for each connection. What is set holds at once, for open connections too.
+It runs in threads of the test's process, two for each connection. A new mode applies to open connections at once.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close that sends RST
 
 
 class Proxy:
-    """`harm` is one of MODES. `address` is where to connect instead."""
+    """Forward connections to a target. `harm` sets one of MODES; `address` is where clients connect instead."""
 
     MODES = ("reset", "silence", "delay", "dribble")
 
@@ -37,20 +37,23 @@ class Proxy:
         return self._listener.getsockname()[1]
 
     def harm(self, mode):
-        """From now on: `reset` cuts all and takes none, `silence` lets nothing through though connections stand,
-        `delay` adds two seconds, `dribble` passes a byte at a time; "" is well. `mute` holds back what servers say."""
+        """Set the mode, one of MODES, `mute`, or "" for no disturbance.
+
+        `reset` cuts all connections and accepts none, `silence` passes nothing while connections stay open, `delay`
+        adds 2 s, `dribble` passes one byte at a time, and `mute` holds back data from servers.
+        """
         self._mode = mode
         (self._may_pass.clear if mode == "silence" else self._may_pass.set)()
         if mode == "reset":
             self.cut()
 
     def cut(self):
-        """Reset all connections that there are."""
+        """Close all open connections."""
         for pair in list(self._pairs):
             self._end(pair)
 
     def lead_to(self, target):
-        """Connect who comes from now on to another one; connections that there are stay."""
+        """Connect new clients to another target; open connections stay."""
         self._target = target
 
     def close(self):
@@ -80,7 +83,7 @@ class Proxy:
         if self._mode == "reset" or self._is_closed:
             self._end(pair)
             return
-        with contextlib.suppress(OSError):  # cut already: its pumps will see that
+        with contextlib.suppress(OSError):  # cut already: its pumps will notice
             for one in pair:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for one, other in (pair, pair[::-1]):

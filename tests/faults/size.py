@@ -1,4 +1,4 @@
-"""How big the runs are: jobs of one run from FAKTORY_FAULTS; the rest in proportion. Without it there are none."""
+"""Size of the runs: FAKTORY_FAULTS is the number of jobs of one run. Without it there are no runs."""
 
 import os
 
@@ -6,5 +6,5 @@ JOBS = int(os.environ.get("FAKTORY_FAULTS", "0"))
 
 
 def scaled(at_5000):
-    """So many of what there is this often with 5,000 jobs."""
+    """Scale a count that is `at_5000` in a run of 5,000 jobs; at least 2."""
     return max(2, round(at_5000 * JOBS / 5000))

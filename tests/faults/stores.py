@@ -1,6 +1,7 @@
-"""Where the jobs of a run are: the test's own database, or a PostgreSQL of its own that can be stopped and started.
+"""Stores for a run: the test's own database, or a separate PostgreSQL server that can be stopped and started.
 
-A store says how its programs find it, and which jobs are left; it asks anew each time, since its server may be gone.
+A store has the environment that leads programs to it, and reads the remaining jobs. A `Cluster` opens a new connection
+for each query, because its server may have been stopped.
 """
 
 import os
@@ -23,7 +24,7 @@ JOBS = "SELECT jid, state FROM django_faktory_job"
 
 
 class TestDatabase:
-    """The one that pytest-django has made."""
+    """The database that pytest-django has created."""
 
     __test__ = False
 
@@ -37,7 +38,7 @@ class TestDatabase:
             return dict(cursor.fetchall())
 
     def is_sound(self):
-        """SQLite's own look at its file; true elsewhere."""
+        """Run SQLite's integrity check on its file; True on other databases."""
         if connection.vendor != "sqlite":
             return True
         with connection.cursor() as cursor:
@@ -46,16 +47,16 @@ class TestDatabase:
 
 
 def programs_folder():
-    """Where PostgreSQL's server programs are; None where there is no server on this machine."""
+    """Return the folder of PostgreSQL's server programs; None if this machine has none."""
     on_path = shutil.which("pg_ctl")
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda path: int(path.parts[-3]))
     return Path(os.path.realpath(on_path)).parent if on_path else found[-1].parent if found else None
 
 
 class Cluster:
-    """A PostgreSQL server of one's own, sure of each commit as it comes from the box.
+    """A separate PostgreSQL server, as durable as its defaults make it.
 
-    It runs as `postgres` where the tests run as root, since it refuses to be root.
+    It runs as `postgres` if the tests run as root, since PostgreSQL refuses to run as root.
     """
 
     def __init__(self):
@@ -73,7 +74,7 @@ class Cluster:
         self._run("initdb", "-D", self.folder / "data", "-U", "postgres", "-A", "trust", "--no-sync")
 
     def new_database(self):
-        """Empty but for the tables; what was there before is gone."""
+        """Switch to a new database that contains only empty tables."""
         self.database = f"faktory_{secrets.token_hex(4)}"
         self.execute(f"CREATE DATABASE {self.database}", database="postgres")
         migrate = [sys.executable, "-m", "django", "migrate", "--verbosity", "0"]
@@ -83,16 +84,16 @@ class Cluster:
 
     @property
     def environment(self):
-        """For programs with the tests' settings."""
+        """The environment for programs with the tests' settings."""
         return self.address("127.0.0.1", self.port)
 
     def address(self, host, port):
-        """The same database, by another way."""
+        """Return the environment that leads to the same database through another host and port."""
         at = {"PGHOST": host, "PGPORT": str(port), "PGUSER": "postgres", "PGPASSWORD": ""}
         return {**at, "FAKTORY_TEST_DB": "postgresql", "FAKTORY_TEST_NAME": self.database}
 
     def start(self, largest_file=resource.RLIM_INFINITY):
-        """And wait until it answers. No file of it can be larger than so many bytes: as a disk that is full."""
+        """Start the server and wait until it answers; `largest_file` limits its files in bytes, like a full disk."""
         settings = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=")
         self._run(
             *("pg_ctl", "start", "-w", "-t", "60", "-D", self.folder / "data", "-l", self.folder / "log"),
@@ -101,19 +102,19 @@ class Cluster:
         )
 
     def follow(self, port):
-        """Start as the standby of the server at this port, whose past is this one's too."""
+        """Start as the standby of the server at this port, with which it shares its history."""
         (self.folder / "data" / "standby.signal").touch()
         with (self.folder / "data" / "postgresql.auto.conf").open("a") as settings:
             settings.write(f"primary_conninfo = 'host=127.0.0.1 port={port} user=postgres'\n")
         self.start()
 
     def stop(self, mode="fast"):
-        """`immediate`: as if it had been killed."""
+        """Stop the server; with `immediate`, as if it had been killed."""
         with suppress(subprocess.CalledProcessError):
             self._run("pg_ctl", "stop", "-w", "-D", self.folder / "data", "-m", mode)
 
     def execute(self, statement, *values, database=None):
-        """One statement, in a connection of its own; its rows, if it has some."""
+        """Execute one statement on a new connection; return its rows, if any."""
         at = {"host": "127.0.0.1", "port": self.port, "user": "postgres", "dbname": database or self.database}
         with psycopg.connect(**at, autocommit=True, connect_timeout=5) as session:
             cursor = session.execute(statement, values or None)

@@ -1,4 +1,4 @@
-"""Tasks that note when they begin and end, in a history of each process that runs them."""
+"""A task that notes its begin and end, in one history for each process that runs it."""
 
 import os
 import random
@@ -12,7 +12,7 @@ _scribes = {}
 
 
 def scribe():
-    """This process's own; a fork does not share it."""
+    """Return the scribe of this process; a forked child creates its own."""
     pid = os.getpid()
     if pid not in _scribes:
         _scribes[pid] = Scribe(os.environ["FAKTORY_FAULTS_FOLDER"], f"w{pid}")

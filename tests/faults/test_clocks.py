@@ -1,4 +1,4 @@
-"""Clocks that are hours off, or jump, beside good ones: the one that counts is the database's."""
+"""Run programs with clocks that are hours off or jump, and some that are right: only the database's clock counts."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ SOURCE = Path(__file__).with_name("clock.c")
 
 @pytest.fixture(scope="session")
 def _shim(tmp_path_factory):
-    """The clock, built: libfaketime moves what counts durations too, or spoils sleeping until a moment."""
+    """Build `clock.c`; libfaketime also changes monotonic time, or breaks sleeps until a moment."""
     compiler = shutil.which("cc")
     if sys.platform != "linux" or compiler is None:
         pytest.skip("left out: a program's clock is moved by a library made on the spot; needs Linux and a C compiler")
@@ -43,7 +43,7 @@ def _shim(tmp_path_factory):
 
 @pytest.fixture
 def clock(_shim, tmp_path):
-    """A clock that is so far off, as environment of a program; `set_clock` moves it."""
+    """Return a function that makes a clock with this offset, as environment of a program; `set_clock` changes it."""
     numbers = count()
 
     def new(offset):
@@ -55,13 +55,13 @@ def clock(_shim, tmp_path):
 
 
 def set_clock(environment, offset):
-    """At once, for the program that was started with it."""
+    """Change the clock of the program that was started with this environment; it applies at once."""
     with open(environment["FAKTORY_TEST_CLOCK"], "r+b") as file:
         file.write(struct.pack("q", int(offset.total_seconds())))
 
 
 def off_by(run, node):
-    """How far a node's clock is from ours, by what it says of itself."""
+    """Return how far a node's clock is from ours, according to its INFO."""
     client = RawClient.identified(run.address(node))
     told = json.loads(client.ask("INFO"))["now"]
     client.close()
@@ -73,7 +73,7 @@ def is_about(found, expected):
 
 
 def three_nodes(run, clock):
-    """A good one, one ahead and one behind: they are as far off as they should be."""
+    """Start a node with a correct clock, one ahead and one behind, and check their offsets."""
     nodes = [run.start_node(environment=at and clock(at)) for at in (None, AHEAD, BEHIND)]
     for node, expected in zip(nodes, (timedelta(0), AHEAD, BEHIND), strict=True):
         assert is_about(off_by(run, node), expected)
@@ -81,7 +81,7 @@ def three_nodes(run, clock):
 
 
 def test_clocks_that_are_hours_off_lose_and_double_nothing(arena, database, clock):
-    """FI-7: who looked at its own clock would take every worker for lost, or none."""
+    """FI-7: a node that used its own clock would treat every worker as lost, or none."""
     run = arena(database)
     three_nodes(run, clock)
     for at in (None, AHEAD, BEHIND):
@@ -97,7 +97,7 @@ def test_clocks_that_are_hours_off_lose_and_double_nothing(arena, database, cloc
 
 
 def test_clocks_that_jump_lose_and_double_nothing(arena, database, clock):
-    """FI-7: forth and back, for servers and workers at once, while jobs run."""
+    """FI-7: the clocks of a server and of workers jump forward and back at once, while jobs run."""
     run = arena(database)
     environments = [clock(timedelta(0)) for _ in range(2)]
     run.start_node()
@@ -120,7 +120,7 @@ def test_clocks_that_jump_lose_and_double_nothing(arena, database, clock):
 
 
 def test_scheduled_jobs_come_when_the_database_says_so(arena, database, clock):
-    """FI-7: pushed to whichever node, and enqueued by any."""
+    """FI-7: jobs are pushed to any node, and become due on any node."""
     run = arena(database)
     nodes = three_nodes(run, clock)
     run.start_takers(3)
@@ -144,7 +144,7 @@ def test_scheduled_jobs_come_when_the_database_says_so(arena, database, clock):
 
 
 def test_no_lock_ends_early_for_a_node_that_is_hours_ahead(arena, database, clock):
-    """FI-7: its holder lives and says so; each node, and its upkeep, sees that by the database's clock."""
+    """FI-7: the holder is alive and sends BEAT; each node, and its maintenance, compares with the database's clock."""
     lease = {"ENABLED": True, "HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": LEASE_S}
     run = arena(database, LOCKET=lease, WORKER_TIMEOUT=30)  # a FETCH on each of two nodes comes between two BEATs
     good, *wrong = three_nodes(run, clock)

@@ -1,4 +1,4 @@
-"""A PostgreSQL that dies, ends sessions, takes no writes or has no room, under servers, workers and clients."""
+"""Kill PostgreSQL, end its sessions, make it read-only or fill its disk, under servers, workers and clients."""
 
 import json
 import random
@@ -19,7 +19,7 @@ STEP = "tests.faults.tasks.step"
 
 @pytest.fixture
 def run(arena, cluster):
-    """A node, a pool of workers, makers for both and takers."""
+    """Start a node, a pool of workers, makers for both and takers."""
     run = arena(cluster)
     run.start_node()
     run.start_workers(processes=1)
@@ -31,7 +31,7 @@ def run(arena, cluster):
 
 
 def test_a_database_that_is_killed_again_and_again_costs_no_job(run, cluster):
-    """FI-3."""
+    """Covers FI-3: each killed server restarts after 0.5 to 3 s."""
     slowest_s, stops = 0.0, scaled(4)
     for _ in range(stops):
         run.goes_on("ok", JOBS // stops)
@@ -50,13 +50,13 @@ def test_a_database_that_is_killed_again_and_again_costs_no_job(run, cluster):
 
 
 def longest_answer_s(history):
-    """From a PUSH to its refusal, at most."""
+    """Return the longest time from a PUSH to its refusal, in seconds."""
     sent = {note.rest[0]: note.at for note in history["sent"]}
     return max((note.at - sent[note.rest[0]] for note in history["refused"]), default=0.0)
 
 
 def test_sessions_that_are_ended_all_the_time_cost_no_job(run, cluster):
-    """FI-4."""
+    """Covers FI-4: one random session is ended every 0.2 s."""
     ended, until = 0, time.monotonic() + max(5, 30 * JOBS / 5000)
     while time.monotonic() < until:
         ended += len(
@@ -77,7 +77,7 @@ def test_sessions_that_are_ended_all_the_time_cost_no_job(run, cluster):
 
 
 def test_a_database_that_takes_no_writes_refuses_and_recovers(run, cluster):
-    """FI-8: a primary that has become a standby."""
+    """FI-8: the server becomes read-only, as a primary that has become a standby."""
     for _ in range(scaled(3)):
         run.goes_on("ok", 20)
         cluster.execute("ALTER SYSTEM SET default_transaction_read_only = on")
@@ -92,7 +92,7 @@ def test_a_database_that_takes_no_writes_refuses_and_recovers(run, cluster):
 
 
 def test_a_job_there_is_no_room_for_is_refused_and_the_others_go_on(run, cluster):
-    """FI-8: no file of the server may grow beyond some size."""
+    """FI-8: no file of the server may grow beyond 17 MiB."""
     run.goes_on("ok", 20)
     cluster.stop()
     cluster.start(largest_file=17 * 2**20)

@@ -1,4 +1,4 @@
-"""The standby becomes the primary, the old one takes no writes, and the address leads to the old one for a while."""
+"""Promote the standby while the old primary is read-only and the address still leads to the old one."""
 
 import json
 import random
@@ -23,7 +23,10 @@ ASKED = """
 SELECT left(query, 200) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND query_start > %s
   AND query NOT LIKE '%%pg_notify%%'"""
-"""Hints that nobody hears do no harm; those who send them look for another server each minute."""
+"""Statements that reached the old primary since a moment, except notifications.
+
+Notifications do no harm there, and their senders look for another server once a minute.
+"""
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def pair():
 
 @pytest.fixture
 def run(arena, pair):
-    """A node, a pool of workers, makers for both and takers."""
+    """Start a node, a pool of workers, makers for both and takers."""
     run = arena(pair)
     run.start_node()
     run.start_workers()
@@ -49,7 +52,7 @@ def run(arena, pair):
 
 
 def switch(run, pair):
-    """The address leads to the new primary; the seconds until jobs were pushed, and run, again."""
+    """Switch the address to the new primary; return the seconds until jobs were pushed, and run, again."""
     run.goes_on("refused", 3)
     time.sleep(random.uniform(0.5, 3))
     pair.switch_address()
@@ -61,12 +64,12 @@ def switch(run, pair):
 
 
 def steps(run):
-    """How many tasks our own workers have ended; takers of the protocol note theirs elsewhere."""
+    """Return how many tasks our own workers have ended; takers note theirs in other files."""
     return sum(path.read_bytes().count(b" end ") for path in run.folder.glob("w*.history"))
 
 
 def goes_on_with_what_is_due(run):
-    """Whoever only looks, as upkeep does for what is due, has found the new primary too."""
+    """Check that threads that only read, such as the check for due jobs, have found the new primary too."""
     with closing(RawClient.identified(run.address(run.nodes()[0]))) as client:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
         job = {"jid": "due-soon", "jobtype": "noop", "queue": "due", "args": [], "at": at}
@@ -76,7 +79,7 @@ def goes_on_with_what_is_due(run):
 
 
 def test_a_primary_that_takes_no_writes_while_its_connections_stand_is_left_for_the_new_one(run, pair):
-    """FI-8: nothing breaks on the old one, it only refuses; those who only read there would never notice."""
+    """FI-8: the old primary breaks no connection, it only refuses writes; code that only reads would not notice."""
     run.goes_on("ok", JOBS // 4)
     pair.take_no_writes()
     run.goes_on("refused", 3)
@@ -95,7 +98,7 @@ def test_a_primary_that_takes_no_writes_while_its_connections_stand_is_left_for_
 
 
 def test_a_primary_that_comes_back_as_a_standby_refuses_until_the_address_leads_to_the_new_one(run, pair):
-    """FI-8: there and back again."""
+    """FI-8: the two servers exchange their roles several times."""
     took = []
     for _ in range(scaled(3)):
         run.goes_on("ok", JOBS // 4)

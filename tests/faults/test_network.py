@@ -1,4 +1,4 @@
-"""Wires that reset, fall silent, are slow, or pass a byte at a time: to the server, and from it to the database."""
+"""Reset, silence, delay or dribble the connections to the server, and from it to the database."""
 
 import random
 import time
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600 +
 MAKERS, TAKERS = 3, 5
 STEP = "tests.faults.tasks.step"
 HARM_S = (0.05, 0.3, 1, 3, 6)
-"""At most: what is over in no time catches answers on their way, what lasts is given up."""
+"""Upper bounds of a fault's duration: short faults catch answers in transit, long ones cause timeouts."""
 SHUTDOWN_S, STOP_WITHIN_S = 20, 30
 
 
@@ -32,13 +32,13 @@ def proxies():
 
 
 def modes(at_5000=2, least=2):
-    """Each so often, see `scaled`, and at least so often."""
+    """Return all modes in random order: each `scaled(at_5000)` times, and at least `least` times."""
     often = max(least, scaled(at_5000))
     return random.sample(Proxy.MODES * often, len(Proxy.MODES) * often)
 
 
 def test_a_bad_wire_between_clients_and_server_costs_no_job(arena, database, proxies):
-    """FI-5."""
+    """FI-5: the faulty connections are those of the clients."""
     run, wires = arena(database), []
 
     def through_wire(address):
@@ -64,7 +64,7 @@ def test_a_bad_wire_between_clients_and_server_costs_no_job(arena, database, pro
 
 
 def test_a_bad_wire_to_the_database_costs_no_job(arena, cluster, proxies):
-    """FI-5."""
+    """FI-5: the faulty connections are those of the node and the workers."""
     run = arena(cluster)
     wire = proxies(("127.0.0.1", cluster.port))
     far = cluster.address("127.0.0.1", wire.port)
@@ -85,7 +85,7 @@ def test_a_bad_wire_to_the_database_costs_no_job(arena, cluster, proxies):
 
 
 def test_while_the_database_says_nothing_clients_are_told_and_all_can_be_stopped(arena, cluster, proxies):
-    """FI-5, D2: connections stand, and nothing comes. Jobs that ended leave their reports all of SHUTDOWN_TIMEOUT."""
+    """FI-5, D2: connections stay open without data. Workers try to report ended jobs for all of SHUTDOWN_TIMEOUT."""
     run = arena(cluster, SHUTDOWN_TIMEOUT=SHUTDOWN_S)
     wire = proxies(("127.0.0.1", cluster.port))
     far = cluster.address("127.0.0.1", wire.port)

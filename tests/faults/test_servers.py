@@ -1,4 +1,4 @@
-"""Servers that are killed, or leave as they should, while clients push and work."""
+"""Kill or gracefully stop servers while clients push and take jobs."""
 
 import time
 
@@ -12,7 +12,7 @@ MAKERS, TAKERS = 4, 6
 
 
 def test_killed_again_and_again_a_server_loses_nothing_it_accepted(arena, database):
-    """FI-1, and on SQLite FI-10."""
+    """Covers FI-1, and on SQLite FI-10."""
     run = arena(database)
     run.start_node()
     run.start_takers(TAKERS)
@@ -34,7 +34,7 @@ def test_killed_again_and_again_a_server_loses_nothing_it_accepted(arena, databa
 
 
 def test_servers_that_are_replaced_one_by_one_lose_and_double_nothing(arena, database):
-    """FI-9."""
+    """Covers FI-9: a rolling restart."""
     run = arena(database)
     run.start_node(), run.start_node()
     run.start_takers(TAKERS)

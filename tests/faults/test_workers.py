@@ -1,4 +1,4 @@
-"""Workers that are killed, or stand still for longer than they may, while clients push."""
+"""Kill workers, or suspend them for longer than WORKER_TIMEOUT, while clients push."""
 
 import json
 import os
@@ -21,7 +21,7 @@ STEP = "tests.faults.tasks.step"
 
 
 def test_workers_of_tasks_that_are_killed_lose_nothing_and_run_twice_what_they_held(arena, database):
-    """FI-2: the whole pool, one of its processes, or the parent alone."""
+    """FI-2: kill the whole pool, one of its processes, or only the parent."""
     run = arena(database)
     run.start_node()
     pools = [run.start_workers(processes=2, concurrency=CONCURRENCY) for _ in range(2)]
@@ -50,7 +50,7 @@ def one_of(children):
 
 
 def test_takers_that_stand_still_too_long_are_followed_and_change_nothing_when_they_go_on(arena, database):
-    """FI-6: each job ends once, whoever else says so later."""
+    """FI-6: each job ends once, even if a suspended taker reports it later."""
     run = arena(database)
     node = run.start_node()
     takers = run.start_takers(6)

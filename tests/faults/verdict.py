@@ -1,6 +1,6 @@
-"""What a history and the rows that are left say of a run: nothing lost, nothing made up, what ran twice, what sticks.
+"""Judge a run by its history and the remaining rows: jobs that are lost, made up, doubled or stuck.
 
-Total-queue checking: what was accepted, less what ended, is lost. Knows no Django.
+Total-queue checking: an accepted job that never ended is lost. Uses no Django.
 """
 
 from collections import Counter
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 class Verdict:
     accepted: int
     lost: frozenset[str]
-    """Accepted, and never run to the end."""
+    """Accepted, but never run to the end."""
     made_up: frozenset[str]
-    """Run or stored, and never sent by anybody."""
+    """Run or stored, but never sent."""
     unsure: frozenset[str]
-    """Run or stored, though its client heard of no success: right, where a fault came just then."""
+    """Run or stored, although its client received no success; correct if a fault happened at that moment."""
     doubled: Counter[str]
-    """How often more than once each was begun."""
+    """Number of additional runs, by jid."""
     stuck: frozenset[str]
-    """Left in a state that is not final."""
+    """Left in a state that is not final at the end."""
 
     def __str__(self):
         return (
@@ -32,7 +32,7 @@ FINAL = {"succeeded", "dead"}
 
 
 def judge(history, rows):
-    """`rows`: jid and state of each job that is left."""
+    """Judge a history; `rows` maps the jid of each remaining job to its state."""
     accepted, sent = history.jids("ok"), history.jids("sent")
     begun = Counter(note.rest[0] for note in history["begin"])
     known = begun.keys() | rows.keys()

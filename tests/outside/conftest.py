@@ -1,4 +1,4 @@
-"""A run over the test's own database; everything it started is ended with it."""
+"""Start runs over the test's own database, and end every program that they started."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.outside.match import Match
 
 @pytest.fixture
 def begin(tmp_path, transactional_db):
-    """Begin a run of a profile."""
+    """Return a function that starts a run of a profile."""
     begun = []
 
     def start(profile, seed):

@@ -1,7 +1,7 @@
-"""A process of the project that uses the public API: `python -m tests.outside.enqueuers FOLDER NAME SEED PROFILE`.
+"""Run a Django process that uses the public API: `python -m tests.outside.enqueuers FOLDER NAME SEED PROFILE`.
 
-Threads that enqueue tasks and batches, one that changes limits, one that holds a unique key, and one that notes when
-the database is slow. All end where there is a file FOLDER/make-ends.
+Its threads enqueue tasks and batches. One more thread changes limits, one holds a unique key, and one records when
+the database is slow. All threads end when the file FOLDER/make-ends exists.
 """
 
 import itertools
@@ -33,7 +33,7 @@ CANARY_ROW = 10**9
 
 
 class Undone(Exception):
-    """Rolls a transaction back."""
+    """Raise this to roll a transaction back."""
 
 
 class Thread(threading.Thread):
@@ -60,7 +60,7 @@ class Thread(threading.Thread):
         raise Undone
 
     def insist(self, verb):
-        """Do it until the database lets it be done."""
+        """Retry `verb` until the database executes it."""
         while True:
             try:
                 return verb()
@@ -98,7 +98,7 @@ class Enqueuer(Thread):
 
     @contextmanager
     def committed(self):
-        """A transaction; the jids that are added to the list are acknowledged when it is committed."""
+        """Open a transaction; when it is committed, note each jid of the yielded list as acknowledged."""
         jids = []
         with transaction.atomic():
             yield jids
@@ -149,7 +149,7 @@ class Enqueuer(Thread):
                 jids.append(self.sent(task, result, **({"effect": 1} if task is tasks.write else {})))
 
     def undone(self):
-        """A transaction that is rolled back: its job must never run."""
+        """Roll a transaction back: its job must never run."""
         try:
             with transaction.atomic():
                 result = tasks.work.enqueue(self.script())
@@ -159,7 +159,7 @@ class Enqueuer(Thread):
             pass
 
     def batch(self):
-        """A batch of a few members, half of them with a child, in one transaction."""
+        """Create a batch of one to three members in one transaction; half of the batches have a child."""
         tags, made = [], []
         with self.committed() as jids:
             with self.new_batch("", tags) as (tag, _):
@@ -195,7 +195,7 @@ class Enqueuer(Thread):
 
 
 class Holder(Thread):
-    """Holds a unique key in a transaction now and then; half of the times it is rolled back."""
+    """Hold a unique key in a transaction every 0.5 s; roll half of these transactions back."""
 
     def turn(self):
         time.sleep(0.5)
@@ -220,7 +220,7 @@ class Holder(Thread):
 
 
 class Limiter(Thread):
-    """Sets, changes, pauses and removes limits, one change at a time."""
+    """Set, change, pause and remove limits, one change at a time."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -253,7 +253,7 @@ class Limiter(Thread):
         self._now[place] = number
 
     def set_slowly(self, place):
-        """In a transaction of the project that takes its time: what claims have half done is counted at its end."""
+        """Set the limit twice in a slow transaction of the project: the count at its end meets half-done claims."""
         with transaction.atomic():
             limiting.set_limit(*place, profiles.STEADY_LIMIT)
             time.sleep(PAUSE_S)
@@ -270,7 +270,7 @@ class Limiter(Thread):
 
 
 class Canary(Thread):
-    """Writes a row of its own all the time; notes when that took long."""
+    """Write its own row every `LOOK_S`; note each write that takes longer than `STALL_S`."""
 
     def turn(self):
         begun = time.monotonic()

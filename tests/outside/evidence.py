@@ -1,4 +1,4 @@
-"""What a history says, put in order: jobs, attempts, faults, limits, batches. Knows no Django and judges nothing."""
+"""Parse a history into jobs, attempts, faults, limits and batches. Uses no Django and judges nothing."""
 
 import json
 from bisect import bisect_left
@@ -9,16 +9,16 @@ from math import inf
 from typing import NamedTuple
 
 SUSPECT_S = 2.0
-"""A process that did not run for as long, or could not reach the database, may have lost its jobs and locks."""
+"""Seconds without running, or without the database, after which a process may have lost its jobs and locks."""
 
 
 REPORTED_S = 3.0
-"""A worker of tasks reports an end within this time, where it is not killed."""
+"""Seconds within which a task worker reports the end of a job, unless it is killed."""
 
 
 @dataclass
 class Attempt:
-    """One run of a job, from the notes of the process that ran it."""
+    """One run of a job, as noted by the process that ran it."""
 
     jid: str
     executor: str
@@ -26,14 +26,14 @@ class Attempt:
     begin: float
     noted_end: float = inf
     outcome: str = ""
-    """`ok`, `fail`, `cut`, or empty where its end was not noted."""
+    """`ok`, `fail` or `cut`; empty if its end was not noted."""
     end: float = inf
-    """When it ended at the latest: its process was killed, was to stop, or may have lost the job."""
+    """Latest possible end: its process was killed, was due to stop, or may have lost the job."""
     is_suspect: bool = False
 
     @property
     def is_wire(self):
-        """Whether a client ran it, which notes each answer."""
+        """Return True if a wire client ran it; such a client notes each answer."""
         return self.executor != self.pid
 
     def __str__(self):
@@ -41,7 +41,7 @@ class Attempt:
 
 
 class Limit(NamedTuple):
-    """A number that was in force from one moment at the earliest to another at the latest."""
+    """A limit's value, from the earliest moment it may have been in force to the latest."""
 
     since: float
     until: float
@@ -79,7 +79,7 @@ class Evidence:
 
     @cached_property
     def attempts(self):
-        """By jid, in the order of their beginnings."""
+        """Attempts by jid, ordered by beginning."""
         found, open_ = defaultdict(list), {}
         for note in sorted(self.history["begin"]):
             jid, executor, pid, number = note.rest
@@ -97,16 +97,20 @@ class Evidence:
         return [attempt for attempts in self.attempts.values() for attempt in attempts]
 
     def _bound(self, attempt):
-        """Say when it ended at the latest."""
+        """Set the attempt's latest possible end, and whether it is suspect."""
         ends = [attempt.noted_end, *self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
         end, lost = min(end for end in ends if end >= attempt.begin), self.lost_since(attempt)
         attempt.is_suspect = lost <= end
         attempt.end = max(attempt.begin, min(end, lost))
 
     def lost_since(self, attempt):
-        """From when on its process may have lost its jobs: it stood still, or was not heard."""
+        """Return the time since which its process may have lost its jobs; `inf` if there is none.
+
+        Since then it was stopped, its commands got no answer, or the database was slow.
+        """
         gaps = [(at, at + s) for at, s in self._gaps.get(attempt.pid, []) if s >= SUSPECT_S]
-        # A worker of tasks is one worker as long as its process; clients notice that they were given up.
+        # A task worker keeps its identity as long as its process lives, so an earlier gap counts. A wire client notices
+        # that it was declared lost, and takes a new identity.
         stood_still = [
             at for at, end in gaps if end >= attempt.begin - 1 or (at < attempt.begin and not attempt.is_wire)
         ]
@@ -129,7 +133,7 @@ class Evidence:
         return found
 
     def is_killed(self, attempt, until):
-        """Whether its process was killed or told to stop after its beginning, and before this moment."""
+        """Return True if its process was killed or asked to stop between its beginning and `until`."""
         times = [*self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
         return any(attempt.begin <= at <= until for at in times)
 
@@ -146,21 +150,21 @@ class Evidence:
         return any(s >= SUSPECT_S and attempt.noted_end <= at <= latest for at, s in gaps)
 
     def has_fault(self, since, until):
-        """Whether sessions of the database were ended, or it was slow, in this time."""
+        """Return True if database sessions were ended, or the database was slow, between `since` and `until`."""
         place = bisect_left(self.ends_of_sessions, since)
         ended = place < len(self.ends_of_sessions) and self.ends_of_sessions[place] <= until
         return ended or any(at <= until and at + s >= since for at, s in self.stalls)
 
     @cached_property
     def limits(self):
-        """By scope and name: the numbers in force."""
+        """Limits in force, by scope and name."""
         found = defaultdict(list)
         asked = {}
         for note in sorted([*self.history["limit"], *self.history["limited"]], key=lambda note: note.at):
             scope, name, value = note.rest
             place = scope, name
             if place not in asked:
-                asked[place] = note.at  # it is this limit's first note: there was no limit before
+                asked[place] = note.at  # the limit's first note: before it there was no limit
                 found[place].append(Limit(0.0, inf, inf))
             if note in self._limited:
                 last = found[place].pop()
@@ -201,7 +205,7 @@ class Evidence:
 
     @cached_property
     def calls(self):
-        """The jids of the callbacks that began, by batch and kind, each with its first beginning."""
+        """The callbacks that began, by batch tag and kind: each jid with the time of its first beginning."""
         found = defaultdict(dict)
         for note in sorted(self.history["called"]):
             jid, tag, kind = note.rest
@@ -212,7 +216,7 @@ class Evidence:
 def _by_pid(notes):
     found = defaultdict(list)
     for note in notes:
-        # A graceful stop gives running jobs some time: its second word is when that is over.
+        # A graceful stop gives running jobs some time: its second word is the moment when that time is over.
         found[note.rest[0]].append(float(note.rest[1]) if len(note.rest) > 1 else note.at)
     return found
 

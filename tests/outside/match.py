@@ -1,4 +1,4 @@
-"""One run: nodes, workers and clients play, faults happen, all that is left is done, and the referee judges."""
+"""Execute one run: start nodes, workers and clients, cause faults, wait for all jobs to finish, and judge."""
 
 import json
 import os
@@ -25,11 +25,14 @@ from tests.server.raw import RawClient
 from tests.waiting import wait_until
 
 FREEZE_S = {"worker": (0.5, 9.0), "consumer": (0.5, 9.0), "node": (0.3, 1.5)}
-"""A node stands still for less than its clients' leases: it alone could not excuse a lost job."""
+"""Range of seconds for which a process is suspended, by its kind.
+
+A node is suspended for less than its clients' leases, because its suspension alone does not excuse a lost job.
+"""
 
 TICK_S = 0.05
 SETTLED_S = 12
-"""After the last job: the counts of limits are checked each 10 s."""
+"""Seconds to wait after the last job: the counts of limits are checked every 10 s."""
 
 SESSIONS = {
     "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -48,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What the store says when all is over."""
+    """The contents of the store at the end of a run."""
 
     jobs: dict[str, Row]
     callbacks: set[str]
@@ -74,10 +77,10 @@ class Match(Arena):
         self.faults = Counter()
         self.note = Scribe(folder, "faults").note
 
-    # --- those that play ---
+    # --- programs ---
 
     def begin(self):
-        """Start all programs together, and wait until each is there."""
+        """Start all programs concurrently, and wait until each is ready."""
         nodes = [self._new_node() for _ in range(self.profile.nodes)]
         self.pools = [self._new_pool() for _ in range(self.profile.pools)]
         for program in nodes:
@@ -132,7 +135,7 @@ class Match(Arena):
     # --- faults ---
 
     def play(self, jobs, faults=0, *, seconds=0.0):
-        """Until so many attempts have ended, so many faults have happened, and so much time has passed."""
+        """Run until `jobs` attempts have ended, `faults` faults have happened and `seconds` have passed."""
         done, until = 0, time.monotonic() + seconds
         kinds, often = list(self.profile.faults), list(self.profile.faults.values())
         order = self.chance.sample(kinds, len(kinds))
@@ -150,13 +153,13 @@ class Match(Arena):
         self._thaw(at_once=True)
 
     def _stutter(self):
-        """Let one of the servers stand still until the next tick: what it did half, others see half done for longer."""
+        """Suspend one server until the next tick, so that other nodes see its half-done work for longer."""
         self._thaw(at_once=True)
         for process in self.node(self.chance.choice(self.nodes())).children():
             self._freeze(process, "node")
 
     def kill_worker(self):
-        """One of the processes of a pool, or the pool."""
+        """Kill one process of a pool, or the whole pool."""
         place = self.chance.randrange(len(self.pools))
         pool = self.pools[place]
         children = living(pool)
@@ -172,7 +175,7 @@ class Match(Arena):
         self._replace_pool(place)
 
     def stop_pool(self):
-        """As a deployment does."""
+        """Stop a pool with SIGTERM and start another, as a deployment does."""
         place = self.chance.randrange(len(self.pools))
         pool = self.pools[place]
         for child in living(pool):
@@ -233,31 +236,31 @@ class Match(Arena):
         program.signal(signal.SIGTERM)
 
     def _replace_node(self, end):
-        """Start another first where there are several; else clients have none for a while."""
+        """End a node and start its replacement; with a single node, clients have none in between."""
         number = self.chance.choice(self.nodes())
         end(number)
         self._tell()
         self._await_node(self._new_node())
 
     def end_sessions(self):
-        """Of the database, a few by chance."""
+        """End one to four random sessions of the database."""
         with connection.cursor() as cursor:
             for _ in range(self.chance.randint(1, 4)):
                 cursor.execute(SESSIONS[connection.vendor])
                 sessions = [session for (session,) in cursor.fetchall()]
                 if sessions:
                     self.note("dbfault")
-                    with suppress(Exception):  # it has ended meanwhile
+                    with suppress(Exception):  # the session has ended meanwhile
                         cursor.execute(END_SESSION[connection.vendor], [self.chance.choice(sessions)])
 
     # --- the end ---
 
     def finish(self, timeout_s):
-        """Make no more, let all be done, and judge; what is against the rules, by rule."""
+        """Stop the producers, wait until all jobs are done, and judge; return the violations by rule."""
         self._thaw(at_once=True)
         (self.folder / "make-ends").touch()
         wait_until(lambda: not self.is_making(), SOON_S, every_s=0.05, what="nobody makes jobs")
-        with suppress(AssertionError):  # the referee says what is left
+        with suppress(AssertionError):  # the referee reports the jobs that are left
             wait_until(self._are_jobs_done, timeout_s, every_s=0.2)
             wait_until(self._is_settled, SETTLED_S, every_s=0.2)
         info = self._info()
@@ -273,7 +276,7 @@ class Match(Arena):
         return set(self.store.rows().values()) <= FINAL
 
     def _is_settled(self):
-        """Whether the last callbacks have come, and all that jobs held is free."""
+        """Return True if the last callbacks have arrived, and no job holds a lock or a permit."""
         evidence, left = Evidence(History(self.folder)), self._left(self._info())
         return self._are_jobs_done() and not any(next(rule(evidence, left), None) for rule in (callbacks, counters))
 
@@ -329,7 +332,7 @@ class Match(Arena):
 
 
 def living(program):
-    """Its processes that run."""
+    """Return the child processes of the program that are neither zombies nor this process."""
     return [
         child for child in program.children() if child.status() != psutil.STATUS_ZOMBIE and child.pid != os.getpid()
     ]

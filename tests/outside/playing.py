@@ -1,6 +1,6 @@
-"""Run one attempt at a job as its script says, and note what happens. Knows neither Django nor the store.
+"""Run one attempt at a job as its script says, and note each event. Uses neither Django nor the store.
 
-A script is the last argument of a job: `ms`, how long it runs; `fails`, how often it fails before it succeeds.
+A script is the last argument of a job: `ms` is its duration, `fails` is how often it fails before it succeeds.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from tests.faults.history import Scribe
 SLICE_S = 0.05
 PULSE_S = 0.1
 GAP_S = 1.0
-"""A process that did not run for as long notes it: it was stopped, or the machine was busy elsewhere."""
+"""A process that did not run for this many seconds notes a gap: it was stopped, or the machine was busy."""
 
 ALWAYS = 99
 """`fails` of a job that never succeeds."""
 
 
 class Stage:
-    """The notes of one process."""
+    """Play scripts in one process, and write its notes."""
 
     def __init__(self, folder, name):
         self.folder = Path(folder)
@@ -41,7 +41,7 @@ class Stage:
             before = now
 
     def play(self, jid, executor, script):
-        """Run an attempt; returns whether it is to fail."""
+        """Run one attempt; return True if it must fail."""
         run = (jid, executor, str(os.getpid()), str(next(self._numbers)))
         self.note("begin", *run)
         try:
@@ -56,7 +56,7 @@ class Stage:
         return fails
 
     def _fails(self, jid, times):
-        """Whether it has failed fewer times than it should; counted in a file, which survives the process."""
+        """Return True if it has failed fewer than `times` times; the count is a file, which survives the process."""
         if times == 0:
             return False
         file = os.open(self.folder / f"{jid}.fails", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

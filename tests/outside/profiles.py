@@ -1,4 +1,4 @@
-"""What a run consists of: nodes, workers, clients, jobs, changes of limits, and faults. Knows no Django, no store."""
+"""Define the contents of a run: nodes, workers, clients, jobs, limit changes, faults. Uses no Django and no store."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,25 +13,28 @@ SETTINGS = {
     "BATCH_COMMIT_WITHIN": 60,
     "LOCKET": {"HEARTBEAT_FREQUENCY": 1, "JOB_LOCK_DURATION": 6},
 }
-"""Of nodes and workers."""
+"""Settings of the nodes and workers."""
 
 PRODUCER_SETTINGS = SETTINGS | {"RESERVE_FOR": 2}
-"""Of the Django processes that enqueue. `runfaktory` accepts no reservation below 60 s: here it is shorter, so that a
-job which outlives its reservation takes seconds and not minutes. A longer reservation only hides defects."""
+"""Settings of the Django processes that enqueue.
+
+`runfaktory` rejects a reservation below 60 s. Here it is 2 s, so that a job that outlives its reservation takes
+seconds instead of minutes. A longer reservation only hides defects.
+"""
 
 LONG_S = 7.0
-"""Longer than a reservation of RESERVE_FOR, plus the 5 s within which its end is noticed."""
+"""Seconds a long job runs: more than a reservation of RESERVE_FOR plus the 5 s within which its expiry is noticed."""
 
 HOLD_S = 5.0
-"""For which a transaction of the project holds a unique key: longer than DATABASE_TIMEOUT."""
+"""Seconds for which a transaction of the project holds a unique key: longer than DATABASE_TIMEOUT."""
 
 HELD_KEY = 0
-"""The unique key that the transaction holds; other keys must not notice it."""
+"""The unique key that the transaction holds; jobs with other keys must not be delayed."""
 
 LOCK_KEYS, UNIQUE_KEYS, LIMIT_KEY = 4, 30, "shared"
 
 STEADY_LIMIT = 3
-"""Of limits that are only set again, and of all at the end."""
+"""Value of limits that never change, and of every limit at the end of a run."""
 
 TASKS = "tests.outside.tasks"
 WRITE, WORK, LONG = f"{TASKS}.write", f"{TASKS}.work", f"{TASKS}.long"
@@ -41,35 +44,40 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Profile(NamedTuple):
-    """`jobs` and `wire` are kinds of jobs and how often each is chosen, by Django processes and by clients over the
-    wire; `faults` are kinds of faults and how often each is chosen."""
+    """Map each kind of job or fault to its relative frequency.
+
+    Django processes enqueue `jobs`, and clients push `wire` over the protocol.
+    """
 
     jobs: Mapping[str, int] = NOTHING
     wire: Mapping[str, int] = NOTHING
     faults: Mapping[str, int] = NOTHING
     limits: tuple[tuple[str, str], ...] = ()
-    """Scopes and names of the limits that change."""
+    """Scope and name of each limit that changes."""
     is_limit_steady: bool = False
-    """Whether the limits are only set again and again, always to the same number."""
+    """True if the limits are only set again, always to the same number."""
     limit_pause_s: tuple[float, float] = (0.3, 2.5)
     holds: bool = False
-    """Whether a transaction of the project holds a unique key now and then. Then the first client pushes that key now
-    and then, and the second one only plain jobs: their answers meanwhile show whether others are held up."""
+    """True if a transaction of the project holds a unique key from time to time.
+
+    Then the first client sometimes pushes that key, and the second client pushes only plain jobs: the time until their
+    answers shows whether they are delayed.
+    """
     stutters: bool = False
-    """Whether the servers stand still for some milliseconds, all the time."""
+    """True if one server at a time is suspended for some milliseconds, throughout the run."""
     nodes: int = 2
     pools: int = 1
     processes: int = 2
     concurrency: int = 4
     consumers: int = 2
     threads: int = 4
-    """Of each consumer; each thread is a worker of its own."""
+    """Threads per consumer; each thread is a separate worker."""
     pushers: int = 2
     enqueuers: int = 2
     long_s: float = LONG_S
     worker_timeout_s: int = 6
     most_ahead: int = 40
-    """Producers pause while more jobs wait."""
+    """Producers pause while more jobs than this wait."""
 
 
 MIX = Profile(
@@ -82,7 +90,7 @@ MIX = Profile(
     limits=(("task", WRITE), ("task", WORK), ("key", LIMIT_KEY)),
     holds=True,
 )  # fmt: skip
-"""Everything at once."""
+"""All kinds of jobs, limits and faults at the same time."""
 
 LIMITS_CHANGE = Profile(
     jobs={"write": 10, "work": 2, "many": 2},
@@ -94,7 +102,7 @@ LIMITS_CHANGE = Profile(
     concurrency=8,
     most_ahead=60,
 )
-"""Limits are set, changed, paused and removed under atomic tasks that run."""
+"""Limits are set, changed, paused and removed while atomic tasks run."""
 
 LIMITS_AND_LOCKS = Profile(
     wire={"both": 2, "limit": 1},
@@ -110,7 +118,7 @@ LIMITS_AND_LOCKS = Profile(
     enqueuers=0,
     most_ahead=30,
 )
-"""One limit and few locks, many clients on two nodes, while the count of the limit is checked all the time."""
+"""One limit and few locks, many clients on two nodes, while the limit's count is checked continuously."""
 
 KEY_IS_HELD = Profile(
     jobs={"unique": 1},
@@ -122,7 +130,7 @@ KEY_IS_HELD = Profile(
     enqueuers=0,
     most_ahead=20,
 )
-"""A transaction of the project holds a unique key while others push unique jobs and batches."""
+"""A transaction of the project holds a unique key while clients push unique jobs and batches."""
 
 LONG_JOBS = Profile(
     jobs={"long": 3, "work": 4, "locked": 1},
@@ -135,7 +143,7 @@ LONG_JOBS = Profile(
     long_s=11.5,
     most_ahead=6,
 )
-"""Jobs that outlive their reservation, which is twice WORKER_TIMEOUT at least, on workers that live."""
+"""Jobs that outlive their reservation (at least twice WORKER_TIMEOUT) on workers that stay alive."""
 
 PROFILES = {
     "mix": MIX,
@@ -148,7 +156,7 @@ PROFILES = {
 
 
 def on_sqlite(profile):
-    """The same on one node, without faults of sessions: SQLite has none."""
+    """Return the profile for one node and without session faults, because SQLite has no sessions."""
     faults = {name: times for name, times in profile.faults.items() if name != "end_sessions"}
-    # A transaction that writes holds the whole file: others wait for it, whatever their keys.
+    # A transaction that writes locks the whole file: other transactions wait for it whatever their keys are.
     return profile._replace(nodes=1, processes=1, holds=False, faults=faults, most_ahead=min(profile.most_ahead, 25))

@@ -1,6 +1,6 @@
-"""The rules, each a function of the evidence and of what is left in the store: what it returns is against the rule.
+"""Check a run against its rules: each rule is a function of evidence and final store, and yields its violations.
 
-Knows no Django. A rule that excuses something says what excuses it.
+Uses no Django. A rule with an exception documents that exception.
 """
 
 from collections import Counter, defaultdict
@@ -10,20 +10,20 @@ from math import inf
 FINAL = {"succeeded", "dead"}
 MAX_LOSSES = 3
 EARLY_S = 0.05
-"""Two clocks of one machine are read one after the other."""
+"""Tolerance in seconds: two clocks of one machine are read one after the other."""
 
 HELD_AHEAD_S, DELIVERED_S = 4.0, 1.0
-"""A job is claimed, and counts as running, before it begins: as long at most in a worker of tasks, and in a client."""
+"""Seconds for which a claimed job counts as running before it begins: in a task worker, and in a wire client."""
 
 FAULT_S = 5.0
-"""A fault of the database may fail commands that come as long after it: connections notice it when they are used."""
+"""Seconds after a database fault in which commands may fail: a connection notices the fault on its next use."""
 
 NEIGHBOURS_S, PLAIN = 2.5, 3
-"""A command may take so long, unless as many plain ones were answered quickly in that time."""
+"""Longest latency in seconds of a command, unless fewer than `PLAIN` plain commands were answered quickly meanwhile."""
 
 
 def lost(evidence, left):
-    """What was accepted and did not end as its script wants. Excused: the third loss of its worker (W20)."""
+    """Report accepted jobs that did not end as their script says. Exception: the third loss of a worker (W20)."""
     for jid in sorted(evidence.ok.keys() - evidence.undone):
         spec, row = evidence.specs[jid], left.jobs.get(jid)
         wanted = "dead" if spec.get("dies") else "succeeded"
@@ -46,7 +46,7 @@ def _told(attempts):
 
 
 def made_up(evidence, left):
-    """What ran or is stored, and was never sent, or was rolled back."""
+    """Report jobs that ran or are stored, but were never sent or were rolled back."""
     called = {jid for jids in evidence.calls.values() for jid in jids}
     known = {*evidence.attempts, *left.jobs} - called - left.callbacks
     for jid in sorted(known - evidence.sent.keys()):
@@ -56,7 +56,7 @@ def made_up(evidence, left):
 
 
 def run_twice(evidence, left):
-    """Attempts at one job that overlap, or a further one without a reason."""
+    """Report overlapping attempts at one job, and repeated attempts without a reason."""
     for jid, attempts in evidence.attempts.items():
         for before, after in pairwise(attempts):
             if after.begin < before.end and not before.is_suspect and not after.is_suspect:
@@ -66,7 +66,10 @@ def run_twice(evidence, left):
 
 
 def _is_run_again_rightly(evidence, jid, before, after):
-    """It failed, or its process was lost; an atomic one may lose its COMMIT with the database's session."""
+    """Return True if the first attempt failed or lost its process.
+
+    An atomic task may also lose its COMMIT together with its database session.
+    """
     if before.outcome == "fail" or before.is_suspect or after.is_suspect:
         return True
     if evidence.is_killed(before, after.begin):
@@ -78,18 +81,18 @@ def _is_run_again_rightly(evidence, jid, before, after):
 
 
 def never_ended(evidence, left):
-    """Attempts without an end in processes that were neither killed nor stopped."""
+    """Report attempts without an end in processes that were neither killed nor stopped."""
     for attempt in evidence.all_attempts():
         if not attempt.outcome and not attempt.is_suspect and not evidence.is_killed(attempt, inf):
             yield f"{attempt.jid}: {attempt}"
 
 
 def failures(evidence, left):
-    """Failures that are stored and that no script wanted, or fewer than there were: a stop uses up no attempt."""
+    """Report stored failures that no script caused, and failures that are missing. A stop uses up no attempt."""
     for jid, row in left.jobs.items():
         failed = [attempt for attempt in evidence.attempts.get(jid, []) if attempt.outcome == "fail"]
         sure = [one for one in failed if not one.is_suspect and evidence.is_reported(one)]
-        # A session that is ended under a task is the task's own failure.
+        # If a session is ended while a task uses it, the task itself fails.
         of_sessions = (
             sum(error.startswith("django.db.utils.") for error in row.errors) if evidence.ends_of_sessions else 0
         )
@@ -98,7 +101,7 @@ def failures(evidence, left):
 
 
 def effects(evidence, left):
-    """What an atomic task writes is there once where it succeeded, and not at all elsewhere."""
+    """Report atomic tasks that succeeded and did not write exactly once, or did not succeed and wrote."""
     for jid, row in left.jobs.items():
         if evidence.specs.get(jid, {}).get("effect") and row.state in FINAL:
             wanted = int(row.state == "succeeded")
@@ -107,7 +110,7 @@ def effects(evidence, left):
 
 
 def locks(evidence, left):
-    """Two jobs of one key at once."""
+    """Report two jobs with the same lock key that ran at the same time."""
     of_key = defaultdict(list)
     for attempt in evidence.all_attempts():
         if key := evidence.specs.get(attempt.jid, {}).get("lock"):
@@ -120,7 +123,7 @@ def locks(evidence, left):
 
 
 def limits(evidence, left):
-    """A job that began where as many ran as any number in force since its claim allowed."""
+    """Report a job that began above its limit: above every value in force since its claim."""
     of_limit = defaultdict(list)
     for attempt in evidence.all_attempts():
         spec = evidence.specs.get(attempt.jid, {})
@@ -138,13 +141,13 @@ def limits(evidence, left):
 
 
 def _in_force(numbers, attempt):
-    """The largest number that may have been in force since this job was claimed."""
+    """Return the largest limit that may have been in force since this job was claimed."""
     claimed = attempt.begin - (DELIVERED_S if attempt.is_wire else HELD_AHEAD_S)
     return max(one.most for one in numbers if one.since <= attempt.begin and one.until >= claimed)
 
 
 def unique(evidence, left):
-    """Two jobs of one key that were both accepted while both lived."""
+    """Report two jobs with the same unique key that were both accepted before either ended."""
     of_key = defaultdict(list)
     for jid, at in evidence.ok.items():
         if (key := evidence.specs[jid].get("unique")) is not None:
@@ -157,7 +160,7 @@ def unique(evidence, left):
 
 
 def early(evidence, left):
-    """Scheduled jobs that began before their time."""
+    """Report scheduled jobs that began before their time."""
     for jid, attempts in evidence.attempts.items():
         at = evidence.specs.get(jid, {}).get("at")
         if at is not None and attempts[0].begin < at - EARLY_S:
@@ -165,7 +168,7 @@ def early(evidence, left):
 
 
 def callbacks(evidence, left):
-    """Callbacks of batches: each once, none early, success only of what succeeded."""
+    """Report callbacks of batches that are repeated, early or missing; success needs all members to succeed."""
     for batch in evidence.batches.values():
         is_sure = _is_sure(evidence, batch)
         for kind in ("complete", "success"):
@@ -179,7 +182,7 @@ def callbacks(evidence, left):
 
 
 def _is_sure(evidence, batch):
-    """Whether it and all below were answered: another may be open until it expires."""
+    """Return True if COMMIT was answered for the batch and all its descendants; any other is open until it expires."""
     is_closed = all(until < inf for _, until in batch.reopened)
     return (
         is_closed and batch.committed < inf and all(_is_sure(evidence, evidence.batches[tag]) for tag in batch.children)
@@ -211,7 +214,7 @@ def _too_early(evidence, batch, kind, called):
             times = f"sent {sent:.3f}, commit {batch.commit:.3f}, opened again {batch.reopened}"
             yield f"{batch.tag}: {kind} came at {called:.3f} before its member {jid} ({times}); {_told(attempts)}"
     for tag in batch.children:
-        # A child's success may come after the parent's complete: a member that failed once counts as executed.
+        # A child's success may follow the parent's complete: a member that failed once counts as executed.
         for one in ("complete", "success") if kind == "success" else ("complete",):
             for jid in evidence.calls.get((tag, one), {}):
                 ended = min((a.noted_end for a in evidence.attempts.get(jid, []) if a.outcome == "ok"), default=inf)
@@ -220,7 +223,7 @@ def _too_early(evidence, batch, kind, called):
 
 
 def answers(evidence, left):
-    """Commands that were refused for another's sake, or were refused and done."""
+    """Report commands refused without a database fault, and commands that were refused but executed."""
     for jid, (at, why) in evidence.refused.items():
         sent, spec = evidence.sent[jid], evidence.specs[jid]
         has_fault = evidence.has_fault(sent - FAULT_S, at)
@@ -248,7 +251,7 @@ def answers(evidence, left):
 
 
 def neighbours(evidence, left):
-    """Commands that waited for another's transaction: plain ones were answered quickly meanwhile."""
+    """Report commands that waited for another transaction while plain commands were answered quickly."""
     answered = evidence.ok | {jid: at for jid, (at, _) in evidence.refused.items()}
     spans = [(evidence.sent[jid], at, evidence.specs[jid]["lane"], jid) for jid, at in answered.items()]
     plain = [(sent, at) for sent, at, lane, _ in spans if lane == "plain"]
@@ -260,7 +263,7 @@ def neighbours(evidence, left):
 
 
 def counters(evidence, left):
-    """INFO at the end: what it counts is what is stored, nothing runs or waits, and nothing is held."""
+    """Report counts of INFO that differ from the stored jobs, and locks, permits or sizes that are left at the end."""
     states = Counter(row.state for row in left.jobs.values())
     lost_for_good = sum(row.errtype == "WorkerLost" and row.state == "dead" for row in left.jobs.values())
     failed = sum(row.failures for row in left.jobs.values()) + lost_for_good
@@ -282,5 +285,5 @@ RULES = (
 
 
 def judge(evidence, left):
-    """All that is against the rules, by rule."""
+    """Return all violations, by name of the rule."""
     return {rule.__name__: found for rule in RULES if (found := list(rule(evidence, left)))}

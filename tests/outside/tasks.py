@@ -1,4 +1,4 @@
-"""The tasks that workers run. Each plays its script; callbacks of batches note which batch called."""
+"""Define the tasks that workers run. Each plays its script; a batch callback also notes which batch called it."""
 
 import os
 
@@ -10,11 +10,11 @@ _stages = {}
 
 
 class Failed(Exception):
-    """As the script says."""
+    """Raised by a task when its script says that it fails."""
 
 
 def stage():
-    """This process's own; a fork does not share it."""
+    """Return the stage of this process; a forked child creates its own."""
     pid = os.getpid()
     if pid not in _stages:
         _stages[pid] = Stage(os.environ["FAKTORY_OUTSIDE_FOLDER"], f"w{pid}")

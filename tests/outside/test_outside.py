@@ -1,8 +1,8 @@
-"""Jobs are pushed, run, limited, locked and batched from the outside only, while things die; then rules are checked.
+"""Push, run, limit, lock and batch jobs from outside only, while programs die; then check the rules.
 
-The seed decides what is pushed and which faults happen; it is printed, and FAKTORY_OUTSIDE_SEED sets it.
-FAKTORY_OUTSIDE is the number of attempts in the large size of `make soak`; the profiles that provoke one thing each run
-on PostgreSQL only in the small size.
+The seed determines the jobs and the faults; it is printed, and FAKTORY_OUTSIDE_SEED sets it. FAKTORY_OUTSIDE is the
+number of attempts in the large size of `make soak`. In the small size, the profiles that provoke a single problem run
+only on PostgreSQL.
 """
 
 import os
@@ -24,7 +24,7 @@ def scaled(small, at_3000):
 
 
 def test_nothing_is_lost_doubled_or_over_its_limit_whatever_dies(begin):
-    """W14, W19, W20, W26, W29."""
+    """Covers W14, W19, W20, W26, W29."""
     run = begin("mix", SEED)
     run.play(scaled(200, 3000), scaled(4, 60))
     assert run.finish(scaled(60, 240)) == {}

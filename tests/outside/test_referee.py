@@ -1,4 +1,4 @@
-"""Each rule of the referee notices its violation in a history that is written by hand, and excuses what it should."""
+"""Test that each rule of the referee reports its violation in a handwritten history, and accepts its exceptions."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ GOOD = Row("succeeded", 0, 0, "", [])
 
 
 class Told:
-    """A history as its writers note it: `at`, a word, and the rest."""
+    """Write a history in the format of its writers: `at`, a word, and further words."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -1,7 +1,7 @@
-"""Clients over the wire, in processes of their own: `python -m tests.outside.wire FOLDER NAME SEED PROFILE ROLE`.
+"""Run clients over the wire in a separate process: `python -m tests.outside.wire FOLDER NAME SEED PROFILE ROLE`.
 
-ROLE is `push`, `take` or `requeue`. Producers end where there is a file FOLDER/make-ends, others at FOLDER/take-ends.
-Knows neither Django nor the store.
+ROLE is `push`, `take` or `requeue`. Producers end when the file FOLDER/make-ends exists, other roles when
+FOLDER/take-ends exists. Uses neither Django nor the store.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from tests.server.raw import RawClient, worker
 
 ANSWER_S = 12.0
 BEAT_EVERY_S, MUTE_S = 0.5, 4.5
-"""A worker whose BEATs were not answered for `MUTE_S` notes it: its jobs may be given to others."""
+"""A worker without an answer to its BEATs for `MUTE_S` notes that: its jobs may be given to other workers."""
 PAUSE_S, PACE_S = 0.05, 0.005
 UNIQUE_SCRIPT = {"ms": 30, "fails": 0}
 CALL_SCRIPT = {"ms": 5, "fails": 0}
@@ -37,7 +37,7 @@ def compact(value):
 
 
 class Talker(Client):
-    """Says one thing at a time to any node; notes what was refused."""
+    """Send one command at a time to a random node; note the errors."""
 
     def __init__(self, folder, name, seed, profile):
         super().__init__(folder, name)
@@ -52,14 +52,14 @@ class Talker(Client):
             OSError,
             AssertionError,
             IndexError,
-        ):  # refused, reset, closed before HELLO was answered; or there is none
+        ):  # refused, reset, closed before HELLO was answered; or no node is listed
             time.sleep(PAUSE_S)
 
     def note(self, *words):
         self.scribe.note(*words)
 
     def asked(self, line):
-        """The reply; an error that no jid has a note for is noted. b"" where none came."""
+        """Return the reply, b"" if none came. Note every error reply, because no note of a jid contains it."""
         begun = time.monotonic()
         told = self.ask(line)
         if told is not None and told.startswith(b"-"):
@@ -68,7 +68,7 @@ class Talker(Client):
         return told
 
     def until_ok(self, line):
-        """Say it until it is done; returns whether it was, and not refused for good."""
+        """Repeat the command until it succeeds; return False if it is refused for good."""
         while True:
             told = self.asked(line)
             if told[:1] == b"+" or told.startswith(b"-ERR Job not found"):
@@ -103,7 +103,7 @@ class Pusher(Talker):
         return {"ms": self.chance.choice((1, 5, 20, 60, 200)), "fails": fails}
 
     def job(self, spec=None, *, script=None, queue=QUEUE, jobtype="wire", args=(), **fields):
-        """A job and what is to be known of it."""
+        """Return a job and its spec: the facts about it that the referee needs."""
         jid = f"{self.name}-{next(self._count):06d}"
         script = script or self.script()
         custom = fields.pop("custom", {}) | {"result_ttl": KEPT_S}
@@ -144,7 +144,10 @@ class Pusher(Talker):
         self.push(*self.job(dict(custom), script=script, custom=custom, queue=self.chance.choice(QUEUES)))
 
     def both(self):
-        """When a key is free, each queue has a job of it that is ready: most are claimed in vain and turned back."""
+        """Push a job with a lock and a limit.
+
+        When a lock becomes free, each queue has a ready job with that lock: most of these are claimed in vain.
+        """
         custom = {"lock": f"both{self.chance.randrange(2)}", "limit": profiles.LIMIT_KEY}
         script = {"ms": self.chance.choice((40, 80)), "fails": 0}
         self.push(*self.job(dict(custom), script=script, custom=custom, queue=self.chance.choice(QUEUES)))
@@ -155,7 +158,7 @@ class Pusher(Talker):
         self.push(*self.job({"at": time.monotonic() + in_s}, at=at.isoformat()))
 
     def fails(self):
-        """Once, or always; the retry is brought forward by `requeue`."""
+        """Push a job that fails once or always; `requeue` runs its retry early."""
         if self.chance.random() < 0.5:
             self.push(*self.job(script=self.script(1), retry=3))
         else:
@@ -174,7 +177,7 @@ class Pusher(Talker):
     # --- batches ---
 
     def batch(self, parent="", depth=0):
-        """With its members, sometimes a child or a member that reopens it; committed at the end."""
+        """Create a batch with members, sometimes with a child or a member that reopens it, and commit it."""
         tag = f"{self.name}-b{next(self._count)}"
         kinds = self.chance.choice((["complete", "success"], ["success"], ["complete"]))
         bid = self.new(tag, parent, kinds)
@@ -208,7 +211,7 @@ class Pusher(Talker):
     def push_member(self, tag, bid, *, reopens=False):
         script = self.script(self.chance.choice((0, 0, 0, 1)))
         fields = {"custom": {"bid": bid}, "retry": 3}
-        if reopens:  # scheduled, so that the batch is committed when it runs
+        if reopens:  # scheduled, so that the batch is already committed when it runs
             script |= {"reopens": bid, "tag": tag, "fails": 0}
             fields["at"] = (datetime.now(UTC) + timedelta(seconds=0.4)).isoformat()
         if not reopens and self.chance.random() < 0.5:
@@ -217,7 +220,7 @@ class Pusher(Talker):
 
 
 class Taker(Talker):
-    """Runs one job at a time. One that did not hear what a FETCH brought is a new worker after that."""
+    """Run one job at a time. After a FETCH without an answer it continues as a new worker."""
 
     def __init__(self, stage, *args):
         super().__init__(*args)
@@ -283,7 +286,7 @@ class Taker(Talker):
         return False
 
     def close_again(self, script):
-        """After its own end the member adds one more, and commits."""
+        """Add one more member to the reopened batch after the job's own end, then commit the batch."""
         jid = f"{self.name}-r{next(self._count):06d}"
         more = {"ms": 5, "fails": 0}
         job = {"jid": jid, "jobtype": "wire", "queue": QUEUE, "args": [more], "custom": {"bid": script["reopens"]}}
@@ -302,7 +305,7 @@ class Taker(Talker):
 
 
 class Requeuer(Talker):
-    """Brings retries forward."""
+    """Requeue all retries every 0.3 s."""
 
     def run(self):
         while not self.is_over("take-ends"):

@@ -1,6 +1,6 @@
-"""Record how PostgreSQL carried out each statement of a session: its own `auto_explain`, told to the client.
+"""Record how PostgreSQL executed each statement of a session: `auto_explain` sends the plans to the client.
 
-Nothing is put in the way of the statements: those that go through libpq directly are recorded too.
+No code wraps the statements, so that those sent through libpq directly are recorded too.
 """
 
 import json
@@ -22,7 +22,7 @@ _SETTINGS = {
 
 @dataclass
 class Statement:
-    """One statement, with the plan that was carried out."""
+    """One statement, with the plan that PostgreSQL executed."""
 
     sql: str
     plan: dict
@@ -31,18 +31,21 @@ class Statement:
 
     @property
     def pages(self):
-        """Pages read. What a WITH changes may be carried out after the plan itself: counted on top, perhaps twice."""
+        """Number of pages read.
+
+        Changes in a WITH may be executed after the plan itself: their pages are added, and perhaps counted twice.
+        """
         after = sum(_buffers(node) for node in self.nodes[1:] if node["Node Type"] == "ModifyTable")
         return _buffers(self.plan) + after
 
     @property
     def rows(self):
-        """Rows that it answered with."""
+        """Number of rows that the statement returned."""
         return self.plan["Actual Rows"]
 
     @property
     def changed(self):
-        """Rows locked or written, each as often as that was done."""
+        """Number of rows locked or written; a row counts each time."""
         return sum(
             child["Actual Rows"] * child["Actual Loops"]
             for node in self.nodes
@@ -52,7 +55,7 @@ class Statement:
         )
 
     def reads_whole(self, table):
-        """Whether it reads this table from its first page to its last."""
+        """Return True if it scans this table sequentially."""
         return any("Seq Scan" in node["Node Type"] and node.get("Relation Name") == table for node in self.nodes)
 
     def __str__(self):
@@ -70,18 +73,18 @@ def _nodes(node):
 
 
 class Recorder:
-    """Statements of this thread's session; `during` says what they are part of."""
+    """Record the statements of this thread's session; `during` names the operation that they belong to."""
 
     def __init__(self):
         self.statements = []
         self._where = ""
 
     def start(self):
-        """Begin to record; returns why it cannot, "" where it can."""
+        """Start recording; return the reason if that is impossible, else ""."""
         with connection.cursor() as cursor:
             try:
                 cursor.execute("LOAD 'auto_explain'")
-            except DatabaseError as error:  # it is not installed, or only a superuser may
+            except DatabaseError as error:  # it is not installed, or only a superuser may load it
                 return f"PostgreSQL cannot load auto_explain: {error}"
             for name, value in _SETTINGS.items():
                 cursor.execute(f"SET auto_explain.{name} = '{value}'")

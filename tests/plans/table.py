@@ -1,4 +1,7 @@
-"""A table of jobs as a large installation has it: half finished, half with an expiry, filled by the database itself."""
+"""Fill the table of jobs like a large installation: half of them finished, half with an expiry.
+
+The database itself generates the rows.
+"""
 
 from django.db import connection
 
@@ -9,8 +12,8 @@ COLUMNS = (
     " counts_failed"
 )
 
-# Of a hundred rows: 46 succeeded, 2 dead, 1 discarded, 1 expired; 30 enqueued, 10 scheduled, 3 retries, 7 blocked; and
-# of all rows one in two thousand is working. Live rows lie among finished ones: the worst case for who reads pages.
+# Of a hundred rows: 46 succeeded, 2 dead, 1 discarded, 1 expired; 30 enqueued, 10 scheduled, 3 retries, 7 blocked. Of
+# all rows, one in two thousand is working. Live rows lie among finished ones: the worst case for reading pages.
 _STATES = """
 CASE WHEN n % 2000 = 50 THEN 'working' WHEN p < 46 THEN 'succeeded' WHEN p < 48 THEN 'dead' WHEN p < 49 THEN 'discarded'
   WHEN p < 50 THEN 'expired' WHEN p < 80 THEN 'enqueued' WHEN p < 90 THEN 'scheduled' WHEN p < 93 THEN 'retries'
@@ -56,17 +59,17 @@ _AROUND = (
 
 
 def fill(first, last, *, total, dues=60):
-    """Write the jobs from `first` to `last` of `total`, the oldest first, as they were pushed in a day.
+    """Write the jobs from `first` to `last` of `total`, the oldest first, as if they had been pushed during one day.
 
-    Of what time changes more is due than a step of maintenance takes: 10 * `dues` scheduled jobs, as many expired ones
-    and 50 * `dues` that are to be purged.
+    More rows are due than one step of maintenance handles: 10 * `dues` scheduled jobs, as many expired ones, and
+    50 * `dues` to purge.
     """
     with connection.cursor() as cursor:
         cursor.execute(_FILL, {"first": first, "last": last, "total": total, "dues": dues})
 
 
 def fill_around():
-    """Write what belongs to the jobs: queues, workers, locks and batches."""
+    """Write the rows that belong to the jobs: queues, workers, locks and batches."""
     with connection.cursor() as cursor:
         for statement in _AROUND:
             cursor.execute(statement)

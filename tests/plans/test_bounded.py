@@ -1,7 +1,7 @@
-"""What nodes do again and again reads a bounded part of the table of jobs, however large it is and whatever the
-statistics say of it. `make soak` runs it on 2,000,000 jobs.
+"""Repeated operations of nodes read a bounded part of the table of jobs, for any table size and any statistics.
 
 All statements of maintenance, BEAT, INFO, /metrics and the admin's overview are recorded as PostgreSQL runs them.
+`make soak` runs the tests on 2,000,000 jobs.
 """
 
 import os
@@ -35,16 +35,20 @@ FULL = 2_000_000
 JOB = "django_faktory_job"
 
 PAGES = 700 + 1300 * JOBS // FULL
-"""Pages that a statement may read: 2,000 of the full table."""
+"""Pages that a statement may read: 2,000 for the full table."""
 
 PAGES_PER_ROW = 40
-"""Pages for each row that a step locks or changes, some 500 at once: its place is found in the table and in up to eight
-indexes, each three or four pages deep."""
+"""Pages for each row that a step locks or changes, about 500 at once.
+
+The row's position is looked up in the table and in up to eight indexes, each three or four pages deep.
+"""
 
 
 def entry_points():
-    """What nodes do by the clock or when they are asked, by name. What only reads comes first: what changes thousands
-    of rows at once leaves pages that a count has to look into until they are vacuumed."""
+    """Yield the name and function of each operation that nodes run by the clock or on request.
+
+    Reads come first, because changes to thousands of rows leave pages that a count must visit until they are vacuumed.
+    """
     yield "BEAT", lambda: workers.beat([Beat(wid=f"wid{n}", rss_kb=1) for n in range(10)], using=USING)
     shared.forget()
     yield "INFO", lambda: stats.snapshot(using=USING)
@@ -85,7 +89,10 @@ def run(sql):
 
 
 def vacuum(options=""):
-    """As autovacuum does after so many rows, which counts rely on: until no transaction elsewhere keeps pages back."""
+    """Vacuum the table, as autovacuum does after many changes; counts rely on that.
+
+    Repeat it until no other transaction prevents pages from becoming all-visible.
+    """
 
     def is_done():
         run(f"VACUUM {f'({options})' if options else ''} {JOB}")
@@ -106,18 +113,18 @@ def too_much(statements):
 def test_no_statement_that_nodes_repeat_reads_more_than_its_share_of_a_large_table(recorder):
     run("SET synchronous_commit = off")
     table.fill(1, 1000, total=JOBS)
-    run("ANALYZE")  # when the table was small: what the planner knows for hours
+    run("ANALYZE")  # while the table is small: the planner may keep these statistics for hours
     table.fill(1001, JOBS, total=JOBS)
     table.fill_around()
 
     grown = recorded(recorder, only={"look", "look around", "reservations", "expired jobs", "purge", "BEAT"})
     assert too_much(grown) == []
 
-    # Pages that were not vacuumed yet are looked into for each row that is counted: a few thousand, but no more.
+    # Pages that are not vacuumed yet are visited for each counted row: a few thousand at most.
     counted = recorded(recorder, only={"statistics of the API", "overview"})
     assert [str(one) for one in counted if one.reads_whole(JOB)] == []
 
-    vacuum()  # statistics of columns stay those of the small table
+    vacuum()  # column statistics stay those of the small table
     vacuumed = recorded(recorder)
     found = too_much(vacuumed)
     assert found == [], "\n".join(found)
@@ -149,7 +156,7 @@ def test_ids_of_jobs_that_a_command_changes_are_read_a_portion_at_a_time(recorde
             steps = list(command())
         assert len(steps) > 1, name
     assert {one.where for one in recorder.statements} == set(COMMANDS)
-    # A filter looks at each row of a portion: its place in the index of ids, some pages deep, and its page.
+    # A filter reads each row of a portion: its entry in the index of ids, several pages deep, and its page.
     most = 4 * walking.PORTION + PAGES
     large = [str(one) for one in recorder.statements if one.pages > most or one.rows > walking.PORTION]
     assert large == [], "\n".join(large)
