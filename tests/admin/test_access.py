@@ -1,5 +1,7 @@
-"""Who may do what in the admin: each address and each action × nobody, staff, who may look, who may change, who may
-just that, the superuser. What there is comes from the registered pages: a new one without a line here fails.
+"""Send every address and action of the admin as each kind of user: anonymous, staff, viewer, editor, superuser.
+
+A staff user with only the permission for that action is one of them. The pages are read from the registered admin
+classes, so that a new page without an entry here fails.
 """
 
 from datetime import timedelta
@@ -24,12 +26,12 @@ pytestmark = [pytest.mark.django_db, pytest.mark.once]
 APP = "django_faktory"
 NOBODY = "nobody may"
 ROW = 900_001
-"""What rows of this test are numbered from: no sequence of a database comes there."""
+"""First primary key of this test's rows, beyond the sequences of any database."""
 MODELS = {
     "overview": "default", "job": ROW, "queue": "default", "workerprocess": "w1", "batch": ROW, "cronentry": ROW,
     "joblock": ROW, "limit": ROW, "outboxentry": ROW, "gearmonkeyfunction": "default",
 }  # fmt: skip
-"""With the row that addresses name."""
+"""Models, each with the key of the row that addresses name."""
 
 
 DOWNLOADS = [
@@ -43,12 +45,12 @@ DOWNLOADS = [
 
 
 class Act(NamedTuple):
-    """What somebody can ask for."""
+    """A request: address, required permissions, and form data."""
 
     address: str
     needs: tuple[str, ...]
     post: dict[str, object] | None = None
-    """None: a page to look at."""
+    """None for a GET."""
 
 
 def page(model, view, *args):
@@ -76,7 +78,7 @@ KIND = "error=E&task=noop&head="
 
 
 def _acts():
-    """By name; those of actions have a colon."""
+    """Yield a name and an `Act` for each request; names of actions contain a colon."""
     yield from _pages()
     yield "overview part", Act(reverse(f"admin:{APP}_overview_part"), ("view_statistics",))
     yield "job errors", Act(page("job", "errors"), ("view_job",))
@@ -136,22 +138,22 @@ NAMES = [
     ),
     "outboxentry: delete_selected",
 ]  # fmt: skip
-"""Known before there are rows; `test_every_…` compares them with what is registered."""
+"""Listed by hand because parametrization happens before there are rows; `test_every_…` compares the two."""
 
 ACTS = [
     name for name in NAMES
     if ":" in name or name.split()[1] in ("act", "all", "try", "edit", "save")
     or name in ("cronentry add", "cronentry delete", "limit add", "limit delete", "outboxentry delete")
 ]  # fmt: skip
-"""Those that change something: a POST each."""
+"""Requests that change something; each is a POST."""
 
 SAYS_NOTHING = {"queue: clear"}
-"""Leads to a page that asks; that page's POST is the act."""
+"""Shows a confirmation page; the POST from that page performs the action."""
 
 
 @pytest.fixture
 def rows(db):
-    """One of each, in states that all acts fit."""
+    """Create one row of each model, in a state to which each action applies."""
     JobFactory(
         pk=ROW,
         jid="job-dead",
@@ -179,7 +181,7 @@ def rows(db):
 
 
 def ready_for(name):
-    """What must be so for it to change something."""
+    """Put rows into the state in which this action changes something."""
     if name.endswith("resume") and name.startswith("queue"):
         apps.get_model(APP, "queue").objects.update(paused_at=T0)
     if name.endswith("resume") and name.startswith("cronentry"):
@@ -189,7 +191,7 @@ def ready_for(name):
 
 
 def stored():
-    """Every row of every table of this app, and the log."""
+    """Return every row of every table of this app, and of the admin log."""
     models = [one for one in apps.get_app_config(APP).get_models() if not one._meta.proxy]
     return {one.__name__: list(one.objects.order_by("pk").values_list()) for one in [*models, LogEntry]}
 
@@ -211,7 +213,7 @@ def views():
 
 
 def ask(client, act):
-    """Returns whether it was let in, and whether something changed."""
+    """Send the request; return whether it was let in, and whether something changed."""
     before = stored()
     answer = client.get(act.address) if act.post is None else client.post(act.address, act.post)
     is_in = answer.status_code in (200, 302) and "/login/" not in answer.headers.get("Location", "")
@@ -305,7 +307,7 @@ def test_the_superuser_may_and_it_is_on_record(admin_client, rows, name):
 
 
 def test_no_get_changes_anything(admin_client, rows):
-    """Not even one that has an action's words in its address."""
+    """The words of an action in the address or query do not perform it."""
     before = stored()
     for name, act in rows.items():
         for address in (act.address, f"{act.address}{'&' if '?' in act.address else '?'}confirmed=yes&post=yes"):
@@ -317,7 +319,7 @@ def test_no_get_changes_anything(admin_client, rows):
 
 @pytest.mark.parametrize("verb", list(verbs.ACTS))
 def test_a_step_of_a_sweep_asks_again_who_may(client, rows, verb):
-    """A permission that was taken away meanwhile; and a form of somebody else's."""
+    """Check for a permission that was revoked in between, and for a form that another user received."""
     act, codename = rows[f"job all {verb}"], needs(verbs.ACTS[verb].needs).partition(".")[2]
     user = who("view_job", codename)
     client.force_login(user)

@@ -1,4 +1,4 @@
-"""The admin, through Django's own client: every page opens, every action does what it says, nobody acts unasked."""
+"""Test the admin with Django's client: every page opens, each action works, and each requires its permission."""
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -27,7 +27,7 @@ def staff(*permissions):
 
 
 def act(client, page, action, *objects, **more):
-    """Choose an action of a list, and say yes where it asks once more."""
+    """Run an action of a list, and confirm it where the admin asks for confirmation."""
     asked = {"action": action, "_selected_action": [o.pk for o in objects], "confirmed": "yes", **more}
     return client.post(reverse(page), asked, follow=True)
 
@@ -136,7 +136,7 @@ def test_hostile_texts_stay_texts(admin_client):
 
 def test_a_list_costs_the_same_few_queries_however_many_jobs_there_are(admin_client, django_assert_max_num_queries):
     JobFactory.create_batch(60)
-    admin_client.get(reverse(JOBS))  # what Django asks once in a process
+    admin_client.get(reverse(JOBS))  # fill the caches that Django fills once per process
     with django_assert_max_num_queries(6):
         admin_client.get(reverse(JOBS))
 

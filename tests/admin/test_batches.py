@@ -1,4 +1,4 @@
-"""Batches in the admin: lists, the tree, the members, and retrying what failed."""
+"""Test batches in the admin: lists, the tree, the members, and retrying failed jobs."""
 
 import re
 from uuid import uuid4
@@ -91,12 +91,12 @@ def test_failed_members_are_retried_together(admin_client, tree):
 
 
 def words(text):
-    """The page as a person reads it."""
+    """Return the text of a page, without tags and extra spaces."""
     return " ".join(re.sub("<[^>]*>", " ", text).split())
 
 
 def queries(client, name, *args):
-    """How many a page asks, but for what Django asks once in a process."""
+    """Return the number of queries of a page, without queries that Django sends once per process."""
     page(client, name, *args)
     with CaptureQueriesContext(connection) as found:
         page(client, name, *args)
@@ -104,7 +104,7 @@ def queries(client, name, *args):
 
 
 def made(count, parent=None):
-    """So many children of a batch that is not committed, or roots."""
+    """Create this number of uncommitted batches: children of `parent`, or roots."""
     bids = [f"b-{uuid4().hex}" for _ in range(count)]
     place = {"parent_bid": parent.bid, "depth": parent.depth + 1} if parent else {}
     Row.objects.bulk_create(

@@ -1,4 +1,4 @@
-"""Cron entries in the admin: the list, the next times, the history, the buttons, and writing entries there."""
+"""Test cron entries in the admin: the list, the next times, the history, the buttons, and editing entries."""
 
 from datetime import UTC, datetime, timedelta
 

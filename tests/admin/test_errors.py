@@ -1,4 +1,4 @@
-"""Dead jobs by error: groups, one that is tried, the rest at a pace, other arguments before it."""
+"""Test dead jobs by error: groups, trying one job, retrying the others at a limited rate, and editing arguments."""
 
 import re
 from datetime import timedelta
@@ -36,7 +36,7 @@ def words(text):
 
 
 def all_of(client, verb, query, **said):
-    """Begin, and press the button until it is over; the last page, and how many there were."""
+    """Start a bulk action and step through it; return the text of the last page and the number of pages."""
     answer = client.post(f"{reverse('admin:django_faktory_job_all')}?verb={verb}&{query}", said)
     pages = 1
     while match := re.search(r'name="sweep" value="([^"]+)"', answer.content.decode()):

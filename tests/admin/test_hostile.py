@@ -1,4 +1,4 @@
-"""Hostile texts in every place a client can write: no page has an element more, runs a script, or falls over."""
+"""Test hostile texts in every field that a client can write: no page gains an element, runs a script or fails."""
 
 from difflib import unified_diff
 
@@ -23,7 +23,7 @@ def page(model, *args, view="change"):
 
 
 def addresses(text):
-    """Every page of the admin that shows something, and what somebody may ask it for; text in addresses too."""
+    """Return the address of every page of the admin with data, including addresses that contain the text."""
     jobs = page("job", view="changelist")
     found = {
         "index": "/admin/", "app": "/admin/django_faktory/", "overview": page("overview", view="changelist"),
@@ -57,7 +57,7 @@ def addresses(text):
 
 
 def seen(client, text):
-    """What each page is made of, by its name."""
+    """Return the elements of each page, by the page's name."""
     hurry()
     told = {}
     for name, address in addresses(text).items():
@@ -77,7 +77,7 @@ _seen = {}
 
 
 def without_harm(client):
-    """What the pages are made of with a harmless text; looked at once."""
+    """Return the elements of each page with a harmless text, computed once."""
     if not _seen:
         fill(HARMLESS)
         _seen.update(seen(client, HARMLESS))
@@ -94,7 +94,7 @@ def test_no_text_of_a_client_adds_an_element_to_a_page(admin_client, name):
     assert len(found) == len(expected)
     known = {element for before in expected.values() for element in before}
     for (is_now, there), (was, before) in zip(found.items(), expected.items(), strict=True):
-        if " by " in was:  # what a text finds is another's business
+        if " by " in was:  # the text may match other rows than the harmless one
             assert set(there) <= known, was
         else:
             assert there == before, (was, is_now, "\n".join([*unified_diff(shape(before), shape(there), n=1)][:20]))
@@ -108,7 +108,7 @@ def test_what_is_no_name_is_refused_and_the_rest_is_let_in(db, name):
 
 @pytest.mark.parametrize("name", ["ANSI", "half of a character", "NUL", "right to left", "zero width", "newlines"])
 def test_an_edit_of_nothing_sends_back_what_was_there(admin_client, name):
-    """Whoever edits the other argument must not spoil this one."""
+    """An edit of one argument must not change the other."""
     fill(TEXTS[name])
     job = Job.objects.filter(queue="members").first()
     address = reverse("admin:django_faktory_job_edit", args=[job.pk])

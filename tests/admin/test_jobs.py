@@ -1,4 +1,4 @@
-"""The list of jobs and a job's own page: queries, views, what is done to one and to all that match."""
+"""Test the job list and the job page: queries, views, and actions on one job or on all that match."""
 
 import pytest
 from django.contrib.admin.models import LogEntry

@@ -1,4 +1,4 @@
-"""Long texts do not hurt pages: each is read and shown up to a size, and all of it is a download."""
+"""Test that pages read and show only a limited part of long texts; a download has the full text."""
 
 import json
 
@@ -29,8 +29,8 @@ def page(model, *args, view="change"):
 
 
 def job_text(size, jid="job-large-1", jobtype="noop"):
-    """A job of so many characters, with brackets that take more room in HTML."""
-    filler = "<&>.." * (size // 5)  # no quotes: MariaDB's driver doubles them, and a statement has 16 MiB there
+    """Return a job of about `size` characters, with brackets that take more space in HTML."""
+    filler = "<&>.." * (size // 5)  # no quotes: MariaDB's driver doubles them, and a statement is limited to 16 MiB
     return json.dumps(
         {"jid": jid, "jobtype": jobtype, "args": [filler, [[[[END]]]]], "custom": {"kwargs": {"k": "<" * 99}}}
     )
@@ -123,7 +123,7 @@ def test_long_arguments_are_not_edited_on_a_page(admin_client):
 
 @pytest.mark.parametrize("model", ["job", "outboxentry", "batch", "cronentry"])
 def test_a_list_reads_no_long_text(admin_client, model):
-    """Neither whole, nor row by row later."""
+    """The list loads no long text, and no row loads it later."""
     large_job(2 * MIB)
     text = job_text(2 * MIB)
     OutboxEntry.objects.create(jid="out-1", queue="mail", job=text, error="<e>" * MIB)

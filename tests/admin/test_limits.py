@@ -1,4 +1,4 @@
-"""Limits in the admin: seen with how they are used, set and edited while jobs run; tasks paused by those who may."""
+"""Test limits in the admin: usage is shown, limits are edited while jobs run, and pausing a task needs a permission."""
 
 import re
 
@@ -25,7 +25,7 @@ def node(transactional_db):
 
 @pytest.fixture
 def on_call(client):
-    """Somebody with these permissions only."""
+    """Return a function that logs in a staff user with only the given permissions."""
 
     def log_in(*permissions):
         user = User.objects.create_user("on-call", password="x", is_staff=True)

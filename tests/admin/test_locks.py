@@ -1,4 +1,4 @@
-"""Locks in the admin: who holds which key is seen, and a lock is released by hand, by those who may: case L26."""
+"""Test locks in the admin: holders of keys are shown, and releasing a lock requires its permission (case L26)."""
 
 import re
 from datetime import timedelta
@@ -19,7 +19,7 @@ JOBS = "admin:django_faktory_job_changelist"
 
 @pytest.fixture
 def one(node):  # noqa: F811
-    """A node where A runs for worker `old`, and A1 waits for it."""
+    """A node where A runs for worker `old`, and A1 waits for its key."""
     one = node(key=lambda job: f"key of {job.args[0]}")
     one.push("A", "A1", "B")
     assert one.fetch(wid="old") == [jid("A")]
@@ -28,7 +28,7 @@ def one(node):  # noqa: F811
 
 @pytest.fixture
 def on_call(client):
-    """Somebody with these permissions only."""
+    """Return a function that logs in a staff user with only the given permissions."""
 
     def log_in(*permissions):
         user = User.objects.create_user("on-call", password="x", is_staff=True)
@@ -91,7 +91,7 @@ def test_a_job_without_a_key_says_nothing_of_holders(admin_client, node):  # noq
 
 
 def test_a_retry_by_hand_takes_no_running_job_from_its_worker_nor_its_lock(admin_client, one):
-    """L26."""
+    """L26: the retry leaves a running job alone."""
     running = Job.objects.get(jid=jid("A"))
     admin_client.post(reverse(JOBS), {"action": "retry", "_selected_action": [running.pk]}, follow=True)
     assert (state_of("A"), holders()) == ("working", [jid("A")])
@@ -99,7 +99,7 @@ def test_a_retry_by_hand_takes_no_running_job_from_its_worker_nor_its_lock(admin
 
 
 def test_a_lock_released_by_hand_is_the_next_job_s_and_its_old_holder_can_do_nothing_to_it(admin_client, one):
-    """L26."""
+    """L26: the old worker learns that its lock is gone, and its acknowledgement does not affect the new lock."""
     stale = JobLock.objects.get()
     page = words(release(admin_client, stale, confirmed="yes"))
     assert "Released 1 lock." in page
@@ -114,7 +114,7 @@ def test_a_lock_released_by_hand_is_the_next_job_s_and_its_old_holder_can_do_not
 
 
 def test_a_retry_of_a_job_that_failed_waits_for_who_has_its_key_by_then(admin_client, one):
-    """L26."""
+    """L26: the retried job is blocked by the job that has acquired its key meanwhile."""
     one.fail("A", wid="old")
     assert one.fetch(wid="w2") == [jid("A1")]
     token = JobLock.objects.get().pk

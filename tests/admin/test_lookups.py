@@ -1,6 +1,6 @@
-"""Addresses of the admin's lists: each list takes the parameters of its own filters and links, and no other look-up.
+"""Test that each list of the admin accepts the parameters of its own filters and links, and no other lookup.
 
-The names are generated: each field of each model, alone and across relations, with each look-up Django knows.
+The names are generated: each field of each model, alone and across relations, with each lookup that Django knows.
 """
 
 import random
@@ -23,7 +23,7 @@ APP = "django_faktory"
 SECRET = "s3cr3t"
 LISTS = ("job", "queue", "workerprocess", "batch", "cronentry", "joblock", "limit", "outboxentry")
 PAGES = ("overview", "gearmonkeyfunction")
-"""Lists of Django's, and pages that take no parameter at all."""
+"""`LISTS` are Django's change lists; `PAGES` take no parameter at all."""
 
 OWN = {
     "job": {"state": "dead", "queue": "mail", "about": "shop.order/1", "bid": "b-1"},
@@ -44,12 +44,12 @@ PAGING = {"q": "a", "p": "1", "o": "1", "e": "1", "all": ""}
 """Parameters of every list that filter by nothing but the search form."""
 
 EXAMPLES = 60
-"""Random addresses a list, besides the generated ones."""
+"""Random addresses per list, in addition to the generated ones."""
 
 
 @pytest.fixture(autouse=True)
 def rows(db):
-    """Two rows of each kind: a filter that one of them passes shows."""
+    """Create two rows of each model, so that a filter that accepts only one of them is noticed."""
     for name in ("a", "b"):
         text = f'{{"jobtype":"t","args":["{SECRET if name == "a" else "other"}"]}}'
         job = JobFactory(jid=f"job-{name}-0001", payload=text, queue=f"queue-{name}", about=f"shop.order/{name}")
@@ -71,13 +71,13 @@ def model_of(name):
 
 
 def listed(client, name, params):
-    """The status, and the keys of the rows that the page lists."""
+    """Return the status, and the keys of the rows that the page lists."""
     answer = client.get(f"{reverse(f'admin:{APP}_{name}_changelist')}?{urlencode(params, doseq=True)}")
     return answer.status_code, [row.pk for row in answer.context["cl"].result_list] if answer.status_code == 200 else []
 
 
 def paths(model, depth=2):
-    """Fields, columns and relations of a model, and those of the models behind its relations."""
+    """Return the fields, columns and relations of a model and of its related models."""
     found = ["pk"]
     for field in model._meta.get_fields(include_hidden=True):
         names = {field.name, getattr(field, "attname", field.name)}
@@ -88,13 +88,13 @@ def paths(model, depth=2):
 
 
 def lookups():
-    """Each look-up and transform of any field there is."""
+    """Return each lookup and transform that any field has."""
     kinds = [models.TextField, models.IntegerField, models.DateTimeField, models.JSONField, models.BooleanField]
     return sorted({"", *(name for kind in kinds for name in kind.get_lookups())})
 
 
 def foreign(name):
-    """Every parameter that is a look-up of this model and not one of the list's own."""
+    """Return every parameter that is a lookup of this model and not one of the list's own."""
     every = [f"{path}__{lookup}".removesuffix("__") for path in paths(model_of(name)) for lookup in lookups()]
     return [one for one in every if one not in OWN[name]]
 
@@ -193,7 +193,7 @@ def test_a_column_that_is_offered_sorts(admin_client):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_random_addresses_are_refused_or_change_nothing(admin_client, name):
-    """Pairs of look-ups, own parameters among them: none of the foreign ones is answered with a filtered list."""
+    """Combine random foreign lookups with own parameters: none may return a filtered list."""
     chance = random.Random(f"admin lists: {name}")
     others, own = foreign(name), list(OWN[name].items())
     values = [SECRET, "(a+)+$", "", "1", "True", "%", "_", "\x00", "2026-01-01", "a,b", "queue-a", "🙂"]

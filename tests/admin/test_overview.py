@@ -1,4 +1,4 @@
-"""The overview: what it tells, what it costs, who may see it."""
+"""Test the overview page: its content, its number of queries, and its permission."""
 
 from datetime import UTC, datetime, timedelta
 from functools import partial

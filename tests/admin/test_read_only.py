@@ -1,4 +1,4 @@
-"""Pages that only show write nothing, whatever is posted to them; acts have addresses of their own."""
+"""Test that a POST to a read-only page writes nothing; actions have addresses of their own."""
 
 import pytest
 from django.contrib import admin
@@ -21,7 +21,7 @@ ONLY_SHOWN = {
 
 
 def form_of(row):
-    """Every column, as a form of Django's sends it."""
+    """Return every column in the format that a Django form posts."""
     return {field.name: "" if (value := field.value_from_object(row)) is None else value for field in row._meta.fields}
 
 
@@ -45,7 +45,7 @@ def test_a_post_to_a_page_that_only_shows_writes_nothing(user_client, rows, name
 
 
 def test_a_job_that_died_while_its_page_was_open_stays_dead(user_client, rows):
-    """Django's form wrote the state back that the job had when the page was read."""
+    """A Django form would restore the state that the job had when the page was read."""
     form = form_of(Job.objects.get(pk=MODELS["job"] + 2))
     Job.objects.filter(pk=MODELS["job"] + 2).update(state="dead", finished_at=T0, purge_at=T0, failures=1)
     assert user_client.post(page("job", "change", MODELS["job"] + 2), form).status_code == 405

@@ -1,4 +1,4 @@
-"""A page costs as many statements for a hundred rows as for ten, and counts no table to its end."""
+"""Test that a page needs as many statements for 100 rows as for 10, and never counts a whole table."""
 
 import re
 
@@ -27,7 +27,7 @@ PAGES = {
 
 
 def make(first, last):
-    """So many rows of each kind; jobs of one worker, runs of one entry and children of one batch too."""
+    """Create rows numbered `first` to `last` of each model; some share a worker, an entry or a batch."""
     for number in range(first, last):
         job = JobFactory(working=True, wid=f"wid{number}", queue=f"queue{number}", bid="root")
         JobFactory(queue="queue0")
@@ -45,7 +45,7 @@ def make(first, last):
 
 
 def statements(client, path):
-    client.get(path)  # what Django asks once in a process
+    client.get(path)  # fill the caches that Django fills once per process
     with CaptureQueriesContext(connection) as caught:
         answer = client.get(path)
     assert answer.status_code == 200
@@ -84,7 +84,7 @@ def test_no_page_counts_a_table_of_jobs_to_its_end(admin_client):
 
 
 def is_bounded(sql):
-    """Each count is of something that ends, or of the jobs of a page's workers, or of one batch."""
+    """True if each count has a LIMIT, or counts the jobs of the page's workers."""
     counts = len(re.findall(r"COUNT\(", sql, re.IGNORECASE))
     return sql.count("LIMIT") >= counts or '"wid" IN' in sql.replace("`", '"')
 
@@ -105,7 +105,7 @@ def said(client):
 
 
 def test_every_list_of_rows_without_end_is_capped():
-    """Queues, workers and cron entries are as many as somebody wrote or started; the rest grows by itself."""
+    """People create queues, workers and cron entries; the number of other rows grows without bound."""
     plain = {
         model._meta.model_name
         for model, site in admin.site._registry.items()

@@ -1,4 +1,4 @@
-"""A browser that sees what a person sees, and takes note of all that it complains of."""
+"""Fixtures: a real browser, and a page that records all errors and warnings of its console."""
 
 import os
 from pathlib import Path
@@ -14,13 +14,13 @@ WAIT_MS = 15_000
 
 
 class Screen:
-    """A window, and what went wrong in it."""
+    """A browser page that records its errors and warnings."""
 
     def __init__(self, page, base):
         self.page, self._base = page, base
         self.complaints = []
         page.set_default_timeout(WAIT_MS)
-        page.route("**/favicon.ico", lambda route: route.fulfill(status=204))  # browsers ask, and it is the project's
+        page.route("**/favicon.ico", lambda route: route.fulfill(status=204))  # the favicon is the project's
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
@@ -40,7 +40,7 @@ class Screen:
             self.page.locator("main, #main").get_by_text(text).first.wait_for()
 
     def keep(self, name):
-        """A picture, where somebody wants them: FAKTORY_SCREENSHOTS names a folder."""
+        """Save a screenshot if FAKTORY_SCREENSHOTS names a folder."""
         if folder := os.environ.get("FAKTORY_SCREENSHOTS"):
             Path(folder).mkdir(exist_ok=True, parents=True)
             self.page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
@@ -48,9 +48,10 @@ class Screen:
 
 @pytest.fixture(scope="module")
 def chromium(chromium_path):
-    """Started once for each module: as long as it is there an event loop runs in this thread, where Django would refuse
-    to ask the database, and other modules' tests could start none."""
-    from playwright.sync_api import sync_playwright  # the path before says whether it is there
+    """Start Chromium once per module. While it runs, an event loop runs in this thread: Django would refuse queries
+    there, and tests of other modules could not start a loop.
+    """
+    from playwright.sync_api import sync_playwright  # optional; `chromium_path` has skipped the test without it
 
     before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"

@@ -1,4 +1,4 @@
-"""What `test_unfold` runs in a process of its own, where django-unfold draws the admin."""
+"""Tests that `test_unfold` runs in a separate process, in which django-unfold renders the admin."""
 
 import pytest
 from django.contrib.admin.models import LogEntry

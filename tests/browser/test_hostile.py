@@ -1,4 +1,4 @@
-"""Hostile texts on a phone: nothing sticks out, nothing runs, nobody is led away."""
+"""Test hostile texts on a phone: nothing overflows, no script runs, and no link leads elsewhere."""
 
 import os
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(180)
 
 WORST = ["one long word", "picture", "huge", "characters that pile up", "right to left", "newlines", "NUL"]
 WORST = WORST[: int(os.environ.get("FAKTORY_TEST_TEXTS", "2"))]
-"""Each takes some fifteen seconds; `make soak` looks at all of them."""
+"""Each takes about 15 s; `make soak` tests all of them."""
 
 
 @pytest.mark.parametrize("name", WORST)

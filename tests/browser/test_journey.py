@@ -1,4 +1,4 @@
-"""A person on call, in a real browser with a real worker: finds what is wrong, and mends it."""
+"""Act as a person on call with a real browser and a real worker: find a problem and fix it."""
 
 from threading import Event
 
@@ -71,7 +71,7 @@ def edit_and_try(page, seen, job):
     seen.sees('"address": "https"')
     partner.set()
     page.get_by_role("button", name="Try it, and watch").click()
-    seen.sees("it has succeeded")  # by itself: nobody loads the page anew
+    seen.sees("it has succeeded")  # the page updates without a reload
 
 
 def pause_and_quiet(page, seen):

@@ -1,4 +1,4 @@
-"""Each page in light and dark, on a desk and on a phone: nothing sticks out, all is labelled."""
+"""Test each page in light and dark, on a desktop and a phone: nothing overflows, and every control has a label."""
 
 from datetime import timedelta
 
@@ -40,7 +40,7 @@ NARROW = "shop.tasks.call_webhook"
 
 
 def fill():
-    """A project on a bad day."""
+    """Fill the database with a project in trouble: dead jobs, a paused queue, a silent worker."""
     now = timezone.now()
     for number, name in enumerate(("critical", "default", "mail", "partners")):
         QueueFactory(name=name, paused_at=now - timedelta(hours=1) if name == "partners" else None)
@@ -106,7 +106,7 @@ def pages(order):
 
 @pytest.fixture
 def monkeys(server, redis, settings):  # noqa: F811
-    """A Redis where GearMonkey's peers are at work."""
+    """Fill a Redis with GearMonkey jobs and a worker."""
     settings.FAKTORY = {**getattr(settings, "FAKTORY", {}), "GEARMONKEY_URL": server.url}
     Station(redis, ["thumbnail", "translate"], wid="app-1-w1").open()
     with Client(server.url) as client:

@@ -1,4 +1,4 @@
-"""In django-unfold every page opens, none sticks out or complains, and acts do what they say."""
+"""Test the admin in django-unfold: every page opens without overflow or console errors, and actions work."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.settings import TAG
 
 @pytest.mark.timeout(600)
 def test_the_admin_is_whole_in_django_unfold(chromium_path):
-    """In a process of its own: which templates there are is settled when Django starts."""
+    """Run in a separate process, because Django selects templates when it starts."""
     pytest.importorskip("unfold")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
     environment |= {"FAKTORY_TEST_ADMIN": "unfold", "FAKTORY_TEST_DB": "sqlite", "FAKTORY_TEST_TAG": f"{TAG}_unfold"}

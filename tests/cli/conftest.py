@@ -1,4 +1,4 @@
-"""`manage.py faktory` in this process: its exit code, what it said, and what it said beside that."""
+"""Run `manage.py faktory` in this process, and return its exit code, stdout and stderr."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 
 
 class Terminal(io.StringIO):
-    """A stream somebody looks at."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         return True
@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def faktory():
-    """Run a subcommand; `is_terminal`: as if a person looked."""
+    """Return a function that runs a subcommand; with `is_terminal`, its output streams claim to be a terminal."""
 
     def run(*words, is_terminal=False):
         out, err = (Terminal(), Terminal()) if is_terminal else (io.StringIO(), io.StringIO())
@@ -36,7 +36,7 @@ def faktory():
 
 @pytest.fixture
 def asked(faktory):
-    """The JSON a subcommand answers with; it must be one line of ASCII."""
+    """Return a function that returns a subcommand's JSON answer; it must be one line of ASCII."""
 
     def run(*words, code=0):
         answer = faktory(*words, "--json")

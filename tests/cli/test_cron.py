@@ -1,4 +1,4 @@
-"""`manage.py faktory cron`: entries are listed, paused, resumed and run."""
+"""Test `manage.py faktory cron`: list, pause, resume and run entries."""
 
 from datetime import UTC, datetime
 

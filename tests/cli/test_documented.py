@@ -1,4 +1,4 @@
-"""docs/cli.md says what the parser says, and its JSON is what comes."""
+"""Test that docs/cli.md matches the parser, and that its JSON has the shape of the real answers."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def test_the_reference_names_every_subcommand():
 
 
 def shape(value):
-    """Names all the way down; lists by their first element, and what is keyed by names of queues or sets not at all."""
+    """Return the names of a value at all levels, of lists by their first element, without names of queues and sets."""
     match value:
         case dict():
             return {key: None if key in ("queues", "sets", "job") and isinstance(found, dict) else shape(found)
@@ -88,7 +88,7 @@ EXAMPLES = {
 
 
 def documented(word):
-    """The JSON of its own section, else of its chapter."""
+    """Return the JSON example of the subcommand's own section, else of its chapter."""
     for text in (SECTIONS[word], chapter_of(word)):
         if found := re.search(r"^```json\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
             return json.loads(found[1])
@@ -96,7 +96,7 @@ def documented(word):
 
 
 ELSEWHERE = {"import-faktory", "export-faktory"}
-"""Their shapes are looked at where there is a Redis: tests/transfer."""
+"""Tested in tests/transfer, which has a Redis."""
 
 
 @pytest.mark.core

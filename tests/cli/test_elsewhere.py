@@ -1,4 +1,4 @@
-"""`manage.py faktory` with the jobs on a Faktory server elsewhere: what the protocol offers, and what it does not."""
+"""Test `manage.py faktory` with jobs on a remote Faktory server: what the protocol supports, and what it does not."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def elsewhere(serve, settings, monkeypatch):  # noqa: F811
-    """A server over the test's database, of which this project knows its address only."""
+    """Start a server over the test's database; this project knows only its address."""
     host, port = serve().address
     monkeypatch.setenv("FAKTORY_URL", f"tcp://{host}:{port}")
     settings.FAKTORY = {"BROKER": "remote", "OUTBOX": []}

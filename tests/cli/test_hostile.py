@@ -1,4 +1,4 @@
-"""Hostile texts on the command line: no terminal is told anything but letters, and JSON means what was sent."""
+"""Test hostile texts on the command line: a terminal receives only printable characters, and JSON is unchanged."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.hostile import TEXTS, fill, is_unwelcome
 pytestmark = pytest.mark.django_db
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-"""What rich draws tables with; nothing of a client's looks like it, for its ESC is spelled out."""
+"""Colour codes that rich writes; in a client's text ESC is spelled out, so that nothing there matches."""
 
 
 def words():
@@ -30,7 +30,7 @@ def test_no_terminal_is_told_what_it_would_obey(faktory, asked, name):
             said = COLOURS.sub("", answer.out + answer.err) if is_terminal else answer.out + answer.err
             assert not [char for char in said if is_unwelcome(char) or char in "\t\r"], call
         if answer.code == 0:
-            asked(*call)  # one line of ASCII
+            asked(*call)  # checks that it is one line of ASCII
     died = Job.objects.get(queue="died")
     if died.jid.isprintable() and not died.jid.startswith("-"):
         assert asked("job", died.jid)["job"]["args"] == [TEXTS[name], {TEXTS[name]: TEXTS[name]}]

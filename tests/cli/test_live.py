@@ -1,4 +1,4 @@
-"""`top` in a real terminal, in a process of its own."""
+"""Test `top` in a pseudo-terminal, in a separate process."""
 
 import json
 import os
@@ -35,11 +35,11 @@ def test_top_draws_what_goes_on_and_ends_after_its_looks():
     program = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = b""
-    with suppress(OSError):  # Linux says so when the other side is closed
+    with suppress(OSError):  # Linux raises it when the other side is closed
         while some := os.read(ours, 65_536):
             said += some
     os.close(ours)
     assert program.wait(60) == 0
     told = said.decode()
     assert all(word in told for word in ("processed 0", "(0.0/s)", "mail", "shop.slow", "\\x1b[31mw"))
-    assert "\x1b[2K" in told  # drawn over, not below
+    assert "\x1b[2K" in told  # the screen is redrawn in place

@@ -1,4 +1,4 @@
-"""What reaches a terminal: aligned or drawn, and never a command that a client wrote."""
+"""Test output to a terminal: aligned or drawn, and without control characters that a client wrote."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_a_drawn_cell_is_no_markup():
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["piped", "terminal"])
 def test_no_page_passes_on_what_a_client_wrote(faktory, text, is_terminal):
-    """Rich's own colours aside, which no cell has."""
+    """Colours that rich writes are removed first; no cell contains any."""
     short = text[:50]
     job = JobFactory(
         working=True,
@@ -85,7 +85,7 @@ def test_no_page_passes_on_what_a_client_wrote(faktory, text, is_terminal):
 
 
 def _without_colours(text):
-    """Rich's styles: ESC [ digits m, which `clean` would have spelled out in a cell."""
+    """Remove rich's styles, ESC [ digits m; in a cell, `clean` would have spelled them out."""
     import re
 
     return re.sub(r"\x1b\[[0-9;]*m", "", text)

@@ -1,4 +1,4 @@
-"""Every subcommand of `manage.py faktory`, with the jobs in this database."""
+"""Test every subcommand of `manage.py faktory` with jobs in this database."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def states():
     return dict(Job.objects.values_list("jid", "state"))
 
 
-# --- looking
+# --- reading
 
 
 def test_info_is_the_brokers(asked, faktory):
@@ -201,7 +201,7 @@ def test_what_cannot_be_pushed_is_refused_in_one_line(faktory, words):
     assert not Job.objects.exists()
 
 
-# --- changing
+# --- changing jobs
 
 BECOMES = {"retry": "enqueued", "requeue": "enqueued", "kill": "dead", "discard": None, "prune": None}
 

@@ -1,4 +1,4 @@
-"""The pages as their readers and Sphinx see them: texts, tables, headings, examples."""
+"""Read the pages of the documentation: texts, tables, headings and examples."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ FENCE = re.compile(r"^```.*?^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 class Example(NamedTuple):
-    """A block of Python in a page; `line` is that of its first line."""
+    """A block of Python in a page; `line` is the number of its first line."""
 
     page: Path
     line: int
@@ -30,32 +30,32 @@ def text_of(*parts):
 
 
 def pages():
-    """Every page of the documentation, and those beside the code."""
+    """Return every page of the documentation, and the pages at the root of the repository."""
     return [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 def section(text, heading):
-    """What stands below a heading, up to the next one of its kind or a greater one."""
+    """Return the text below a heading, up to the next heading of its level or a higher one."""
     level = len(heading.partition(" ")[0])
-    masked = re.sub(FENCE, lambda block: re.sub(r"[^\n]", ".", block[0]), text)  # a comment there is no heading
+    masked = re.sub(FENCE, lambda block: re.sub(r"[^\n]", ".", block[0]), text)  # comments in code are no headings
     begin = re.search(rf"^{re.escape(heading)}$", masked, flags=re.MULTILINE).end()
     end = re.compile(rf"^#{{1,{level}}} ", flags=re.MULTILINE).search(masked, begin)
     return text[begin : end.start() if end else None]
 
 
 def first_cells(text):
-    """What stands in code marks in the first column of tables."""
+    """Return the texts in backticks in the first column of tables."""
     cells = re.findall(r"^\| ([^|]*(?:\\\|[^|]*)*) \|", text, flags=re.MULTILINE)
     return [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
 
 
 def without_fences(text):
-    """The page without its blocks of code."""
+    """Return the page without its code blocks."""
     return FENCE.sub("", text)
 
 
 def anchors(page):
-    """Names of a page's headings, as forges and Sphinx make them."""
+    """Return the anchors of a page's headings, as forges and Sphinx generate them."""
     titles = re.findall(r"^#{1,6} +(.+?) *$", without_fences(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}

@@ -1,4 +1,4 @@
-"""Commands that pages tell to type: there are such subcommands and options, and the parser takes what stands there."""
+"""Test the commands in the documentation: the subcommands and options exist, and the parser accepts each line."""
 
 import argparse
 import re
@@ -33,7 +33,7 @@ def test_options_of_runfaktory_are_there():
 
 
 def command_lines():
-    """What follows `manage.py faktory` in blocks, and `faktory` in code marks of the guides."""
+    """Yield the text after `manage.py faktory` in all pages, and after `faktory` in backticks in the guides."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         told = re.findall(r"manage\.py faktory ([a-z][^\n`]*)", text)
@@ -54,7 +54,7 @@ def test_a_command_line_is_understood(page, line):
     assert words[0] in subcommands(), name(page)
     parser = load_command_class("django_faktory", "faktory").create_parser("manage.py", "faktory")
     if len(words) == 1:
-        return  # the subcommand itself is talked about
+        return  # the page only names the subcommand
     try:
         parser.parse_args(words)
     except (CommandError, SystemExit) as error:

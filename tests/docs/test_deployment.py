@@ -1,4 +1,4 @@
-"""Units and manifests of the guides: they hold together, their times fit ours, and systemd takes its own."""
+"""Test units and manifests of the guides: they are consistent, timeouts suffice, and systemd accepts the units."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from tests.docs.pages import text_of
 pytestmark = pytest.mark.core
 
 GRACE_S = conf.DEFAULTS["SHUTDOWN_TIMEOUT"] + 5
-"""How long runfaktory may take to end: `docs/deploying.md`."""
+"""Seconds that runfaktory may take to end: `docs/deploying.md`."""
 
 
 def blocks(language, page):
@@ -29,12 +29,12 @@ def units():
 
 
 def manifests():
-    """By kind."""
+    """Return the Kubernetes manifests of the guide by kind."""
     return {one["kind"]: one for code in blocks("yaml", "kubernetes.md") for one in yaml.safe_load_all(code)}
 
 
 def runfaktory(command):
-    """The options of a command line, as the command itself understands them."""
+    """Parse a command line with the parser of `runfaktory`, and return its options."""
     words = command if isinstance(command, list) else shlex.split(command)
     place = words.index("runfaktory")
     assert words[place - 1] == "manage.py"

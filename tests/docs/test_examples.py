@@ -1,6 +1,6 @@
-"""Every example in Python runs, page by page, as far as its page goes; settings among them pass the system checks.
+"""Run every Python example, page by page in order; settings in examples must pass the system checks.
 
-Names that a page presumes (`Order`, `transaction`) are those of `PRESUMED`; what cannot run says why in `NOT_RUN`.
+`PRESUMED` defines the names that a page presumes (`Order`, `transaction`); `NOT_RUN` says why an example cannot run.
 """
 
 import ast
@@ -20,7 +20,7 @@ from tests.project import middleware
 from tests.project import tasks as project_tasks
 
 AWAITS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-"""Python as a shell of asyncio takes it."""
+"""Allow top-level `await`, as asyncio's shell does."""
 
 PRESUMED = """
 import os
@@ -46,14 +46,14 @@ order = Order.objects.create(customer="a@example.org", item="cards", price=1)
     "docs/transactions.md": "from example_project.shop.tasks import send_invoice",
     "docs/howto/from-celery.md": "gateway = None",
 }
-"""What a page presumes beside that."""
+"""Additional definitions that a page presumes."""
 
 FILLED = {
     "Order.objects.create(...)": "Order.objects.create(customer='a@example.org', item='cards', price=1)",
     "Invoice.objects.create(...)": "Order.objects.create(customer='a@example.org', item='cards', price=1)",
     "\n...\n": "\ndrain()\n",
 }
-"""What dots stand for."""
+"""Replacements for the dots in examples."""
 
 ELSEWHERE = {
     "docs/batches.md": "tests/tasks/test_docs_batches.py",
@@ -63,7 +63,7 @@ ELSEWHERE = {
     "docs/testing.md": "tests/testing/test_documented.py",
     "docs/tutorial.md": "tests/docs/test_tutorial.py",
 }
-"""Pages whose examples a module of their own runs, and looks what comes of them."""
+"""Pages with examples that another module runs and checks."""
 
 NOT_RUN = {
     "from django_faktory.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, Client": "wants a Redis with workers",
@@ -73,7 +73,7 @@ NOT_RUN = {
         "names databases that are not there"
     ),
 }
-"""The first line of an example, and why it cannot run."""
+"""The first line of each example that cannot run, and the reason."""
 
 
 def pages_with_examples():
@@ -140,7 +140,7 @@ def test_each_excuse_is_needed():
 
 @pytest.mark.django_db
 def test_a_tenant_travels_as_the_page_of_middleware_says(monkeypatch, settings):
-    """Its first example; the others: tests/tasks/test_docs_middleware.py."""
+    """Run the first example of the page; tests/tasks/test_docs_middleware.py runs the others."""
     current = ContextVar("current_tenant", default=None)
     names = {"current_tenant": current}
     exec(next(examples(ROOT / "docs" / "middleware.md")).code, names)

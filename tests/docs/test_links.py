@@ -1,4 +1,4 @@
-"""Links lead to files and to headings that are there, on a forge and in the site alike."""
+"""Test that links lead to existing files and headings, both on a forge and on the site."""
 
 import re
 
@@ -30,7 +30,7 @@ def test_each_link_into_a_page_leads_to_a_heading_of_it():
 
 
 def test_the_front_page_lists_each_page_once():
-    """The site's navigation is made of it."""
+    """The site's navigation is generated from the front page."""
     listed = re.findall(r"^- \[[^\]]+\]\(([^)#\s]+\.md)\)", text_of("index.md"), flags=re.MULTILINE)
     there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path != DOCS / "index.md"]
     assert sorted(listed) == sorted(there)

@@ -1,4 +1,4 @@
-"""The guide's programs in Node, Go and Ruby, run as they stand there."""
+"""Run the guide's programs in Node, Go and Ruby unchanged."""
 
 import os
 import re
@@ -28,7 +28,7 @@ WORKER, PRODUCER = programs("js", "howto", "other-languages.md")
 
 @pytest.fixture
 def start(url):  # noqa: F811
-    """Runs a program that finds the server; it is ended when the test is over."""
+    """Return a function that starts a program with FAKTORY_URL set; it is stopped after the test."""
     started = []
 
     def run(*command, **environment):
@@ -51,7 +51,7 @@ def node(start, node_folder):
 
 @pytest.fixture
 def guides_task(monkeypatch):
-    """Enqueues the job of the guide, whose task has another jobtype where a language asks for it."""
+    """Return a function that enqueues the guide's job and returns its task; some languages need another jobtype."""
     monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
     first, *_ = examples(DOCS / "howto" / "other-languages.md")
 
@@ -64,7 +64,7 @@ def guides_task(monkeypatch):
 
 
 def works(process, task):
-    """The program says that it made the thumbnail, and Django knows that it did."""
+    """Wait until the program has processed the job, and check its output and the result in Django."""
     wait_until(lambda: Job.objects.get().state == "succeeded", 30, what="the other program has done it")
     process.terminate()
     assert "thumbnail of 42" in process.communicate(timeout=40)[0]
@@ -72,7 +72,7 @@ def works(process, task):
 
 
 def pushes(process, queue="mail"):
-    """The program ends well, and a task of Django's can take what it pushed."""
+    """Check that the program exits with 0, and that a Django task can run the job it pushed."""
     told, _ = process.communicate(timeout=30)
     assert process.returncode == 0, told
     job = Job.objects.get()
@@ -96,7 +96,7 @@ def test_a_producer_in_node_pushes_what_a_task_takes(node, code, queue):
 
 @pytest.fixture
 def built(go_folder, tmp_path):
-    """The folder of the guide's programs in Go, built."""
+    """Build the guide's programs in Go and return their folder."""
     for name, code in zip(("worker", "producer"), programs("go", "howto", "other-languages.md"), strict=True):
         (tmp_path / "guide" / name).mkdir(parents=True)
         (tmp_path / "guide" / name / "main.go").write_text(code)
@@ -116,7 +116,7 @@ def test_a_producer_in_go_pushes_what_a_task_takes(start, built):
 
 @pytest.fixture
 def in_ruby(ruby_folder, tmp_path):
-    """Paths of the guide's programs in Ruby."""
+    """Return the paths of the guide's programs in Ruby."""
     paths = tmp_path / "thumbnail.rb", tmp_path / "producer.rb"
     for path, code in zip(paths, programs("ruby", "howto", "other-languages.md"), strict=True):
         path.write_text(code)

@@ -1,4 +1,4 @@
-"""The table of permissions on the page of security is that of `permissions`, and Django has each of them."""
+"""Test that the permission table of the security page equals `permissions`, and that Django has each permission."""
 
 import re
 

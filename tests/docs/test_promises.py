@@ -1,4 +1,4 @@
-"""Each promise of the threat model names the tests that keep it, and they exist."""
+"""Test that each promise of the threat model names the tests that check it, and that they exist."""
 
 import ast
 import re
@@ -13,14 +13,14 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def promises():
-    """The rows of the table: a promise, and the tests of its second cell."""
+    """Return the rows of the table: a promise, and the cell that names its tests."""
     page = (ROOT / "docs/security.md").read_text()
     table = page.partition("| promise | test |\n|---|---|\n")[2].partition("\n\n")[0]
     return [row.strip("|").rpartition(" | ")[::2] for row in table.splitlines()]
 
 
 def names_in(path):
-    """The names of a module's tests."""
+    """Return the names of all functions in a module."""
     tree = ast.parse((ROOT / path).read_text())
     return {one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
 

@@ -1,4 +1,4 @@
-"""README says what can be shown elsewhere: figures as they were measured, versions as the package declares them."""
+"""Test that figures in README equal the measured ones, and that versions equal those in the package metadata."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def rows(text):
-    """Cells of a table's rows, without marks and what stands in brackets."""
+    """Yield the cells of each table row, without bold marks and numbers in parentheses."""
     for line in re.findall(r"^\|(.*)\|$", text, flags=re.MULTILINE):
         yield [re.sub(r" \([\d.]+\)|\*\*", "", cell).strip() for cell in line.split("|")]
 

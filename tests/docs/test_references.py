@@ -1,4 +1,4 @@
-"""The pages of reference have what the code has: nothing is missing, and nothing is left of what is gone."""
+"""Test that the reference pages list exactly what the code has: nothing is missing or obsolete."""
 
 import ast
 import importlib
@@ -144,7 +144,7 @@ def test_the_page_of_errors_has_each_class():
 
 
 def lines_of_the_log():
-    """Their events, of WARNING and worse: the text before the first `name=value`; "…" for what is put in."""
+    """Yield the event of each log call of at least WARNING: the text before the first `name=value`; "…" for values."""
     levels = ("warning", "error", "critical", "exception")
     for path, tree in trees():
         for call in calls(tree):
@@ -158,7 +158,7 @@ def lines_of_the_log():
 
 
 FORWARDED = {"…"}
-"""A line that is all another's words: ReservationLost's."""
+"""Events without a text of their own: the message of ReservationLost."""
 
 
 def test_the_page_of_errors_has_each_line_of_the_log():
@@ -170,7 +170,7 @@ def test_the_page_of_errors_has_each_line_of_the_log():
 
 
 def told(node):
-    """A text as it is written in code, with "…" for what is put in."""
+    """Return the text of a string or f-string, with "…" for values."""
     if isinstance(node, ast.JoinedStr):
         return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
     return node.value if isinstance(node, ast.Constant) else "…"
@@ -204,7 +204,7 @@ def test_problems_of_the_api_are_those_of_its_page():
 
 
 def ids_of_checks():
-    """As the code has them; those of `locket` are made of its own numbers."""
+    """Return the ids of checks in the code; `locket` builds its ids from its own numbers."""
     found = set()
     for path, tree in trees():
         text = path.read_text(encoding="utf-8")
@@ -230,7 +230,7 @@ def test_ids_that_other_pages_name_are_there():
 
 
 def test_numbers_for_statsd_are_those_of_their_page():
-    """Those for Prometheus: tests/metrics."""
+    """tests/metrics tests the Prometheus metrics."""
     from django_faktory.measuring import Series
     from django_faktory.metrics import statsd
     from django_faktory.metrics.numbers import Numbers

@@ -1,4 +1,4 @@
-"""The tutorial, typed in as it stands, with a worker that has done its work between any two steps."""
+"""Run the tutorial's examples unchanged, with a worker that processes all jobs between any two steps."""
 
 import re
 from datetime import timedelta
@@ -19,9 +19,9 @@ PAGE = DOCS / "tutorial.md"
 
 @pytest.fixture
 def typed(monkeypatch, settings):
-    """Types in the next example that begins with these words; returns the names there are by then."""
+    """Return a function that runs the next example, which must contain `words`, and returns all names defined."""
     monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
-    settings.SHOP_URL = "http://127.0.0.1:1"  # the partner is away
+    settings.SHOP_URL = "http://127.0.0.1:1"  # no partner listens at this address
     left, names = list(examples(PAGE)), {"__name__": "typed_in"}
 
     def type_in(words):

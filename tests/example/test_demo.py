@@ -1,4 +1,4 @@
-"""`make demo`, as a user sees it: real processes, on the database at hand."""
+"""Test `make demo` as a user runs it: real processes, on the configured database."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def database_url():
 
 
 def free_ports():
-    """Two that are nobody's: the demo's own choice would be that of a demo beside it."""
+    """Return two free ports: the demo's default ports would collide with another demo."""
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as one,
         closing(socket.create_server(("127.0.0.1", 0))) as other,
@@ -43,7 +43,7 @@ def free_ports():
 
 @pytest.fixture
 def demo(tmp_path):
-    """Start the demo with these arguments; whatever it leaves behind is ended."""
+    """Start the demo with these arguments, and kill all its remaining processes after the test."""
     started = []
 
     def start(*arguments):
@@ -83,7 +83,7 @@ def test_the_demo_says_no_where_a_job_does_not_come_to_its_end(demo):
 
 
 def until_it_runs(process):
-    """Read what the demo says until all is started; returns all its processes, each by the command it runs."""
+    """Read the demo's output until all has started; return its processes, by the command that each runs."""
     for line in process.stdout:
         if "faktory tcp://" in line:
             break

@@ -1,4 +1,4 @@
-"""The example project does what it says, whatever happens twice."""
+"""Test the example project: its tasks work, and running one twice does no harm."""
 
 from datetime import date
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""A Redis of the tests' own, empty for each; workers of both kinds, ended whatever happens."""
+"""Fixtures: a Redis server that is emptied for each test, and workers that are always stopped."""
 
 import threading
 
@@ -24,7 +24,7 @@ def own_server(tmp_path_factory):
 
 @pytest.fixture
 def own(tmp_path):
-    """A Redis of this test alone, with options."""
+    """Return a function that starts a Redis server with options, for this test only."""
     _require(redis_program())
     started = []
 
@@ -66,7 +66,7 @@ def naive(redis):
 
 @pytest.fixture
 def work(server):
-    """Start a worker of ours: `work(fn=function, …)`."""
+    """Start a worker of this package in a thread: `work(fn=function, …)`."""
     started = []
 
     def start(lease_s=LEASE_S, **functions):
@@ -87,7 +87,7 @@ def work(server):
 
 @pytest.fixture
 def events(server):
-    """Everything told on `channel:f`, as text, in order."""
+    """Return a function that waits for `count` events on `channel:f`, and returns all received events in order."""
     client = server.client()
     pubsub = client.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe("channel:f")

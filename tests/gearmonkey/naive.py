@@ -1,4 +1,4 @@
-"""A client and a worker written from the text alone, command by command. They know nothing of ours."""
+"""A client and a worker that use only the commands of the GearMonkey specification, without code of this package."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ class NaiveClient:
 
 
 class NaiveWorker:
-    """`work` takes bytes and returns text, or raises; `drops` says whether it dies with the job it has just popped."""
+    """`work` takes bytes and returns text, or raises; if `drops` returns True, the worker dies with the popped job."""
 
     def __init__(self, redis, fn, work, drops=lambda id: False):
         self.redis, self.fn, self.work, self.drops = redis, fn, work, drops

@@ -1,7 +1,7 @@
-"""A worker of ours as a process to kill or stop: `python -m tests.gearmonkey.program URL LEASE FOLDER`.
+"""A worker of this package as a process to kill or stop: `python -m tests.gearmonkey.program URL LEASE FOLDER`.
 
-Serves `f`: an input is a command. `nap S` sleeps and answers; `hold` tells its pid in FOLDER and waits for FOLDER/go;
-anything else is answered in capitals.
+Serves `f`: an input is a command. `nap S` sleeps S seconds and answers; `hold` writes its pid to FOLDER/pid and waits
+for FOLDER/go; anything else is answered in capitals.
 """
 
 import os

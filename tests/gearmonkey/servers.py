@@ -1,4 +1,4 @@
-"""Redis servers of one's own: to flush, fill, cut off and start anew. Ended by their process ids."""
+"""Start Redis servers that tests can flush, fill, disconnect and restart; each is stopped by its process id."""
 
 import contextlib
 import os
@@ -15,8 +15,9 @@ from tests.waiting import wait_until
 
 PROGRAM = shutil.which("redis-server")
 PORTS = range(12_000, 22_000)
-"""Below those that outgoing connections get: a server that is started anew finds its own again. A node of a cluster
-listens on the one 10,000 above, too."""
+"""Below the range for outgoing connections, so that a restarted server gets its port back. A cluster node also listens
+on its port plus 10,000.
+"""
 
 START_S = 30
 
@@ -45,11 +46,11 @@ class RedisServer:
         return self.folder / f"redis-{os.getpid()}-{self.port}.log"
 
     def start(self):
-        """Again, where it was."""
+        """Start the server again on its old port."""
         assert self._came_up(), self.said
 
     def _came_up(self):
-        """Whether it listens; not where somebody else took the port meanwhile."""
+        """Start the process; return False if another process has taken the port meanwhile."""
         with self._log.open("a") as log:
             self.process = subprocess.Popen([*WITH_US, PROGRAM, *self.command()], stdout=log, stderr=log)
         try:
@@ -62,7 +63,7 @@ class RedisServer:
         if self.process.poll() is not None:
             return "gone"
         with contextlib.suppress(RedisError), Redis(host="127.0.0.1", port=self.port, socket_timeout=5) as client:
-            # Another test's Redis answers as well.
+            # a Redis of another test may answer on this port
             return "up" if client.info("server")["process_id"] == self.process.pid else None
 
     def command(self):
@@ -85,7 +86,7 @@ class RedisServer:
 
 
 class Sentinel(RedisServer):
-    """One that watches `master` as "jobs", and acts after three seconds of silence."""
+    """A Sentinel that monitors `master` as "jobs", and starts a failover after 3 s without an answer."""
 
     def __init__(self, folder, master):
         self._master = master
@@ -107,7 +108,7 @@ class Sentinel(RedisServer):
 
 def free_port():
     while True:
-        port = secrets.choice(PORTS)  # other processes of these tests have the same `random`
+        port = secrets.choice(PORTS)  # not `random`: other test processes have the same seed
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             for one in (port, port + 10_000):
                 held.enter_context(socket.socket()).bind(("127.0.0.1", one))
@@ -115,7 +116,7 @@ def free_port():
 
 
 def become_cluster(*servers):
-    """Their cluster's address, once every node says that it is one."""
+    """Join the servers to a cluster; return its URL once every node reports that the cluster is up."""
     first, *_ = nodes = [server.client() for server in servers]
     for server in servers[1:]:
         first.execute_command("CLUSTER", "MEET", "127.0.0.1", server.port)

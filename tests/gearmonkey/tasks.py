@@ -1,4 +1,4 @@
-"""Tasks that serve functions, and tasks that functions elsewhere serve; for the processes of `test_runfaktory`."""
+"""Tasks that serve GearMonkey functions, and remote tasks, for the processes of `test_runfaktory`."""
 
 import os
 import time
@@ -25,7 +25,7 @@ def fails(text):
 
 @task(gearmonkey="flaky", takes_context=True, backoff=lambda *_: 0)
 def flaky(context):
-    """The text knows no second attempt; our rows do."""
+    """Succeed at the third attempt. The specification has no retries; the job rows of this package do."""
     if context.attempt < 3:
         raise ValueError(f"attempt {context.attempt}")
     return context.attempt
@@ -33,7 +33,7 @@ def flaky(context):
 
 @task(gearmonkey="slowly", takes_context=True)
 def slowly(context, folder):
-    """Tells how far it is, and goes on when somebody writes to `folder`/pipe."""
+    """Report progress, then wait until the test writes to `folder`/pipe."""
     context.progress(3, 10)
     path = Path(folder) / "pid"
     path.with_suffix(".new").write_text(str(os.getpid()))
@@ -57,7 +57,7 @@ def poison(folder):
 
 @gearmonkey_task("elsewhere", wait_s=20)
 def elsewhere(text):
-    """Carried out by whoever serves it."""
+    """Executed by any worker that serves the function."""
 
 
 @gearmonkey_task("elsewhere.sum", output=int, max_attempts=1)

@@ -1,4 +1,4 @@
-"""The admin's page of GearMonkey, its health check, and the system checks."""
+"""Test the admin page of GearMonkey, its health check, and the system checks."""
 
 import pytest
 from django.core.checks import run_checks
@@ -95,7 +95,7 @@ def test_lost_jobs_are_looked_for_by_a_button(admin_client, here, redis, station
     redis.lpop("queue:f:normal")
     answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
     assert "0 lost jobs are queued again" in answer
-    redis.zadd("gm:audit:f", {"1": 1})  # the first look was long ago
+    redis.zadd("gm:audit:f", {"1": 1})  # pretend that the first look was long ago
     answer = admin_client.post(reverse(PAGE), follow=True).content.decode()
     assert "1 lost jobs are queued again" in answer
     assert redis.lrange("queue:f:normal", 0, -1) == [b"1"]
@@ -154,12 +154,12 @@ def test_a_sweep_takes_what_the_health_check_tells(redis, station, client):
     assert health(redis).functions[0].overdue == 0
 
 
-# --- what peers may have written
+# --- texts that peers may have written
 
 
 def write(redis, text):
-    """In every place that a peer can write to and the page shows."""
-    raw = text.encode("utf-8", "replace")  # names of other bytes cannot be asked for
+    """Write the text to every place that a peer can write to and the page shows."""
+    raw = text.encode("utf-8", "replace")  # a name that is not UTF-8 cannot be requested
     redis.mset({b"uid:" + raw: raw, b"count:" + raw: raw})
     redis.lpush(b"queue:" + raw + b":high", raw)
     redis.sadd(scripts.FUNCTIONS_KEY, raw)

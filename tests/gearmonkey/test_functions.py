@@ -1,4 +1,4 @@
-"""What an input is as arguments, what a result is as output, and which task serves which function."""
+"""Test how an input becomes arguments, how a result becomes output, and which task serves which function."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The gateway: GearMonkey jobs as rows of ours, and their outcome written back, whatever dies in between."""
+"""Test the gateway: it stores GearMonkey jobs as rows and writes results back, even if a process dies."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def gateway():
 
 @pytest.fixture
 def bridge(server):
-    """A bridge to be called round by round."""
+    """Return a function that makes a `Bridge`, which the test runs round by round."""
 
     def make(wid="b1", lease_s=20.0):
         functions = {fn: task for fn, task in served().items() if fn in FUNCTIONS}
@@ -50,7 +50,7 @@ def idle(bridge):
 
 
 def newest(program):
-    """The pid of the living child that was started last, if there is one."""
+    """Return the pid of the living child that was started last, or None."""
     return max((child.pid for child in program.children() if child.status() != psutil.STATUS_ZOMBIE), default=None)
 
 
@@ -115,7 +115,7 @@ def test_bad_input_makes_no_row(bridge, client):
 
 
 def test_a_bridge_that_dies_before_it_handed_over_leaves_one_row(bridge, client, monkeypatch):
-    """The row is committed, the lease is not handed over: the next taking finds the row, and makes no second one."""
+    """The row is committed, its lease is not handed over: the next gateway finds the row and creates no second one."""
     dead, heir = bridge("dead", lease_s=0.05), bridge("heir")
     id = client.run("shout", "x")
     taken = dead._station.take(1)
@@ -193,7 +193,7 @@ def test_the_command_bridges_and_a_killed_bridge_loses_nothing(runfaktory, serve
             before = len(ids)
             wait_until(lambda before=before: len(ids) > before + 50, 60)
             os.kill(wait_until(lambda: newest(program), 60), signal.SIGKILL)
-            # Each is done before the next kill: a third loss would be a job's last.
+            # wait until each is done before the next kill: the third lost worker ends a job
             wait_until(lambda made=tuple(ids): succeeded(client, made), 120, every_s=0.5)
     finally:
         stopping.set()

@@ -1,4 +1,4 @@
-"""Ours beside the literal peer, and beside death, silence, flushes and restarts (GearMonkey H01 to H16)."""
+"""Test workers with naive peers, and through kills, silence, flushes and restarts (GearMonkey H01 to H16)."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def shout(input):
 
 @pytest.fixture
 def spawn(server, tmp_path):
-    """Start a worker of ours in a process."""
+    """Return a function that starts a worker of this package in a process."""
     programs = []
 
     def start(lease=1.0, *, waits=True):
@@ -59,7 +59,7 @@ def spawn(server, tmp_path):
 
 @pytest.fixture
 def every(server):
-    """Do something again and again, in a thread, until the test ends."""
+    """Call a function repeatedly in a thread until the test ends."""
     stopping, threads = threading.Event(), []
 
     def start(interval_s, act):
@@ -80,7 +80,7 @@ def every(server):
 
 
 def statuses(redis, fn, ids):
-    pipeline = redis.pipeline(transaction=False)  # an EXEC is refused where memory is out
+    pipeline = redis.pipeline(transaction=False)  # without a transaction: Redis refuses EXEC when it is out of memory
     for id in ids:
         pipeline.hget(f"job:{fn}:{id}", "status")
     return pipeline.execute()
@@ -117,7 +117,7 @@ class TestWithNaivePeers:
 
 
 def traces(server, fn, run):
-    """Run one job; the events told, and every key that is left, with its value and its time to live in tens."""
+    """Run one job; return the events, and each remaining key with its value and its TTL rounded to 10 s."""
     redis, heard = server.client(), []
     pubsub = redis.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe(f"channel:{fn}")
@@ -397,7 +397,7 @@ def station_of(redis):
 
 
 def _quietly(function, *args, **kwargs):
-    """What it returns, or an empty list where the connection was cut."""
+    """Return the function's result, or an empty list if the connection was cut."""
     try:
         return function(*args, **kwargs)
     except (FaktoryError, RedisError):

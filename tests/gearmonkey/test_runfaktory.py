@@ -1,4 +1,4 @@
-"""`manage.py runfaktory --gearmonkey`: a project's tasks served to GearMonkey clients, by real processes."""
+"""Test `manage.py runfaktory --gearmonkey`: real processes serve a project's tasks to GearMonkey clients."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ WORKER = ("--worker-only", "--processes", "1", "--concurrency", "2")
 
 @pytest.fixture
 def serve(runfaktory, server, redis):  # noqa: F811
-    """Start workers for our clients and wait until they are counted."""
+    """Start workers for the clients and wait until each function has one."""
 
     def start(*args, **settings):
         program = runfaktory(
@@ -28,7 +28,7 @@ def serve(runfaktory, server, redis):  # noqa: F811
             environment={"FAKTORY_TEST_APPS": "tests.gearmonkey"},
             **({"GEARMONKEY_LEASE": 2} | settings),
         )
-        counts = [f"count:{fn}" for fn in SERVED]  # they are counted one by one
+        counts = [f"count:{fn}" for fn in SERVED]  # each function increments its own count
         wait_until(lambda: all(redis.mget(counts)), 60, what=program.lines)
         return program
 
@@ -89,7 +89,7 @@ class TestDirect:
         assert naive.get("shout", id) == {b"status": b"success", b"input": b"x", b"output": b"X"}
 
     def test_a_killed_workers_job_is_run_again_at_once(self, serve, client, meeting, naive):  # noqa: F811
-        """GearMonkey H03: the supervisor tells who died, so nobody waits for the lease."""
+        """GearMonkey H03: the supervisor reports the death, so the job does not wait for the lease to end."""
         serve(GEARMONKEY_LEASE=60)
         id = client.run("slowly", str(meeting))
         first = meeting.pid()
@@ -106,7 +106,7 @@ class TestDirect:
         }
 
     def test_a_job_that_kills_its_workers_is_given_up(self, serve, client, tmp_path):
-        """GearMonkey H05."""
+        """GearMonkey H05: the job is given up after its fifth lost worker."""
         serve()
         id = client.run("poison", str(tmp_path))
         wait_until(lambda: client.get("poison", id).status is Status.ERROR, 90)

@@ -1,4 +1,4 @@
-"""Which servers will do, and how: clusters, Sentinels and their failover, access lists, a Redis without memory."""
+"""Test the supported servers: clusters, Sentinels with failover, access lists, and a Redis without memory."""
 
 import asyncio
 import re
@@ -53,7 +53,7 @@ def working(url, *fns):
 
 
 def asked_on_a_loop(url, *fns):
-    """What an AsyncClient is told of a job of each function."""
+    """Run one job of each function with an AsyncClient, and return the outputs."""
 
     async def main():
         async with AsyncClient(url) as client:
@@ -64,7 +64,7 @@ def asked_on_a_loop(url, *fns):
 
 
 def works(client):
-    """Whether a job is made and done; for a while after its start a cluster does neither."""
+    """True if a job can be created and executed; a new cluster can do neither for a while."""
     try:
         client.run("{t}", "z", options=[OPT_BLOCKING, OPT_ROLLCALL], timeout=10)
     except FaktoryError:
@@ -83,7 +83,7 @@ def ending(*servers):
 
 @pytest.fixture
 def node(own):
-    """A node of a cluster to be."""
+    """Return a function that starts a server that can become a node of a cluster."""
     return lambda: own("--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{secrets.token_hex(4)}.conf")
 
 
@@ -178,7 +178,7 @@ class TestSentinel:
                 waiting.start()
                 redis = master.client()
                 wait_until(lambda: redis.exists("job:g:1"))
-                assert redis.wait(1, 20_000) == 1  # what is not replicated may be lost
+                assert redis.wait(1, 20_000) == 1  # a failover may lose what has not been replicated
                 master.stop(signal.SIGKILL)
                 with pytest.raises(FaktoryError):
                     client.get("f", first)

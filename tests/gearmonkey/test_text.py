@@ -1,6 +1,6 @@
-"""The text, command by command on a real Redis, and what ours make of each case (GearMonkey W01 to W36).
+"""Test the GearMonkey specification with raw commands on a real Redis, and with this package (W01 to W36).
 
-The raw half says what the server does with a naive peer's commands; "ours" in a name says what we do there.
+The raw half shows how Redis answers a naive peer's commands; "ours" in a test name means this package's behaviour.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def shout(input):
 
 
 class TestMaking:
-    """W01, W10's neighbours, W20, W25, W27, W29, W30."""
+    """Cases W01, W20, W25, W27, W29, W30, and those close to W10."""
 
     @pytest.mark.parametrize("by", ["naive", "client"])
     def test_w01_a_new_job_is_a_hash_without_an_end_an_event_and_an_id_in_its_list(self, request, redis, events, by):
@@ -118,7 +118,7 @@ class TestMaking:
 
 
 class TestTaking:
-    """W02 to W11, W23, W24, W31, W33 to W35."""
+    """Cases W02 to W11, W23, W24, W31, W33 to W35."""
 
     def test_w02_jobs_of_a_list_come_in_the_order_they_were_made(self, naive, redis, station):
         made = [naive.run("f", "x") for _ in range(6)]
@@ -293,7 +293,7 @@ class TestTaking:
 
 
 class TestEnding:
-    """W13 to W19, W21, W22, W28, W32, W36."""
+    """Cases W13 to W19, W21, W22, W28, W32, W36."""
 
     def test_w13_progress_is_two_fields_and_no_event(self, naive, station, redis, client, events):
         naive.run("f", "x")

@@ -1,4 +1,4 @@
-"""What a naive peer can see of our workers beside it: nothing but keys that begin with `gm:` (GearMonkey H13)."""
+"""Test that a naive peer notices nothing of this package's workers but keys that begin with `gm:` (GearMonkey H13)."""
 
 import re
 import threading
@@ -21,7 +21,7 @@ def shout(input):
 
 @contextmanager
 def overheard(server):
-    """MONITOR, as (address, command, is it a script's), until the block ends."""
+    """Collect each command until the block ends, with MONITOR: (client address, command, is sent by a script)."""
     heard, listens = [], threading.Event()
     client = server.client()
 
@@ -47,7 +47,7 @@ def overheard(server):
 
 @contextmanager
 def effects(server):
-    """What became of each key, in order, as keyspace events tell it."""
+    """Collect the events of each key, in order, from keyspace notifications."""
     told = defaultdict(list)
     redis = server.client()
     redis.config_set("notify-keyspace-events", "KA")
@@ -67,7 +67,7 @@ def effects(server):
 
 
 class Session:
-    """A naive client's jobs with a worker: what it said and heard, the keys anybody named, what became of each."""
+    """Run a naive client's jobs with a worker; record its commands, answers, all keys named, and each key's events."""
 
     def __init__(self, server, worker):
         server.client().flushall()
@@ -85,7 +85,7 @@ class Session:
 
 
 def visible(key, events):
-    """A naive worker's EXPIRE comes after a waiting client took the list away, and so does nothing."""
+    """Leave out a naive worker's EXPIRE of a lock: it has no effect after a waiting client popped the list."""
     return [event for event in events if not (key.startswith("lock:") and event == "expire")]
 
 

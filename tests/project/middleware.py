@@ -1,4 +1,4 @@
-"""What the tests wrap enqueues and runs in."""
+"""Middleware of the test project: it records, refuses or swallows enqueues and runs."""
 
 from contextlib import asynccontextmanager, contextmanager, suppress
 

@@ -1,4 +1,4 @@
-"""What the tests' tasks write, to see what was committed."""
+"""A model that tasks of the test project write, so that tests see what was committed."""
 
 from django.db import models
 

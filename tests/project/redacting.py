@@ -1,7 +1,7 @@
-"""Functions for `FAKTORY["REDACT"]`."""
+"""Redaction functions for `FAKTORY["REDACT"]` in tests."""
 
 SEEN = []
-"""What `hides_all` was given."""
+"""Arguments of each call of `hides_all`."""
 
 
 def hides_all(jobtype, arguments):

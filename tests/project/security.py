@@ -1,4 +1,4 @@
-"""What careful projects send with each page: nothing inline, nothing from elsewhere."""
+"""A middleware with the Content-Security-Policy of strict projects: nothing inline, nothing from other hosts."""
 
 
 def content_security_policy(get_response):

@@ -1,4 +1,4 @@
-"""Tasks of the test project: one for each way a task can end. Used by the tests of several rooms."""
+"""Tasks of the test project: one for each way a task can end. Tests of several folders use them."""
 
 import asyncio
 import contextvars
@@ -57,7 +57,7 @@ def fails_for_good(text="no luck"):
 
 @task(takes_context=True, max_attempts=5)
 def flaky(context, failures):
-    """Fails `failures` times, each with a retry at once, then succeeds."""
+    """Fail `failures` times, each with an immediate retry, then succeed."""
     if context.attempt <= failures:
         raise Retry(f"attempt {context.attempt} of {failures} fails", in_s=0)
     return context.attempt
@@ -105,7 +105,7 @@ def does_atomically(what):
 
 @task(atomic=True, max_attempts=2)
 def writes_mark_atomically_and(text, then):
-    """Writes, and then does what it is told: the ways an atomic task can end."""
+    """Write a row, then act as `then` says: the ways an atomic task can end."""
     Mark.objects.create(text=text)
     match then:
         case "fails":
@@ -134,7 +134,7 @@ def writes_mark_atomically_and(text, then):
 
 @task
 def leaves_transaction_open(text):
-    """Breaks the rules: begins a transaction and never ends it."""
+    """Break the rules: begin a transaction and never end it."""
     transaction.atomic().__enter__()
     Mark.objects.create(text=text)
 
@@ -164,7 +164,7 @@ async def async_writes_mark(text):
 
 @task(max_attempts=1)
 def breaks_the_connection():
-    """The database's own error, with the connection left marked as broken."""
+    """Raise a database error that leaves the connection marked as broken."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT * FROM no_such_table")
 
@@ -273,7 +273,7 @@ async def async_cancels_itself():
 
 @task
 def fails_deep_down(depth):
-    """Two functions by turns: a traceback shortens one frame that repeats itself."""
+    """Recurse through two functions, because a traceback abbreviates only repetitions of the same frame."""
     return _down(depth)
 
 
@@ -318,7 +318,7 @@ async def async_breaks_the_connection():
 
 @sync_to_async
 def sees_trouble():
-    """Whether the connection of the thread that serves async tasks is marked as broken."""
+    """True if the connection of the thread that serves async tasks is marked as broken."""
     return connection.connection is not None and connection.errors_occurred
 
 
@@ -386,7 +386,7 @@ def enqueues_another():
 
 
 def noticing():
-    """For tests to replace."""
+    """Do nothing; tests replace this function."""
 
 
 @task

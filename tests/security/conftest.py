@@ -1,4 +1,4 @@
-"""Servers, and programs of their own, as their rooms start them."""
+"""Fixtures of `tests.cli` and the server tests, shared with the security tests."""
 
 from tests.cli.conftest import faktory
 from tests.commands.conftest import address, runfaktory

@@ -1,4 +1,4 @@
-"""Encrypted arguments: read in the worker and nowhere else, with any of the keys, and no job lost for want of one."""
+"""Test encrypted arguments: only the worker decrypts them, with any of the keys, and a missing key loses no job."""
 
 import json
 import sys
@@ -68,7 +68,7 @@ def marks(note):
 
 
 OURS = {one.jobtype: tasks._registry.pop(one.jobtype) for one in (always, never, only_one, one_at_a_time, once, marks)}
-"""Known while these tests run: elsewhere a task that wants keys is what a check complains of."""
+"""Registered only while these tests run: the system checks report a task that needs a key if none is configured."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The guard of the password: how often an address may try, and that its memory has an end."""
+"""Test the password guard: it limits failed attempts per address, and its memory is bounded."""
 
 import pytest
 

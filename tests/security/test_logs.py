@@ -1,4 +1,4 @@
-"""One record stays one record: whatever clients, peers and tasks write, no line in a log is theirs."""
+"""Test that texts from clients, peers and tasks cannot start a line of their own in a log."""
 
 import io
 import logging
@@ -30,7 +30,7 @@ def fails(text):
 
 @pytest.fixture
 def log():
-    """A logger of ours, and what it has written so far, as a handler of anybody's writes it."""
+    """Yield one of the package's loggers; `log.written()` returns the text that its handler has written."""
     stream = io.StringIO()
     logger = get_logger("django_faktory.tests_of_logs")
     handler = logging.StreamHandler(stream)

@@ -1,4 +1,4 @@
-"""Nobody gets in without the password: no way round it, no weaker one, no guessing at full speed. Rules: W2."""
+"""Test that the password cannot be bypassed, weakened or guessed at full speed. Rules: W2."""
 
 import json
 import logging

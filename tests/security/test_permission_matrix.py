@@ -1,7 +1,7 @@
-"""Who sees and does what: each route of the admin and the API, asked by users with each permission.
+"""Request each route of the admin and the API as users with each set of permissions.
 
-Markers are planted in all texts; `matrix.rows` says which permissions show each. An answer must have no marker that the
-user may not see, and a request must write nothing unless the user has all permissions that the route needs.
+Markers are planted in all texts; `matrix.rows` lists the permissions that show each. An answer must have no marker
+that the user may not see, and a request must write nothing unless the user has all permissions that the route needs.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ def everything(db):
 def sets_for(asker, request, everything):
     """Yield the sets of permissions to ask with: none, each single one, those the route needs, all but one, and all.
 
-    Of the single ones those suffice that the request asks for when it has none: no other can change its answer.
+    Only those single permissions are used that the request checks when the user has none: no other changes the answer.
     """
     yield NONE
     if request.is_variant:
@@ -80,7 +80,7 @@ def asked_by_all(asker, request, everything):
 
 
 def strangers(asker, request, everything):
-    """Yield what is wrong with the answers to users who are not logged in, or are no staff and ask the admin."""
+    """Yield a message for each access by an anonymous user, or by a user without staff status to the admin."""
     clients = {"an anonymous user": (asker.nobody, NONE)}
     if request.path.startswith("/admin/"):
         clients["a user who is no staff"] = (asker.other, everything)
@@ -91,7 +91,7 @@ def strangers(asker, request, everything):
 
 
 def wrong_with(request, granted, answer):
-    """Yield what is wrong with an answer."""
+    """Yield a message for each rule that an answer breaks."""
     may = request.needs <= granted
     if shown := answer.shown_to(granted):
         yield f"is shown {shown}"
@@ -104,7 +104,7 @@ def wrong_with(request, granted, answer):
 
 
 def check(asker, requests, everything):
-    """Ask all of it."""
+    """Send each request with each set of permissions, and fail with the list of all broken rules."""
     wrong = []
     for request in requests:
         wrong += strangers(asker, request, everything)
@@ -150,7 +150,7 @@ def others():
 
 
 def test_each_marker_is_seen_with_its_permissions(asker, everything):
-    """So that the checks for markers can fail."""
+    """Prove that the checks for markers can fail."""
     assert not_seen(asker, admin_requests(), everything) == []
     only_in_the_admin = {"seen-job-progress", "seen-job-lock", "seen-callback-args", "seen-callback-task"}
     only_in_the_admin |= {marker for marker in rows.MARKERS if "outbox" in marker}
@@ -176,7 +176,7 @@ def test_no_list_of_the_admin_is_filtered_by_a_text_that_it_does_not_offer(asker
 
 
 def test_a_permission_that_a_request_does_not_ask_for_changes_no_answer(asker, everything):
-    """`sets_for` relies on it."""
+    """Check an assumption of `sets_for`."""
     request = Request("jobs", "GET", "/api/jobs/", frozenset({"view_job"}))
     asker.ask(request)
     assert Permissions.asked == {"view_job"}

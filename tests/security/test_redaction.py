@@ -1,4 +1,4 @@
-"""`REDACT`: what it hides is nowhere that people look, and a failing function hides all of it."""
+"""Test `REDACT`: no page, answer or log shows a hidden value, and if the function fails, all values are hidden."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ hidden = override_settings(FAKTORY=HIDE_ALL)
 
 @task(unique_for=600, lock=True, max_attempts=1, takes_context=True)
 def stumbles(context, secret, *, also):
-    """Fails without quoting what it was given."""
+    """Fail with a message that does not quote the arguments."""
     raise ValueError("stumbled")
 
 
@@ -45,7 +45,7 @@ def text_with(args, kwargs=None):
 
 @pytest.fixture
 def marked(transactional_db):
-    """Jobs in every state, a batch with callbacks and a cron entry, all with the marker in their arguments."""
+    """Create jobs in every state, a batch with callbacks and cron entries, all with the marker in their arguments."""
     found = []
     for trait in ("blocked", "scheduled", "working", "retries", "dead", "succeeded", "discarded", "expired", ""):
         text = text_with([MARKER], {"also": [MARKER]})
@@ -110,12 +110,12 @@ def test_no_page_of_the_admin_shows_what_is_hidden(marked, admin_client):
 
 
 def text_of(answer):
-    """All that was sent, streamed or not."""
+    """Return the whole body of a response, streamed or not."""
     return (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode(errors="replace")
 
 
 def test_the_same_pages_show_it_where_nothing_is_hidden(marked, admin_client):
-    """So that the test above can fail."""
+    """Prove that the test above can fail."""
     shown = {address: text_of(admin_client.get(address, follow=True)) for address in pages_of_the_admin()}
     assert sum(MARKER in page for page in shown.values()) > 10
     for model in ("job", "cronentry", "outboxentry", "batch"):
@@ -123,7 +123,7 @@ def test_the_same_pages_show_it_where_nothing_is_hidden(marked, admin_client):
 
 
 def addresses_of_the_api(client):
-    """All that its links and lists lead to."""
+    """Yield each address that links and lists of the API lead to, with the body of its response."""
     found, seen = ["/api/"], set()
     while found:
         address = found.pop()
@@ -156,7 +156,7 @@ def test_no_answer_of_the_api_shows_what_is_hidden(marked, admin_client):
 
 
 def test_the_same_answers_show_it_where_nothing_is_hidden(marked, admin_client):
-    """So that the test above can fail."""
+    """Prove that the test above can fail."""
     with override_settings(FAKTORY={"API_READS": ""}):
         told = dict(addresses_of_the_api(admin_client))
     assert sum(MARKER in text for text in told.values()) > 10
@@ -222,7 +222,7 @@ def cron_form(entry, **changes):
 
 
 def test_another_jobtype_does_not_show_what_a_cron_entry_hides(marked, admin_client):
-    """`REDACT` may hide by jobtype: an edit of the jobtype alone would show the arguments of the one before."""
+    """`REDACT` may depend on the jobtype: changing only the jobtype would reveal the hidden arguments."""
     entry = CronEntry.objects.get(name="marked")
     address = reverse("admin:django_faktory_cronentry_change", args=[entry.pk])
     with override_settings(FAKTORY={"REDACT": "tests.project.redacting.hides_echo"}):
@@ -266,7 +266,7 @@ def test_the_log_of_the_admin_and_its_confirmations_show_nothing_that_is_hidden(
 
 
 def test_an_entry_that_is_refused_quotes_nothing_that_is_hidden(marked, admin_client):
-    """A task takes no options of an entry: the message names them."""
+    """The task takes none of the entry's options, so the message names them."""
     entry = CronEntry.objects.get(name="of another language")
     CronEntry.objects.filter(pk=entry.pk).update(jobtype="tests.project.tasks.echo")
     entry.refresh_from_db()
@@ -353,7 +353,7 @@ def test_reprs_show_nothing_that_is_hidden(transactional_db):
 
 
 def test_sentry_without_local_variables_gets_nothing_that_is_hidden(transactional_db, work, state):
-    """As docs/security.md says."""
+    """Test the configuration that docs/security.md recommends."""
     events = []
     client = sentry_sdk.Client(
         dsn="http://key@127.0.0.1:1/1", include_local_variables=False,
@@ -440,7 +440,7 @@ def test_a_setting_that_is_no_function_is_an_error(value):
 
 
 def test_a_cron_entry_takes_no_other_jobtype_for_arguments_that_are_hidden(marked, admin_client):
-    """`REDACT` may show to everybody what the other jobtype is called with."""
+    """`REDACT` may hide nothing for the new jobtype, which would reveal the arguments."""
     with hidden:
         ask = {"path": "/api/cron/marked/", "content_type": "application/json"}
         refused = admin_client.patch(data=json.dumps({"jobtype": "elsewhere", "kwargs": {}}), **ask)

@@ -1,4 +1,4 @@
-"""The scan of `scripts/lint` finds a key that somebody commits, and is quiet about what was accepted."""
+"""Test that the scan of `scripts/lint` reports a committed key, and ignores what the baseline accepts."""
 
 import secrets
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """The scan of a repository of its own, with nothing accepted."""
+    """Return the scan module for an empty repository with an empty baseline; `add` adds a file to git."""
     scan = script("scan")
     monkeypatch.setattr(scan, "ROOT", tmp_path)
     monkeypatch.setattr(scan, "BASELINE", tmp_path / ".secrets.baseline")

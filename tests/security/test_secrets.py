@@ -1,4 +1,4 @@
-"""A secret given to this package is found nowhere it tells: no log, `ps`, INFO, page, error page or repr."""
+"""Test that no log, `ps`, INFO, page, error page or repr shows a secret that this package was given."""
 
 import json
 import signal

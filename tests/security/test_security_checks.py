@@ -1,4 +1,4 @@
-"""System checks of who can get in: what brings each out, and that none shows a secret."""
+"""Test the system checks on access: the settings that trigger each, and that no message shows a secret."""
 
 import os
 import subprocess
@@ -79,14 +79,14 @@ def test_a_file_with_a_secret_that_all_can_read_is_warned_of(tmp_path):
 
 @pytest.fixture
 def open_folder():
-    """A folder that every user of this machine may enter; those of pytest are closed to others."""
+    """Yield a folder that every user of this machine may enter: pytest's temporary folders deny access to others."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder).resolve()
 
 
 def test_a_database_of_sqlite_that_all_can_read_is_warned_of(open_folder, monkeypatch):
-    """It has the arguments of the jobs."""
+    """The database contains the arguments of jobs."""
     file = open_folder / "db.sqlite3"
     file.touch(0o644)
     settings = connections["default"].settings_dict
@@ -132,7 +132,7 @@ def test_which_hosts_are_this_machine(host, is_near):
 
 
 def test_an_address_that_is_none_is_told_once_and_not_warned_of():
-    """E002 says what is wrong with it."""
+    """E002 already reports the invalid address."""
     assert "W060" not in said(deploy=False, BIND="localhost")
 
 

@@ -1,4 +1,4 @@
-"""The fixture as a project would have it, and settings with the backends for tests."""
+"""Fixtures: the pytest fixture as a project would define it, and settings with the test backends."""
 
 import pytest
 from django.test import override_settings
@@ -9,7 +9,7 @@ from django_faktory.testing.pytest_plugin import live_faktory  # noqa: F401
 
 @pytest.fixture
 def tasks_setting():
-    """Let TASKS use this class of `django_faktory.testing.backends`; gives the backend."""
+    """Return a function that sets TASKS to a class of `django_faktory.testing.backends` and returns the backend."""
     overridden = []
 
     def use(name, **params):

@@ -1,4 +1,4 @@
-"""What waits, and what is said where something else was expected."""
+"""Test assertions on waiting jobs, and the messages when they fail."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The backends for tests: as FaktoryBackend is, but for where jobs go."""
+"""Test the backends for tests: they behave as FaktoryBackend except for where jobs go."""
 
 from datetime import timedelta
 
@@ -68,7 +68,7 @@ def signals():
     task_finished.disconnect(finished)
 
 
-# --- both
+# --- both backends
 
 
 @BOTH
@@ -108,7 +108,7 @@ def test_the_app_need_not_be_installed(tasks_setting, name):
         assert [message.id for message in backend.check()] == ["django_faktory.E008"]
 
 
-# --- the dummy
+# --- DummyBackend
 
 
 def test_the_dummy_runs_nothing_and_holds_what_was_enqueued(tasks_setting, signals):
@@ -145,7 +145,7 @@ def test_the_dummy_holds_the_locks_of_unique_tasks_until_it_is_cleared(tasks_set
     alone.enqueue(1)
 
 
-# --- the immediate
+# --- ImmediateBackend
 
 
 def test_the_immediate_runs_a_job_as_it_is_enqueued(tasks_setting, signals):

@@ -1,4 +1,4 @@
-"""`with Batch(…)` in a project's tests: drained, inlined, run at once, or only recorded."""
+"""Test `with Batch(…)` in a project's tests: drained, inlined, run at once, or only recorded."""
 
 from datetime import timedelta
 
@@ -74,7 +74,7 @@ def tell(context):
 
 
 def workflow():
-    """A parent, its child, and the child's child."""
+    """Enqueue three nested batches, each with one job."""
     with Batch(description="A", success=note.callback("A"), complete=note.callback("all executed")) as batch:
         note.enqueue(1)
         with Batch(description="B", success=note.callback("B")):
@@ -148,7 +148,7 @@ def test_what_a_drained_job_enqueues_joins_no_batch_that_is_being_filled_around_
         assert batch.status().total == 0
 
 
-# --- run at once
+# --- ImmediateBackend
 
 
 def test_at_once_members_run_in_the_block_and_callbacks_after_it(tasks_setting):
@@ -280,7 +280,7 @@ def in_transaction_told():
     ran.append(len(transaction.get_connection().savepoint_ids))
 
 
-# --- recorded
+# --- DummyBackend
 
 
 def test_recorded_its_jobs_are_results_and_nothing_runs(tasks_setting):
@@ -324,7 +324,7 @@ def test_clearing_forgets_batches_too(tasks_setting):
         Batch.find(batch.bid)
 
 
-# --- all of them
+# --- all backends
 
 
 @BOTH

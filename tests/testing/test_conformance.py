@@ -1,4 +1,4 @@
-"""What docs/django-tasks.md says of Django's own tests is what `scripts/django_suite.py` holds to."""
+"""Test that docs/django-tasks.md and `scripts/django_suite.py` agree about Django's own tests."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ SUITE = runpy.run_path(str(ROOT / "scripts" / "django_suite.py"))
 
 
 def listed(section):
-    """(file, test) for each that this part of the page lists."""
+    """Return (file, test) for each test that this part of the page lists."""
     found = set()
     for line in section.splitlines():
         file = re.match(r"\| `(test_\w+)` `", line)

@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md, as they are there: this module is made of them."""
+"""Run the examples of docs/testing.md unchanged: they are the body of this module."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ TEXT = DOCUMENT.read_text()
 
 
 def _examples():
-    """The Python blocks, with empty lines for what is between them: so line numbers are those of the document."""
+    """Return the Python blocks, with empty lines for the text between them: line numbers are those of the page."""
     lines, inside = [], False
     for line in TEXT.splitlines():
         if inside and line == "```":

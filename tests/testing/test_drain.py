@@ -1,4 +1,4 @@
-"""`drain()`: the real broker and the real execution, in the test's thread and its transaction, at the time it likes."""
+"""Test `drain()`: real broker and execution, in the test's thread and transaction, at a time that the test sets."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -240,7 +240,7 @@ def test_bad_arguments_are_refused():
 
 
 class InATestCase(TestCase):
-    """Everything inside one transaction, which is never committed."""
+    """Each test runs in one transaction, which is never committed."""
 
     def test_an_error_of_the_database_ends_the_job_and_not_the_test(self):
         mark = Mark.objects.create(text="mine")

@@ -1,4 +1,4 @@
-"""`inline()`: jobs run when a worker could see them."""
+"""Test `inline()`: each job runs at the moment when a worker could see it."""
 
 import pytest
 from django.db import transaction

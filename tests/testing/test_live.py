@@ -1,4 +1,4 @@
-"""A server and a worker beside the test: other clients and other threads do the work."""
+"""Test a server and a worker next to the test: other clients and threads do the work."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A Redis as a Faktory leaves it, and the two subcommands."""
+"""Fixtures: a Redis as a Faktory leaves it, and the two subcommands."""
 
 import json
 import time
@@ -10,12 +10,12 @@ from tests.cli.conftest import asked, faktory  # noqa: F401  (fixtures)
 from tests.gearmonkey.conftest import own_server  # noqa: F401  (a fixture)
 
 RECORDED = {path.stem.removeprefix("faktory-"): path for path in Path(__file__).parent.glob("faktory-*.json")}
-"""What real ones left, by their releases: `record` says how."""
+"""Recorded contents of real Faktory servers, by release: `record` writes them."""
 
 
 @pytest.fixture
 def server(own_server):  # noqa: F811
-    """An empty one, which nobody is connected to."""
+    """Return an empty Redis without connected clients."""
     client = own_server.client()
     client.flushall()
     client.close()
@@ -30,7 +30,7 @@ def redis(server):
 
 
 def load(redis, contents):
-    """Fill it, and let go: a connection would be company."""
+    """Fill Redis, and disconnect: the import refuses a Redis with other clients."""
     put = {
         "list": lambda key, found: redis.rpush(key, *found),
         "set": lambda key, found: redis.sadd(key, *found),
@@ -43,7 +43,7 @@ def load(redis, contents):
 
 
 def recorded(release):
-    """As if it was recorded an hour from now: what waits for its time waits still."""
+    """Return recorded contents with times moved as if recorded in one hour, so that scheduled jobs still wait."""
     found = json.loads(RECORDED[release].read_text(encoding="utf-8"))
     died_at = found["dead"][1][0][1] - 180 * 86_400
     for key in ("retries", "working", "dead"):
@@ -52,7 +52,7 @@ def recorded(release):
 
 
 def jids(redis, *keys):
-    """Of all that lies in these lists and sets."""
+    """Return the jids of all jobs in these lists and sorted sets."""
     raws = []
     for key in keys:
         match redis.type(key):
@@ -65,6 +65,6 @@ def jids(redis, *keys):
 
 
 def raw(jid, queue="default", **fields):
-    """A job as the original writes it."""
+    """Return a job in the JSON that the original writes."""
     job = {"retry": 25, "jid": f"jid-{jid}".ljust(8, "-"), "queue": queue, "jobtype": "shop.tasks.send", "args": []}
     return json.dumps(job | fields, separators=(",", ":"))

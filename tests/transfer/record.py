@@ -1,6 +1,6 @@
-"""Records what a real Faktory leaves in its Redis: `python -m tests.transfer.record /path/to/faktory 1.10.0`.
+"""Record what a real Faktory leaves in its Redis: `python -m tests.transfer.record /path/to/faktory 1.10.0`.
 
-Writes tests/transfer/faktory-1.10.0.json, one member a key: its type, and what is in it. Only for new releases.
+Writes tests/transfer/faktory-1.10.0.json, one member per key: its type and its contents. Only for new releases.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def job(jid, queue="default", **fields):
 
 
 def scenario(client):
-    """One job of each kind, and a queue whose order counts."""
+    """Push a job of each kind, and several jobs to a queue to record their order."""
 
     def say(verb, payload):
         text = payload if isinstance(payload, str) else json.dumps(payload)
@@ -54,7 +54,7 @@ def scenario(client):
 
 
 def contents(redis):
-    """Everything in it, as JSON can hold it."""
+    """Return all contents of Redis in a form that JSON can represent."""
     read = {
         "list": lambda key: [raw.decode() for raw in redis.lrange(key, 0, -1)],
         "set": lambda key: sorted(name.decode() for name in redis.smembers(key)),

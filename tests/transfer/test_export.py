@@ -1,4 +1,4 @@
-"""`manage.py faktory export-faktory`: jobs go as the original would have written them, each of them once."""
+"""Test `manage.py faktory export-faktory`: jobs are written as the original would write them, each exactly once."""
 
 import json
 
@@ -21,7 +21,7 @@ EVERY = pytest.mark.parametrize("release", sorted(RECORDED))
 
 @pytest.fixture
 def give(asked, server):
-    """Export all; returns the answer."""
+    """Return a function that exports all jobs and returns the JSON answer."""
 
     def run(*options, code=0):
         return asked("export-faktory", server.url, "--yes", *options, code=code)
@@ -30,7 +30,7 @@ def give(asked, server):
 
 
 def without_times(job):
-    """Those that a move makes anew; a microsecond is the finest a row knows."""
+    """Leave out the times that a move replaces; rows store microseconds."""
     failure = {key: value for key, value in job.get("failure", {}).items() if key != "next_at"}
     return {key: value for key, value in job.items() if key != "enqueued_at"} | {"failure": failure}
 
@@ -130,7 +130,7 @@ def test_the_answer_has_the_documented_shape(give):
     JobFactory(working=True)
     queues.pause(["mail"], using="default")
     told = give(code=4)
-    assert [problem.pop("jids") for problem in told["problems"]] == [[]]  # it is only counted
+    assert [problem.pop("jids") for problem in told["problems"]] == [[]]  # these jobs are only counted
     assert shape(told | {"problems": documented("export-faktory")["problems"]}) == shape(documented("export-faktory"))
 
 

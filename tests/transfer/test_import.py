@@ -1,4 +1,4 @@
-"""`manage.py faktory import-faktory`: nothing is lost, nothing is doubled, and what stays is named."""
+"""Test `manage.py faktory import-faktory`: no job is lost or doubled, and jobs that stay are reported."""
 
 import json
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ STATES = {
 
 @pytest.fixture
 def take(asked, server):
-    """Import all; returns the answer."""
+    """Return a function that imports all jobs and returns the JSON answer."""
 
     def run(*options, code=0):
         return asked("import-faktory", server.url, "--yes", *options, code=code)
@@ -153,7 +153,7 @@ def test_only_the_latest_failure_of_an_imported_job_is_known(redis, take):
     assert [one.title for one in timeline_of(job)] == [
         "Pushed", "2 earlier attempts", "Attempt 3 failed", "Waits for its next try",
     ]  # fmt: skip
-    assert whole_job_of(job)["attempts"][0]["failed_at"] is None  # that of the first failure
+    assert whole_job_of(job)["attempts"][0]["failed_at"] is None  # Faktory stores that of the first failure
 
 
 @pytest.mark.parametrize("failure", [{}, {"message": 5, "backtrace": "text", "failed_at": 7}, {"backtrace": [1, "a"]}])
@@ -233,7 +233,7 @@ class BreaksOff(Exception):
 
 
 def broken_off(redis_server, monkeypatch, *, method, times=0):
-    """A run in which this step of talking to Redis fails, after some that worked."""
+    """Run an import in which this method of `FaktoryRedis` fails after `times` successful calls."""
     left, real = [times], getattr(FaktoryRedis, method)
 
     def fails(self, *arguments):

@@ -1,4 +1,4 @@
-"""A project as mypy sees it. A comment with E and a code says which error a line must have; others have none."""
+"""A project for mypy to check. A comment with E and codes lists the errors a line must have; other lines have none."""
 
 from datetime import timedelta
 from typing import Any, assert_type
@@ -32,7 +32,7 @@ async def crawl(context: JobContext, url: str) -> list[str]:
     return [url, context.task_result.id]
 
 
-# --- what is right
+# --- correct code
 
 assert_type(add.enqueue(1, second=2).return_value, int)
 add.enqueue(1)
@@ -59,7 +59,7 @@ def takes_any_task(some: FaktoryTask[..., Any]) -> TaskResult[..., Any]:
 
 takes_any_task(add)
 
-# --- what is wrong
+# --- wrong code
 
 add.enqueue("1")  # E: arg-type
 add.enqueue()  # E: call-arg

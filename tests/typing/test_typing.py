@@ -1,4 +1,4 @@
-"""What a type checker says about a project's tasks: right calls pass, wrong ones are found. One run of mypy for all."""
+"""Test how mypy checks a project's tasks: correct calls pass, wrong ones are reported. mypy runs once for all tests."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ strict_settings = False
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """line → codes of the errors mypy finds there."""
+    """Return the codes of mypy's errors by line."""
     config = tmp_path_factory.mktemp("mypy") / "mypy.ini"
     config.write_text(SETTINGS)
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(ROOT / ".mypy_cache")]

@@ -1,4 +1,4 @@
-"""Requests by users with any set of permissions, each undone: what they show, and what they write."""
+"""Send requests as users with any set of permissions, undo each, and record what it showed and wrote."""
 
 import re
 from contextlib import ExitStack
@@ -21,9 +21,9 @@ _unimportant = re.compile(r"django_session|auth_user\b", re.IGNORECASE)
 
 
 class Permissions:
-    """An authentication backend whose user has the permissions of `granted`, and that remembers what was asked for.
+    """An authentication backend: its user has the permissions in `granted`; `asked` collects all that were checked.
 
-    A permission that a request does not ask for cannot matter to it: so not each set of permissions has to be tried.
+    A permission that a request does not check cannot change the answer, so not every set has to be tried.
     """
 
     granted = NONE
@@ -50,7 +50,7 @@ BACKEND = f"{Permissions.__module__}.{Permissions.__qualname__}"
 
 
 class Answer:
-    """What came of a request."""
+    """A response, the statements that wrote, and whether rows of this app changed."""
 
     def __init__(self, request, answer, writes, is_changed):
         self.request = request
@@ -68,7 +68,7 @@ class Answer:
 
     @property
     def markers(self):
-        """Return the markers in the answer, without those that the user sent."""
+        """Return the markers in the answer, without markers that the user sent."""
         sent = f"{self.request.path} {self.request.sent}"
         return {marker for marker in MARKERS if marker in self.text and marker not in sent}
 
@@ -82,7 +82,7 @@ class Answer:
 
 
 class Asker:
-    """Sends requests as one user, whose permissions are given each time."""
+    """Send requests as one user, with other permissions each time."""
 
     def __init__(self):
         self.staff, self.other = (self._client(name, is_staff=name == "staff") for name in ("staff", "other"))

@@ -1,7 +1,4 @@
-"""Every request of the matrix, made from the routes of the admin and the API and what each of them needs.
-
-A route, an act, a filter or a list without an entry here raises KeyError: the matrix is complete or fails.
-"""
+"""Build every request of the matrix from the routes of the admin and the API and from the permissions each needs."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +23,7 @@ NOBODY = frozenset({"no user has this"})
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request, who may send it, and whether it changes rows for them."""
+    """A request, the permissions that it needs, and whether it changes rows if they are granted."""
 
     name: str
     method: str
@@ -36,13 +33,13 @@ class Request:
     is_act: bool = False
     prepare: Callable[[], object] | None = None
     is_variant: bool = False
-    """A route that is asked in another way too: few sets of permissions suffice."""
+    """True for a second way to request a route: few sets of permissions suffice."""
     is_a_list_of_pages: bool = False
-    """Any permission of this app opens it."""
+    """True if any permission of this app opens the page."""
 
     @property
     def must_be_refused(self):
-        """Whether users without the permissions get an error: a list of Django's shows itself and ignores an action."""
+        """True if users without the permissions get an error; a change list shows itself and ignores an action."""
         if self.is_a_list_of_pages:
             return False
         return self.method == "GET" or self.path.startswith("/api/")
@@ -107,7 +104,7 @@ _ACTIONS = {
     "limits resume": ("resume_limit", {"tasks": ["paused"]}),
     "locks release": ("release_joblock", {}),
 }
-"""What each action of a viewset needs, and a body that changes something. Lists and rows need the view permission."""
+"""Permissions of each viewset action, and a body that changes something. Lists and rows need the view permission."""
 
 _OTHER_KEYS = {
     "jobs kill": _READY,
@@ -160,14 +157,14 @@ def api_requests_of(resource):
         if pattern.callback.initkwargs["basename"] != resource:
             continue
         for method, action in list(actions.items()):
-            if method != "head":  # the framework adds it with the first request
+            if method != "head":  # the framework adds HEAD with the first request
                 yield from _of_action(pattern, method.upper(), action)
     if resource == "jobs":
         yield from _bulk_requests()
 
 
 def _bulk_requests():
-    """Yield bulk acts whose answer would show something of the jobs."""
+    """Yield bulk actions with an answer that would reveal something about the jobs."""
     for verb in ("retry", "requeue", "kill", "discard", "prune"):
         path = reverse(f"faktory-api:jobs-bulk-{verb}")
         for body in ({"query": "dead", "dry_run": True}, *({"query": query} for query in _HIDDEN_QUERIES)):
@@ -228,7 +225,7 @@ _FORMS = {
     "limit delete": ("view_limit delete_limit", _STAYS),
     "outboxentry delete": ("view_outboxentry delete_outboxentry", _STAYS),
 }
-"""Pages of Django's whose form changes something. Of other models they are closed, or show a row."""
+"""Django's pages with a form that changes something; other models have none, or their pages are read-only."""
 
 _JOB_OF = {"retry": ROW, "requeue": ROW + 1, "prune": ROW}
 _PAGES = {
@@ -254,7 +251,7 @@ _NEEDED = {name: "clear_queue" if name == "clear" else f"{name}_job" for name in
 
 
 def registered():
-    """Return our pages of the admin, by the name of their model."""
+    """Return the admin classes of this app, by the name of their model."""
     found = {model._meta.model_name: one for model, one in admin.site._registry.items() if model._meta.app_label == APP}
     assert set(found) == set(_ROWS)
     return found
@@ -268,7 +265,7 @@ def admin_requests():
 
 
 def pages_of_the_site():
-    """Yield the two pages that list our models, and a second row of which another text is planted."""
+    """Yield the two pages that list the app's models, and the page of a second row that contains another text."""
     yield Request("admin index", "GET", reverse("admin:index"), frozenset())
     another = _at("cronentry", "change", ROW + 1)
     yield Request("cronentry change of another", "GET", another, frozenset({"view_cronentry"}))
@@ -276,7 +273,7 @@ def pages_of_the_site():
 
 
 def admin_requests_of(model):
-    """Yield each page, each form and each act of each page."""
+    """Yield each page, each form and each action of each page."""
     site = registered()[model]
     for pattern in site.get_urls():
         if pattern.name:
@@ -337,7 +334,7 @@ def _actions(model, site):
         view = f"view_{model}"
         needs = frozenset({view, _ADMIN_ACTIONS[model][name]})
         told = {"action": name, "_selected_action": [_pk(model, name)], **_STAYS}
-        is_act = (model, name) != ("queue", "clear")  # it leads to the page of all that match
+        is_act = (model, name) != ("queue", "clear")  # it leads to the bulk page for all matching jobs
         prepare = (lambda: Queue.objects.update(paused_at=T0)) if (model, name) == ("queue", "resume") else None
         yield Request(f"{model}: {name}", "POST", _at(model, "changelist"), needs, _form(told), is_act, prepare)
 
@@ -384,7 +381,7 @@ def _form(data):
 
 
 def filters_of(context, model):
-    """Yield a request for the first choice of each filter of a change list that a user was shown."""
+    """Yield a request for the first choice of each filter of a change list that a user received."""
     shown = context["cl"]
     for one in shown.filter_specs:
         choices = [choice for choice in one.choices(shown) if not choice["selected"]]
@@ -395,7 +392,7 @@ def filters_of(context, model):
 
 def codenames():
     """Return every permission of this app."""
-    from django.contrib.auth.models import Permission  # when tables are there
+    from django.contrib.auth.models import Permission  # not used before tables exist
 
     return frozenset(Permission.objects.filter(content_type__app_label=APP).values_list("codename", flat=True))
 

@@ -1,4 +1,4 @@
-"""Rows of every table, with a marker in each text that not every user may read, and who may."""
+"""Create rows in every table, with a marker in each text that requires a permission, and list those permissions."""
 
 import json
 from datetime import timedelta
@@ -9,7 +9,7 @@ from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import echo
 
 ROW = 900_001
-"""Ids of these rows begin here: no sequence of a database reaches it."""
+"""First primary key of these rows, beyond the sequences of any database."""
 
 _JOB = [{"view_job"}]
 _CRON = [{"view_cronentry", "view_job"}]
@@ -40,11 +40,11 @@ MARKERS = {
     "seen-host": [{"view_workerprocess"}],
     "seen-queue": [{"view_queue"}, {"view_statistics"}, {"view_job"}],
 }
-"""Each marker, and the sets of permissions of which one at least must be granted to a user who is shown it."""
+"""Each marker, with sets of permissions: a user with all permissions of one set may see it."""
 
 
 def plant():
-    """Make one row of each kind, in states that all acts of the matrix fit."""
+    """Create one row of each model, in a state to which each action of the matrix applies."""
     _jobs()
     QueueFactory(name="default")
     QueueFactory(name="seen-queue")
