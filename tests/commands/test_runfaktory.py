@@ -104,9 +104,7 @@ class TestWorking:
         reaches(result, "succeeded")
 
     def test_with_debug_only_jobs_log_their_statements(self, runfaktory):
-        """Only job threads reset `connection.queries`. Other threads live as long as the process, and nothing reads
-        theirs.
-        """
+        """Other threads log none: they live as long as the process, and nothing reads their `connection.queries`."""
         results = [tasks.counts_logged_queries.enqueue() for _ in range(3)]
         program = runfaktory(*WORKER, "--drain", "--no-reload", environment={"FAKTORY_TEST_DEBUG": "1"})
         assert program.code() == 0
