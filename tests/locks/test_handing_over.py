@@ -309,7 +309,7 @@ def test_two_that_hand_over_each_other_s_keys_do_not_wait_for_each_other(node, c
                     break
             if job is not None:
                 lost.append(job)
-        except Exception as error:  # noqa: BLE001  (reported to the test)
+        except Exception as error:  # noqa: BLE001  (told to the test)
             errors.append(error)
         finally:
             connections.close_all()

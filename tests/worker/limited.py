@@ -25,7 +25,7 @@ def spins(name):
 def spins_and_catches(name):
     try:
         _spin(name)
-    except Exception:  # noqa: BLE001  (it shows that this does not catch a stop)
+    except Exception:  # noqa: BLE001  (what is shown: this does not catch a stop)
         return "caught"
 
 
