@@ -1,4 +1,4 @@
-"""`manage.py runfaktory` in processes of its own, over the test's database."""
+"""Run `manage.py runfaktory` in processes of its own, over the test's database."""
 
 import json
 import os
@@ -15,7 +15,7 @@ FAST = {"POLL_INTERVAL": 0.2, "BEAT_INTERVAL": 0.5, "WORKER_TIMEOUT": 30}
 
 @pytest.fixture
 def runfaktory(transactional_db):
-    """Start the command with these arguments; all is ended at the end."""
+    """Start the command with these arguments. All programs are ended after the test."""
     programs = []
 
     def start(*args, environment=None, **settings):
@@ -40,7 +40,7 @@ def runfaktory(transactional_db):
 
 @pytest.fixture
 def address():
-    """Where a started server listens."""
+    """Return the host and port that a started server listens on."""
 
     def found(program):
         [line] = program.said("server listens")
@@ -52,7 +52,7 @@ def address():
 
 @pytest.fixture
 def meeting(tmp_path):
-    """A folder where a task and its test meet."""
+    """A folder through which a task and its test communicate."""
     return Meeting(tmp_path)
 
 
@@ -65,7 +65,7 @@ class Meeting:
         return str(self.folder)
 
     def pid(self, but=None):
-        """The process that runs the task, once one does; another than `but`."""
+        """Return the pid of the process that runs the task, once it is written and differs from `but`."""
 
         def told():
             path = self.folder / "pid"

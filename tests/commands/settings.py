@@ -1,4 +1,4 @@
-"""Settings of the processes the tests start: the test's database, and what `FAKTORY_TEST_SETTINGS` (JSON) says."""
+"""Settings of the processes that the tests start: the test's database and the JSON in `FAKTORY_TEST_SETTINGS`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tasks for worker processes: what they do is seen in files, and a named pipe lets them go on."""
+"""Tasks for worker processes. They record their effects in files, and wait until a named pipe is written to."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ def writes_pid(path):
 
 @task
 def waits(folder):
-    """Tells its process in `folder`/pid, and goes on when somebody writes to `folder`/pipe."""
+    """Write the pid to `folder`/pid, and return when the test writes to `folder`/pipe."""
     tell_pid(folder)
     (Path(folder) / "pipe").read_text()
 
@@ -44,14 +44,14 @@ def never_ends(folder):
 
 @task(timeout=0.5, max_attempts=1)
 def never_ends_although_stopped(folder):
-    """Waits in C, where no exception reaches it."""
+    """Wait in C, where no exception reaches the thread."""
     tell_pid(folder)
     threading.Event().wait()
 
 
 @task
 def poison(folder):
-    """Takes the whole process with it, each time."""
+    """End the whole process, on each attempt."""
     with (Path(folder) / "deaths").open("a") as file:
         file.write(f"{os.getpid()}\n")
     os._exit(9)
@@ -62,12 +62,12 @@ _kept = []
 
 @task
 def keeps_memory(mb):
-    """Leaks, and touches what it leaks: each page becomes this process' own."""
+    """Leak memory and write to it, so that each page belongs to this process."""
     _kept.append(b"\xff" * (mb * 2**20))
 
 
 def tell_pid(folder):
-    """Complete or absent: who reads it must not see half a number."""
+    """Write the pid atomically: a reader must not see half a number."""
     path = Path(folder) / "pid"
     path.with_suffix(".new").write_text(str(os.getpid()))
     path.with_suffix(".new").rename(path)
@@ -75,12 +75,12 @@ def tell_pid(folder):
 
 @task
 def leaves_a_process_behind():
-    """Its parent ends at once: whoever is process 1 inherits it."""
+    """Start a process that outlives its parent and is inherited by process 1."""
     subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
 
 
 def go_on(folder, name, restarts):
-    """One step of the job `name` after the other, from the one that an earlier run reached: one for each restart."""
+    """Do the steps of the job `name`, one for each restart. Continue at the step that an earlier run reached."""
     path = Path(folder) / f"{name}.steps"
     path.touch()
     while (done := path.stat().st_size) < restarts:
@@ -91,7 +91,7 @@ def go_on(folder, name, restarts):
 
 @contextmanager
 def noted(folder, name):
-    """Write down when a run of this job began and ended, outside of the database."""
+    """Record outside of the database when a run of this job began and ended."""
     begun_at = time.monotonic()
     try:
         yield
@@ -147,7 +147,7 @@ def _begins(folder):
 
 @task
 def runs_long(folder):
-    """Notes that it began, and goes on when the pipe says so."""
+    """Record that the job began, and return when the pipe is written to."""
     _begins(folder)
     (Path(folder) / "pipe").read_text()
 
@@ -169,7 +169,7 @@ CATASTROPHE = re.compile("(a+)+$")
 
 @task(timeout=3)
 def holds_the_gil(folder):
-    """A regular expression that takes 2 to the power of 60 steps; until it ends no other thread of the process runs."""
+    """Match a regular expression in 2 to the power of 60 steps. Until it ends no other thread of the process runs."""
     with (Path(folder) / "runs").open("a") as file:
         file.write(f"{os.getpid()}\n")
     tell_pid(folder)
@@ -178,7 +178,7 @@ def holds_the_gil(folder):
 
 @task
 async def blocks_the_loop(folder):
-    """Waits as a function would, not as a coroutine."""
+    """Block the event loop, as a function that is no coroutine would."""
     tell_pid(folder)
     (Path(folder) / "pipe").read_text()
 
@@ -188,7 +188,7 @@ LONGEST_ALONE_S = 3.0
 
 @task
 def dies_beside_another(folder):
-    """Takes the process with it once `runs_beside_it` runs there; alone it waits for that in vain, and dies too."""
+    """End the process once `runs_beside_it` runs in it, or after a timeout if it runs alone."""
     deaths = Path(folder) / "deaths"
     wait_for(lambda: _count(Path(folder) / "runs") > _count(deaths), LONGEST_ALONE_S)
     with deaths.open("a") as file:
@@ -214,7 +214,7 @@ def _count(path):
 
 
 def block_main_thread(*_):
-    """In a server that is the thread of its event loop. Its other threads go on."""
+    """Block the main thread, which in a server runs the event loop. Its other threads continue."""
     time.sleep(120)
 
 
@@ -224,7 +224,7 @@ if threading.current_thread() is threading.main_thread():
 
 @task
 def counts_logged_queries():
-    """Statements that this process keeps for `connection.queries`: of this job, and of the worker itself."""
+    """Count the statements that this process keeps for `connection.queries`: of this job, and of the worker itself."""
     Mark.objects.count()
     own = sum("mark" in query["sql"] for one in connections.all() for query in one.queries_log)
     wrappers = [one for one in gc.get_objects() if isinstance(one, BaseDatabaseWrapper)]

@@ -1,4 +1,4 @@
-"""`manage.py runfaktory >&-`: started without some of the standard streams, as some shells and init scripts do."""
+"""`manage.py runfaktory >&-`: start without some standard streams, as some shells and init scripts do."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`manage.py faktory … | head`: a reader that has enough."""
+"""`manage.py faktory … | head`: the reader closes the pipe early."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""runfaktory over a database whose transactions are SERIALIZABLE: it says what to set instead of losing jobs slowly."""
+"""runfaktory over a database with SERIALIZABLE transactions reports the setting to change, and does not start."""
 
 import pytest
 from django.db import connection

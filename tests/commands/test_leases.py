@@ -27,12 +27,12 @@ PORT = {"postgresql": "PGPORT", "mysql": "MYSQL_PORT"}
 WORKERS = ("--worker-only", "--processes", "1", "--no-reload")
 TIMEOUT_S = 4
 LEASE_S = 2 * TIMEOUT_S
-"""What a worker's claim reserves at least."""
+"""Minimum reservation of a worker's claim."""
 
 
 @contextmanager
 def wire():
-    """A proxy before the database server, and the environment of programs that use it."""
+    """Run a proxy before the database server. Yield the proxy and the environment of programs that use it."""
     found = connection.settings_dict
     proxy = Proxy((found["HOST"] or "127.0.0.1", int(found["PORT"])))
     try:
@@ -42,7 +42,7 @@ def wire():
 
 
 def long_jobs(tmp_path, *kinds):
-    """Enqueue jobs that run until they are let go on, each with a reservation of a second."""
+    """Enqueue jobs that run until their meeting lets them end, each with a reservation of a second."""
     meetings = {}
     for kind in kinds:
         (tmp_path / kind.func.__name__).mkdir()
@@ -62,7 +62,7 @@ def all_run(meetings):
 
 
 def end_well(meetings):
-    """Let them go on, and look how often each ran."""
+    """Let the jobs end, and check that each ran once."""
     assert not Job.objects.exclude(state="working", attempt=1, failures=0, losses=0).exists()
     for meeting in meetings.values():
         meeting.go_on()
@@ -72,9 +72,9 @@ def end_well(meetings):
 
 
 def test_a_job_that_runs_much_longer_than_its_reservation_runs_once(runfaktory, tmp_path):
-    """In threads, on the event loop, and in a transaction: as long as its worker lives."""
+    """In threads, on the event loop, and in a transaction: a job stays claimed while its worker lives."""
     kinds = (tasks.runs_long, tasks.runs_long_async)
-    if connection.vendor != "sqlite":  # where a transaction would have the database for itself
+    if connection.vendor != "sqlite":  # there a transaction that writes would lock the whole database
         kinds += (tasks.runs_long_atomic,)
     meetings = long_jobs(tmp_path, *kinds)
     runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", WORKER_TIMEOUT=TIMEOUT_S)
@@ -86,7 +86,7 @@ def test_a_job_that_runs_much_longer_than_its_reservation_runs_once(runfaktory, 
 
 
 def test_an_outage_that_is_longer_than_the_reservation_takes_no_job_from_a_living_worker(runfaktory, tmp_path):
-    """Neither from one that runs, nor from one that ended while its end could not be reported (ADR 0017)."""
+    """A worker keeps its running job, and a job that ended while its end could not be reported (ADR 0017)."""
     if connection.vendor not in PORT:
         pytest.skip("a database server has a wire")
     meetings = long_jobs(tmp_path, tasks.runs_long, tasks.runs_long_async)
@@ -123,7 +123,7 @@ def test_a_worker_that_stands_still_too_long_loses_its_jobs(runfaktory, tmp_path
 
 
 class TestKilledNode:
-    """What a node claimed and did not deliver comes back within the lease, and uses no retry."""
+    """A job that a node claimed and did not deliver is released within the lease, and uses no retry."""
 
     @needs_session("prepared statements")
     def test_a_job_that_was_claimed_and_not_delivered_is_there_again(self, nodes, client, runfaktory, address):  # noqa: F811
@@ -133,7 +133,7 @@ class TestKilledNode:
             first = runfaktory("127.0.0.1:0", "--server-only", "--no-reload", environment=environment, READ_AHEAD=0)
             node = address(first), first
             one = client(node, **worker("wid-1"))
-            for number in range(6):  # then its statements are prepared, and a claim is one message
+            for number in range(6):  # afterwards its statements are prepared, and a claim is one message
                 assert one.ask(push(jid=f"before-{number}")) == b"+OK"
                 assert json.loads(one.ask("FETCH default"))["jid"] == f"before-{number}"
                 assert one.ask(f'ACK {{"jid":"before-{number}"}}') == b"+OK"
@@ -153,7 +153,7 @@ class TestKilledNode:
         assert (again.attempt, again.failures, again.losses) == (2, 0, 0)
 
     def test_a_job_that_was_delivered_stays_with_its_worker(self, nodes, client):  # noqa: F811
-        """Whatever became of the node that it came from."""
+        """Check that a delivered job stays with its worker after the delivering node was killed."""
         first, second = nodes(2)
         one = client(first, **worker("wid-1"))
         assert one.ask(push(jid="delivered", reserve_for=600)) == b"+OK"

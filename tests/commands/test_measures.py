@@ -1,4 +1,4 @@
-"""The numbers of real processes: what runfaktory adds to the database's sums, and what it sends."""
+"""Metrics of real processes: the sums that runfaktory adds in the database, and the lines that it sends to statsd."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Several nodes over one database: any client may talk to any of them. Rules: W13, W16, W20, W22, W24, W29."""
+"""Several nodes over one database: a client may connect to any of them. Rules: W13, W16, W20, W22, W24, W29."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from tests.settings import KIND, VIA
 from tests.waiting import wait_until
 
 ONLY_HINTS = {} if KIND == "mariadb" or VIA == "bouncer" else {"POLL_INTERVAL": 60}
-"""Where nodes hear of each other, nothing here may need a poll; a FETCH waits two seconds only."""
+"""Settings that make tests fail if they need a poll, where nodes notify each other; a FETCH waits 2 s only."""
 
 
 @pytest.fixture
 def nodes(runfaktory, address):
-    """Start servers at once; where each listens, and its program."""
+    """Start servers together. Return the address and the program of each."""
 
     def start(count, **settings):
         programs = [
@@ -33,7 +33,7 @@ def nodes(runfaktory, address):
 
 @pytest.fixture
 def client():
-    """Open clients of nodes; all are closed at the end."""
+    """Open clients of nodes. All are closed after the test."""
     clients = []
 
     def open_client(node, **hello):
@@ -46,7 +46,7 @@ def client():
 
 
 def kill(node):
-    """The whole node at once: no process of it can say goodbye."""
+    """Kill all processes of the node at once, so that none can unregister."""
     family = node[1].children()
     for process in family:
         process.suspend()
@@ -58,7 +58,7 @@ def kill(node):
 
 
 def is_cut_off(client):
-    """A killed process' connections end, or are reset where it had not read all."""
+    """Return True if the connection has ended. It is reset if the killed process had not read all input."""
     try:
         return client.is_closed()
     except ConnectionResetError:
@@ -74,7 +74,7 @@ def jid_of(reply):
 
 
 def test_pushed_on_one_node_fetched_on_the_next_acknowledged_on_the_third(nodes, client):
-    """W13, W16."""
+    """Check that push, fetch and acknowledgement may use different nodes (W13, W16)."""
     first, second, third = (client(node, **worker("wid-1")) for node in nodes(3))
     assert first.ask(push(jid="goes-around", queue="mail")) == b"+OK"
     assert jid_of(second.ask("FETCH mail")) == "goes-around"
@@ -84,7 +84,7 @@ def test_pushed_on_one_node_fetched_on_the_next_acknowledged_on_the_third(nodes,
 
 
 def test_info_is_true_on_each_node(nodes, client):
-    """W22: sizes, totals and workers are the cluster's."""
+    """Check that sizes, totals and workers are those of the whole cluster (W22)."""
     first, second = nodes(2)
     one, other = client(first, **worker("wid-1")), client(second, **worker("wid-2"))
     one.ask('BEAT {"wid":"wid-1"}')
@@ -93,7 +93,7 @@ def test_info_is_true_on_each_node(nodes, client):
         one.ask(push(jid=f"counted-{number}", queue="mail"))
     other.ask(push(jid="scheduled", at="2126-01-01T00:00:00Z"))
     done, failed, held = (jid_of(other.ask("FETCH mail")) for _ in range(3))
-    assert one.ask(f'ACK {{"jid":"{done}"}}') == b"+OK"  # another worker's: changes nothing
+    assert one.ask(f'ACK {{"jid":"{done}"}}') == b"+OK"  # it belongs to another worker: no effect
     other.ask(f'ACK {{"jid":"{done}"}}')
     other.ask(f'FAIL {{"jid":"{failed}","errtype":"E"}}')
     for told in (info(one), info(other)):
@@ -105,7 +105,7 @@ def test_info_is_true_on_each_node(nodes, client):
 
 
 def test_a_fetch_that_waits_on_one_node_gets_what_is_pushed_on_another(nodes, client):
-    """W13. On PostgreSQL and SQLite by a hint: no poll is due while it waits."""
+    """Check that a waiting FETCH is woken (W13). On PostgreSQL and SQLite a notification does it: no poll is due."""
     first, second = nodes(2)
     pusher, waiter = client(first), client(second, **worker())
     for number in range(3):
@@ -116,7 +116,7 @@ def test_a_fetch_that_waits_on_one_node_gets_what_is_pushed_on_another(nodes, cl
 
 
 def test_a_pause_on_one_node_holds_on_all_and_so_does_its_end(nodes, client):
-    """W24."""
+    """Check that QUEUE PAUSE and RESUME apply to all nodes (W24)."""
     first, second = nodes(2)
     chief, waiter = client(first), client(second, **worker())
     assert chief.ask("QUEUE PAUSE default") == b"+OK"
@@ -129,7 +129,7 @@ def test_a_pause_on_one_node_holds_on_all_and_so_does_its_end(nodes, client):
 
 
 def test_a_node_that_is_killed_takes_no_job_with_it(nodes, client):
-    """W16, W29: what it accepted is stored; what its clients held is acknowledged elsewhere."""
+    """Check W16 and W29: accepted jobs are stored, and jobs that clients hold can be acknowledged on another node."""
     first, second = nodes(2)
     doomed, parked = client(first, **worker("wid-1")), client(first, **worker("wid-2"))
     for number in range(3):
@@ -146,7 +146,7 @@ def test_a_node_that_is_killed_takes_no_job_with_it(nodes, client):
 
 
 def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
-    """W13, W20: due jobs and lost workers are nobody's own."""
+    """Check W13 and W20: any node enqueues due jobs and reclaims those of lost workers."""
     first, second = nodes(2, WORKER_TIMEOUT=1)
     doomed = client(first, **worker("wid-lost"))
     doomed.ask(push(jid="was-held"))
@@ -159,7 +159,7 @@ def test_the_nodes_that_are_left_do_the_upkeep(nodes, client):
 
 @needs_session("hints of the database are a session's")
 def test_on_one_node_no_process_waits_for_a_poll(runfaktory, address, client):
-    """W13: hints of the database, or of the processes beside this one, tell of what is pushed and of what is due."""
+    """Check W13: notifications of the database, or of other processes of the node, report pushed and due jobs."""
     program = runfaktory("127.0.0.1:0", "--processes", "1", "--no-reload", POLL_INTERVAL=60)
     pusher = client((address(program), program))
     program.said("worker started")

@@ -1,4 +1,4 @@
-"""`runfaktory` as a container's first process: no other passes signals on, ends what is left, or buries the dead."""
+"""`runfaktory` as process 1 of a container: it must handle signals, end its children and reap orphans itself."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 AS_FIRST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 EXECUTE = f"import os, sys; os.execvp('unshare', [*{AS_FIRST}, sys.executable, '-u', *sys.argv[1:]])"
 GRACE_S = 30
-"""What a container gets before it is killed, as a rule."""
+"""Usual time between SIGTERM and SIGKILL of a container."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def _can_be_first():
 
 @pytest.fixture
 def container(_can_be_first, transactional_db):
-    """Start the command as process 1 of a PID namespace: the program around it, and it."""
+    """Start the command as process 1 of a PID namespace. Return the program around it, and the process."""
     programs = []
 
     def start(*arguments):
@@ -65,7 +65,7 @@ def has_succeeded(result):
 
 
 def test_process_1_ends_on_sigterm_with_all_that_it_started(container):
-    """S1: the system has no default action for process 1; a signal without a handler does nothing there."""
+    """Check S1: the system has no default action for process 1, so a signal without a handler has no effect."""
     program, first = container("127.0.0.1:0", "--processes", "2", "--concurrency", "2", "--no-reload")
     results = [noop.enqueue() for _ in range(20)]
     wait_until(lambda: all(map(has_succeeded, results)), 60)
@@ -79,7 +79,7 @@ def test_process_1_ends_on_sigterm_with_all_that_it_started(container):
 
 
 def test_process_1_buries_what_a_task_left_behind(container):
-    """They stayed as zombies, each with a process number, until the container had no more of them."""
+    """Check that orphans are reaped. They used to stay as zombies until the container had no process numbers left."""
     program, first = container("--worker-only", "--processes", "1", "--concurrency", "2", "--no-reload")
     results = [tasks.leaves_a_process_behind.enqueue() for _ in range(3)]
     wait_until(lambda: all(map(has_succeeded, results)), 60)
@@ -93,7 +93,7 @@ def test_process_1_buries_what_a_task_left_behind(container):
 
 
 def names(process):
-    """Of its children, those that are dead and not buried too; but not who is buried just now."""
+    """Return the names of its children, zombies included, but not of a child that is reaped meanwhile."""
     found = []
     for child in process.children():
         with suppress(psutil.NoSuchProcess):

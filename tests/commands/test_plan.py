@@ -1,4 +1,4 @@
-"""What the options and settings of runfaktory come to."""
+"""Test the run configuration that results from options and settings of runfaktory."""
 
 import os
 from importlib import import_module
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def plan(settings, monkeypatch):
-    """A plan from these options and settings."""
+    """Return a function that makes a plan from options and settings."""
     for name in ("FAKTORY_URL", "FAKTORY_PROVIDER"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,4 +1,4 @@
-"""`runfaktory --health`: what its own loops did last, told to who starts and ends it."""
+"""`runfaktory --health`: report the state of its loops to a process manager."""
 
 import json
 import os
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def asked(address, path, method="GET", **headers):
-    """The code and what it says."""
+    """Return the status code and the JSON body."""
     request = urllib.request.Request(f"http://{address[0]}:{address[1]}{path}", headers=headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -45,7 +45,7 @@ def good(*names):
 
 @pytest.fixture
 def answering():
-    """Probes in a thread."""
+    """Answer probes in a thread."""
     running = []
 
     def start(*checks):
@@ -123,7 +123,7 @@ def test_a_process_of_the_node_that_does_not_respond_is_reported(answering):
         address = answering(probes.of_processes(alarm))
         assert asked(address, "/healthz") == good("processes")
         os.write(ring, b"!")
-        for path in ("/healthz", "/readyz", "/healthz"):  # looking changes nothing
+        for path in ("/healthz", "/readyz", "/healthz"):  # reading the state does not change it
             assert asked(address, path)[0] == 503
         os.read(alarm, 1)
         assert asked(address, "/healthz") == good("processes")
@@ -160,7 +160,7 @@ def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_until(lambda: asked(address, "/readyz")[0] == 200, 30)
-    wait_until(lambda: worker._is_running, 30, what="its threads")  # the first BEAT comes before them
+    wait_until(lambda: worker._is_running, 30, what="its threads")  # the first BEAT is sent before they start
     worker._keeper.stop()
     worker._loops["locks"].join(20)
     assert "these loops have ended: locks" in asked(address, "/healthz")[1]["checks"]["worker"]

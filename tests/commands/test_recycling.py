@@ -1,4 +1,4 @@
-"""Worker processes that have done their share: real ones, replaced under load, and no job is lost or run twice."""
+"""Real worker processes that reach their limits are replaced under load, and no job is lost or run twice."""
 
 from collections import Counter
 
@@ -22,14 +22,15 @@ def pids(lines):
 
 
 def written(wanted):
-    """How often each mark was written, once all are there."""
+    """Return how often each mark was written, once all are written."""
     wait_until(lambda: set(Mark.objects.values_list("text", flat=True)) >= wanted, 90)
     return Counter(Mark.objects.values_list("text", flat=True))
 
 
 @pytest.mark.parametrize("slim", [False, True], ids=["forked", "without Django"])
 def test_a_process_that_has_run_its_jobs_is_replaced_and_none_is_lost_or_run_twice(runfaktory, slim):
-    wanted = {f"job {number}" for number in range(500)}  # what a process holds by its 20th it runs too: 100 at times
+    # a process also runs the jobs that it has fetched by its 20th: sometimes 100
+    wanted = {f"job {number}" for number in range(500)}
     writes_mark.enqueue_many([(text,) for text in sorted(wanted)])
     options = ("--max-jobs", "20", *(() if slim else ("--drain",)))
     program = runfaktory("--worker-only", "--processes", "2", "--concurrency", "2", *options)
@@ -42,7 +43,7 @@ def test_a_process_that_has_run_its_jobs_is_replaced_and_none_is_lost_or_run_twi
 
 
 def test_who_is_replaced_takes_leave(runfaktory):
-    """Its wid is nobody's any more, and no upkeep has to miss it."""
+    """Check that a replaced worker unregisters, so that the maintenance does not have to detect its loss."""
     noop.enqueue()
     program = runfaktory(*WORKER, "--max-jobs", "1")
     program.said("worker started", times=2)
@@ -50,7 +51,7 @@ def test_who_is_replaced_takes_leave(runfaktory):
 
 
 def test_jobs_that_run_are_waited_for_however_long_they_take(runfaktory, meeting):
-    """Nobody has asked it to stop: SHUTDOWN_TIMEOUT is for those who were."""
+    """SHUTDOWN_TIMEOUT applies only to a worker that has been asked to stop."""
     long = tasks.waits.enqueue(str(meeting))
     program = runfaktory(*WORKER, "--max-jobs", "1", SHUTDOWN_TIMEOUT=0)
     pid = meeting.pid()

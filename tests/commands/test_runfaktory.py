@@ -35,7 +35,7 @@ def reaches(result, state, timeout_s=90):
 
 @pytest.fixture
 def empty_pool(transactional_db):
-    """When the test is over, Django's pool lets go of what was ended in there: the next test would be given it."""
+    """Close Django's pool after the test, which ended its connections: the next test would get them."""
     yield
     connection.close()
     if connection.vendor == "postgresql":
@@ -67,7 +67,7 @@ class TestWorking:
         assert len(program.children()) == 1
 
     def test_workers_alone_also_do_the_upkeep(self, runfaktory):
-        """A retry comes due: somebody must enqueue it."""
+        """Check that a retry comes due: a worker without a server must enqueue it."""
         result = flaky.enqueue(2)
         program = runfaktory(*WORKER)
         reaches(result, "succeeded")
@@ -104,7 +104,7 @@ class TestWorking:
         reaches(result, "succeeded")
 
     def test_with_debug_only_jobs_log_their_statements(self, runfaktory):
-        """Other threads live as long as the process, and nothing reads their `connection.queries`."""
+        """Other threads log none: they live as long as the process, and nothing reads their `connection.queries`."""
         results = [tasks.counts_logged_queries.enqueue() for _ in range(3)]
         program = runfaktory(*WORKER, "--drain", "--no-reload", environment={"FAKTORY_TEST_DEBUG": "1"})
         assert program.code() == 0
@@ -171,7 +171,7 @@ class TestStopping:
 
 class TestCrashes:
     def test_the_job_of_a_killed_worker_runs_again(self, runfaktory, meeting):
-        """W20: its replacement says so at once; nobody waits for missing beats."""
+        """Check W20: the replacement reports the loss at once, without waiting for missing heartbeats."""
         result = tasks.waits.enqueue(str(meeting))
         runfaktory(*WORKER)
         pid = meeting.pid()
@@ -183,7 +183,7 @@ class TestCrashes:
 
     def test_a_process_whose_task_cannot_be_stopped_is_replaced(self, runfaktory, meeting, tmp_path):
         stuck = tasks.never_ends_although_stopped.enqueue(str(meeting))
-        # Python 3.11 under a tracer stands still while an interruption waits for its thread.
+        # Under a tracer, Python 3.11 hangs while an interruption waits for its thread.
         program = runfaktory(*WORKER, environment={"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""})
         pid = meeting.pid()
         reaches(stuck, "dead")
@@ -196,7 +196,7 @@ class TestCrashes:
         assert program.code() == 0
 
     def test_a_poison_pill_is_dead_after_three_processes_and_takes_nobody_along(self, runfaktory, meeting):
-        """W20."""
+        """Check that a poison pill does not affect other jobs (W20)."""
         pill = tasks.poison.enqueue(str(meeting))
         others = noop.enqueue_many([()] * 10)
         runfaktory(*WORKER)
@@ -209,7 +209,7 @@ class TestCrashes:
     @pytest.mark.skipif(KIND != "postgresql", reason="SQLite has no connections to break")
     @needs_session("the test would end the sessions it has itself")
     def test_broken_connections_lose_nothing_and_are_made_again(self, runfaktory, address, meeting, empty_pool):
-        """W30."""
+        """Check that workers and server reconnect (W30)."""
         running = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2")
         address(program)
@@ -228,7 +228,7 @@ class TestCrashes:
 
 class TestOrders:
     def test_quiet_from_the_database(self, runfaktory):
-        """W15."""
+        """Check that a worker obeys a state set in the database (W15)."""
         program = runfaktory(*WORKER)
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
         workers.advance([process.wid], "quiet", using="default")
@@ -245,7 +245,7 @@ class TestOrders:
         wait_until(lambda: WorkerProcess.objects.filter(state="quiet").exists())
 
     def test_terminate_from_the_database_starts_a_fresh_worker(self, runfaktory):
-        """W21: the process ends as told; its supervisor keeps the number."""
+        """Check W21: the process ends, and its supervisor keeps the number of processes."""
         program = runfaktory(*WORKER)
         process = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30)
         workers.advance([process.wid], "terminate", using="default")
@@ -263,7 +263,7 @@ class TestOrders:
         meeting.go_on()
 
     def test_a_worker_that_stood_still_too_long_makes_way_for_a_fresh_one(self, runfaktory, meeting):
-        """W20."""
+        """Check that a worker that was paused beyond WORKER_TIMEOUT is replaced (W20)."""
         result = tasks.waits.enqueue(str(meeting))
         program = runfaktory(ANY_PORT, "--processes", "1", "--concurrency", "2", WORKER_TIMEOUT=2)
         pid = meeting.pid()

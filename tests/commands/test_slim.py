@@ -1,4 +1,4 @@
-"""The supervisor of runfaktory has no Django, and nobody notices: ADR 0012."""
+"""The supervisor of runfaktory does not import Django, without a visible difference: ADR 0012."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def kill(pid):
 
 @pytest.fixture
 def app(tmp_path):
-    """An app whose tasks cannot be imported any more once the file `broken` is there: (environment, that file)."""
+    """Create an app; its tasks cannot be imported once the file `broken` exists. Return (environment, that file)."""
     folder, broken = tmp_path / "breaking_app", tmp_path / "broken"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -70,7 +70,7 @@ def test_the_supervisor_needs_a_third_of_what_a_worker_needs(runfaktory):
 def test_it_is_still_found_by_its_command(runfaktory):
     program = runfaktory(*WORKER)
     program.said("worker started")
-    # Just then it may be becoming another program: for a moment it has no command line at all.
+    # The process may be replacing its program: then it has no command line for a moment.
     wait_until(lambda: psutil.Process(program.pid).cmdline()[-len(WORKER) - 1 :] == ["runfaktory", *WORKER])
 
 
@@ -113,7 +113,7 @@ def test_every_process_can_be_replaced_again_and_again(runfaktory):
 
 
 def test_a_replacement_that_cannot_be_loaded_is_tried_again_until_it_can(runfaktory, app):
-    """Code that was changed under a running node: the other processes go on, and it is said why this one does not."""
+    """Change code under a running node: other processes continue, and the reason for the failure is logged."""
     environment, broken = app
     program = runfaktory(ANY_PORT, "--processes", "1", environment=environment)
     program.said("server listens")
@@ -165,7 +165,7 @@ def test_a_replacement_ends_with_its_supervisor(runfaktory):
 
 
 def test_who_is_killed_after_long_stopping_gives_its_jobs_back(runfaktory, meeting):
-    """The farewell has been prepared by then."""
+    """By then the report of the loss has been prepared."""
     result = tasks.never_ends.enqueue(str(meeting))
     program = runfaktory(*WORKER)
     meeting.pid()

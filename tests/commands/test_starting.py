@@ -1,4 +1,4 @@
-"""How runfaktory starts, restarts, and how it refuses to: exit codes and one clear line."""
+"""How runfaktory starts, restarts and refuses to start: exit codes and one clear line."""
 
 import itertools
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def only_line(program):
-    """What it said, warnings of the settings' checks aside."""
+    """Return the only line of output, blank lines excluded."""
     [line] = [line for line in program.lines if line]
     return line
 
@@ -80,7 +80,7 @@ def test_logging_set_up_by_the_project_is_left_alone(runfaktory):
 class TestReloading:
     @pytest.fixture
     def app(self, tmp_path):
-        """An app with tasks to change."""
+        """An app with tasks that the test changes."""
         folder = tmp_path / "changing_app"
         folder.mkdir()
         (folder / "__init__.py").touch()
@@ -103,7 +103,8 @@ class TestReloading:
         moments = itertools.count(int(time.time()))
 
         def changed_and_noticed():
-            # What the reloader has not looked at once it cannot find changed: it begins to look at its own moment.
+            # The reloader detects a change only in a file that it has seen before, and the moment of its first look
+            # varies.
             os.utime(app / "tasks.py", times=(moment := next(moments), moment))
             return "worker stopped" in program.text
 
@@ -140,7 +141,7 @@ class TestReloading:
         wait_until(lambda: not any(map(is_alive, family)), 30)
 
     def ends(self, program):
-        """Ctrl-C in the terminal."""
+        """Stop the program by Ctrl-C, as in a terminal."""
         family = psutil.Process(program.pid).children(recursive=True)
         os.killpg(program.pid, signal.SIGINT)
         program.code()

@@ -1,4 +1,4 @@
-"""Processes of runfaktory that live and do not respond: they are killed and replaced, and their jobs go back."""
+"""Processes of runfaktory that live and do not respond are killed and replaced, and their jobs are requeued."""
 
 import os
 import signal
@@ -27,20 +27,20 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 HELD = {"started_at": T0, "reserved_until": T0 + timedelta(seconds=1800)}
 SHORT = {"WORKER_TIMEOUT": 6, "BEAT_INTERVAL": 1}
-"""5 s without a heartbeat: a process is killed."""
+"""A process is killed after 5 s without a heartbeat."""
 
 
 def failing_checks(address):
     try:
         code, told = asked(address, "/healthz")
-    except (OSError, HTTPException):  # who answers has just been killed
+    except (OSError, HTTPException):  # the process that answers has just been killed
         return set()
     return {name for name, text in told["checks"].items() if text != "ok"} if code == 503 else set()
 
 
 @pytest.fixture
 def stuck(runfaktory, meeting):
-    """A worker process whose only job holds the GIL, and the process around it."""
+    """Start a worker process with one job that holds the GIL. Return the program, the job's result and the pid."""
 
     def start(*args, **settings):
         result = tasks.holds_the_gil.enqueue(str(meeting))
@@ -51,7 +51,7 @@ def stuck(runfaktory, meeting):
 
 
 def test_a_task_that_holds_the_gil_has_its_process_replaced_three_times_and_then_is_dead(stuck, meeting):
-    """W20: its `timeout` cannot stop it. Other jobs go on in the other process."""
+    """Check W20: the job's `timeout` cannot stop it. Other jobs run in the other process."""
     timeout_s = 20
     program, result, pid = stuck(
         *("--worker-only", "--processes", "2", "--concurrency", "2"), WORKER_TIMEOUT=timeout_s, BEAT_INTERVAL=10
@@ -112,7 +112,7 @@ def test_the_loss_says_how_the_process_died():
 @pytest.mark.core
 @pytest.mark.parametrize("more", [{}, {"unresponsive": {"w": 41}, "beats": 7}, {"of a later release": 1}])
 def test_a_child_understands_the_orders_of_a_supervisor_of_another_release(more):
-    """A replacement runs the code that is on the disk, which may be newer or older than the supervisor's."""
+    """A replacement runs the code on disk, which may be newer or older than the supervisor's."""
     told = {"wid": "w", "lost": ["v"], "lifeline": 3, "news": 4, "not_before": 1.0} | more
     launch = launch_of(told)
     assert (launch.wid, launch.lost, launch.beats) == ("w", ("v",), more.get("beats", -1))
@@ -156,7 +156,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_logged_with_its_task_and_its_
 
 
 def test_a_job_that_kills_its_process_is_dead_alone(runfaktory, meeting):
-    """W20: the other one was lost with it twice; the third time each runs alone."""
+    """Check W20: the other job was lost with it twice; the third time each runs alone."""
     innocent = tasks.runs_beside_it.enqueue(str(meeting))
     pill = tasks.dies_beside_another.enqueue(str(meeting))
     runfaktory(*WORKER)

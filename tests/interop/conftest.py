@@ -1,4 +1,4 @@
-"""Other people's clients, unmodified, against our server on this database."""
+"""Run the clients of other projects, unmodified, against our server on this database."""
 
 import os
 import signal
@@ -19,27 +19,27 @@ COMMANDS = {
     "ruby": ["faktory-worker", "--timeout", "5", "--require", str(HERE / "ruby" / "jobs.rb")],
 }
 FOLDERS = {"node": "node_folder", "go": "go_folder", "ruby": "ruby_folder"}
-"""The fixtures that skip where a language is missing."""
+"""The fixtures that skip if a language is missing."""
 KNOW_THE_VARIABLE = ("go", "ruby")
-"""Their clients read the address from FAKTORY_URL; the others' programs take it as an argument."""
+"""Clients that read the address from FAKTORY_URL. The other programs take it as an argument."""
 
 
 @pytest.fixture
 def password():
-    """The server's; none, unless a test says otherwise."""
+    """The server's password: none, unless a test sets one."""
     return ""
 
 
 @pytest.fixture
 def url(serve, password):  # noqa: F811
-    """The address of a server."""
+    """Start a server, and return its address."""
     host, port = serve(password=password).address
     return f"tcp://:{password}@{host}:{port}" if password else f"tcp://{host}:{port}"
 
 
 @pytest.fixture
 def start_worker(request, url):
-    """Start another project's worker; it is ended, as a person would, when the test is over."""
+    """Start another project's worker. After the test it is ended by SIGTERM, as an operator would."""
     running = []
 
     def start(kind):

@@ -1,4 +1,4 @@
-"""A worker of PyPI's faktory, as its documentation shows it: `python faktory_worker.py URL`."""
+"""A worker of PyPI's faktory, as in its documentation: `python faktory_worker.py URL`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A worker of PyPI's pyfaktory, as its documentation shows it: `python pyfaktory_worker.py URL`."""
+"""A worker of PyPI's pyfaktory, as in its documentation: `python pyfaktory_worker.py URL`."""
 
 import sys
 

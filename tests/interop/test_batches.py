@@ -1,4 +1,4 @@
-"""Batches by other people's clients: PyPI's pyfaktory has verbs for them, npm's faktory-worker sends any."""
+"""Batches by other projects' clients: PyPI's pyfaktory has verbs for them, npm's faktory-worker sends any command."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_npms_client_runs_bar_before_foo_and_adds_from_inside_only(url, node_folder):
-    """W26; the original's own example: a parent, a child, and a callback of each."""
+    """Run the example of the original server: a parent, a child, and a callback of each (W26)."""
     command = ["node", str(HERE / "node" / "batch.js"), url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def test_npms_client_runs_bar_before_foo_and_adds_from_inside_only(url, node_fol
 
 
 def test_pyfaktory_makes_a_batch_and_another_clients_worker_leads_to_its_callback(url, start_worker):
-    """W26."""
+    """Check the callback, and that BATCH OPEN is refused after it (W26)."""
     with Client(faktory_url=url, role="producer") as client:
         producer = Producer(client=client)
         callback = TargetJob(jobtype="add", args=[4, 5], queue="after")
@@ -50,5 +50,5 @@ def test_pyfaktory_makes_a_batch_and_another_clients_worker_leads_to_its_callbac
 
 
 def bid_in(reply):
-    """pyfaktory hands over the reply as it came."""
+    """Return the bid in a reply: pyfaktory returns replies unparsed."""
     return reply.split("\r\n")[1] if reply.startswith("$") else reply

@@ -1,6 +1,6 @@
 """PyPI's pyfaktory and faktory, npm's faktory-worker, and the clients in Go and Ruby, each as producer and as worker.
 
-A job that succeeds, one that fails and is retried, one that dies. Nothing of theirs is changed.
+One job succeeds, one fails and is retried, one dies. The clients are unmodified.
 """
 
 import json
@@ -60,7 +60,7 @@ def processed():
 
 @pytest.fixture
 def push(request):
-    """A producer of each client."""
+    """Return a function that pushes a job with a client."""
     if request.param not in FOLDERS:
         return push_by_faktory if request.param == "faktory" else push_by_pyfaktory
     folder = request.getfixturevalue(FOLDERS[request.param])
@@ -74,7 +74,7 @@ def push(request):
 
 @pytest.mark.parametrize("password", ["secretword"])
 def test_a_client_that_hashes_a_password_too_weakly_is_told_that_it_is_wrong(url):
-    """W2."""
+    """Check that PyPI's faktory gets "wrong password" (W2)."""
     client = FaktoryClient(faktory=url)
     with pytest.raises(FaktoryAuthenticationError, match="wrong password"):
         client.connect()
@@ -118,7 +118,7 @@ def test_another_clients_worker_succeeds_retries_and_gives_up_as_it_should(url, 
 
 
 def test_a_client_that_manages_jobs_gets_what_it_asks_for(serve, node_folder):  # noqa: F811
-    """W12, W22, W23, W25: PUSHB, INFO, MUTATE, FLUSH."""
+    """Check PUSHB, INFO, MUTATE and FLUSH (W12, W22, W23, W25)."""
     with override_settings(FAKTORY={"ALLOW_FLUSH": True}):
         address = "tcp://{}:{}".format(*serve().address)
         command = ["node", str(HERE / "node" / "manager.js"), address]
@@ -129,7 +129,7 @@ def test_a_client_that_manages_jobs_gets_what_it_asks_for(serve, node_folder):  
 
 
 def test_another_clients_worker_leaves_no_job_behind_when_a_person_ends_it(url, start_worker):
-    """npm's reports what runs before it goes. PyPI's faktory may leave: its job waits for W20 or its reservation."""
+    """npm's worker reports its jobs first. PyPI's faktory may leave one, which waits for W20 or its reservation."""
     job = payload("last", "add", [4, 5])
     process = start_worker("node")
     wait_until(WorkerProcess.objects.exists, 30)
@@ -143,7 +143,7 @@ def test_another_clients_worker_leaves_no_job_behind_when_a_person_ends_it(url, 
 
 @pytest.mark.parametrize("kind", ["pyfaktory", "faktory", "node"])
 def test_another_clients_worker_obeys_when_it_is_told_to_end(url, start_worker, kind):
-    """W21: the answer to BEAT reaches it. Those that beat seldom have a test of their own in `test_stopping`."""
+    """Check that it reads the reply to BEAT (W21). Workers that beat seldom are tested in `test_stopping`."""
     process = start_worker(kind)
     wid = wait_until(lambda: WorkerProcess.objects.filter(beat_at__isnull=False).first(), 30).wid
     WorkerProcess.objects.filter(wid=wid).update(state="terminate")

@@ -1,4 +1,4 @@
-"""Workers in Go and Ruby hear the admin's buttons in the answers to their BEATs: every 15 and every 10 seconds."""
+"""Workers in Go and Ruby obey the admin's actions by the replies to their BEATs: every 15 and every 10 seconds."""
 
 import json
 import time
@@ -35,7 +35,7 @@ def test_a_quieted_worker_takes_no_more_and_ends_when_it_is_terminated(start_wor
 
 @pytest.mark.parametrize("kind", ["ruby"])
 def test_a_failure_in_ruby_is_shown_with_its_backtrace(start_worker, kind, admin_client):
-    """Go's client sends none: an error there has no trace."""
+    """Go's client sends no backtrace: an error there has none."""
     OrmBroker("default").push([payload("flawed", JOBTYPES[kind][1], ["no luck"], retry=1)])
     start_worker(kind)
     job = wait_until(lambda: Job.objects.filter(state="retries").first(), 30, what="it has failed")

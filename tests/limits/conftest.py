@@ -1,4 +1,4 @@
-"""What the tests of limits share: a node, its verbs in few words, and what the rows say."""
+"""Fixtures of the limit tests: a node with short forms of the broker's verbs, and reads of the rows."""
 
 import threading
 
@@ -14,7 +14,7 @@ from tests.factories import payload
 
 
 class Node:
-    """A broker, and jobs by short names."""
+    """A broker with verbs that take short names of jobs."""
 
     def __init__(self):
         self.broker = OrmBroker("default")
@@ -27,7 +27,7 @@ class Node:
         return found
 
     def fetch(self, count=1, *, queues=("default",), wid="w1"):
-        """The short names of the jobs handed out."""
+        """Return the short names of the claimed jobs."""
         return [short(job.jid) for job in self.reserve(count, queues=queues, wid=wid)]
 
     def ack(self, *names, wid="w1"):
@@ -63,7 +63,7 @@ def blocked():
 
 
 def counts_are_true():
-    """Every gate counts the jobs that hold its passes, and no more."""
+    """Check that every limiter's count equals the number of jobs that hold its permits."""
     assert not gates.sweep(using="default")
 
 
@@ -73,7 +73,7 @@ def node(transactional_db):
 
 
 def at_once(count, work):
-    """Run `work(number)` in threads, which all begin together; returns what they returned, raises what one raised."""
+    """Run `work(number)` in threads that begin together. Return their results, or raise their exceptions as a group."""
     barrier, found, errors = threading.Barrier(count), [None] * count, []
 
     def body(number):

@@ -1,4 +1,4 @@
-"""Tasks with limits."""
+"""Tasks with limits and with limit keys."""
 
 from django_faktory import task
 

@@ -1,4 +1,4 @@
-"""Whoever dies, and wherever: a place comes back with its job, and nobody waits for ever."""
+"""After any crash a job's permits are released with the job, and no job waits without end."""
 
 import logging
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The examples of docs/limits.md, as they stand there."""
+"""Run the examples of docs/limits.md unchanged."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A limit that is set, edited, paused or taken away holds from then on, for jobs that run and wait already."""
+"""A limit that is set, edited, paused or removed applies at once, also to jobs that already run or wait."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a gate counts is what the rows of jobs say, at every commit: whatever is set, given back, parked and swept."""
+"""The count of a limiter equals the rows of the jobs at every commit, after any change, release, block or sweep."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ needs_row_locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="one 
 
 
 def claim(node, count=1):
-    """Reservations whose locks and permits are yet to be taken."""
+    """Return reservations that have not acquired their locks and permits yet."""
     found = dialect_of(connections["default"]).claim(
         connections["default"], Plan([Slot("default", "w1", count)], count), None
     )
@@ -154,7 +154,7 @@ def test_a_job_that_loses_its_lock_holds_no_permit_at_any_commit(node):
     node.push("a", custom={"lock": "same"})
     assert node.fetch() == ["a"]
     node.push("b", custom={"lock": "same"})
-    Job.objects.filter(jid=jid("b")).update(state="enqueued")  # as a race would leave it
+    Job.objects.filter(jid=jid("b")).update(state="enqueued")  # the state that a race leaves
     commits = []
     with transaction.atomic():
         transaction.on_commit(lambda: commits.append(1))
@@ -224,7 +224,7 @@ def test_flushing_takes_no_place_from_a_job_that_was_claimed_meanwhile(node):
 
 
 class Watched:
-    """Counts how many run at a time."""
+    """Count how many jobs run at a time."""
 
     def __init__(self):
         self.inside, self.most, self.done, self.guard = set(), 0, 0, threading.Lock()

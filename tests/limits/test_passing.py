@@ -1,4 +1,4 @@
-"""Of the jobs of a queue, task or key so many run at a time, whoever asks; what is held back is in nobody's way."""
+"""Limit the jobs of a queue, task or key that run at a time. Blocked jobs do not delay others."""
 
 import threading
 
@@ -185,7 +185,7 @@ def test_a_set_is_passed_by_as_many_statements_as_one_job(node):
         assert len(found) == count
         return [sum("PREPARE" not in one["sql"] for one in some) for some in (told, ended)]
 
-    statements(1)  # what a connection asks once
+    statements(1)  # statements that a connection sends once
     assert statements(1) == statements(40)
 
 
@@ -209,7 +209,7 @@ def test_fifty_workers_never_make_it_six(node):
         wid, misses = f"w{number}", 0
         while misses < 400 and len(done) < total:
             if VIA == "pool":
-                connection.close()  # given back: others wait for it, for there are fewer than threads
+                connection.close()  # returned to the pool: it has fewer connections than there are threads
             found = node.reserve(wid=wid)
             if not found:
                 misses += 1
@@ -328,7 +328,7 @@ def test_who_loses_the_lock_gives_the_pass_back(node):
     node.push("a", jobtype="limited", custom={"lock": "same"}, queue="one")
     node.push("b", jobtype="limited", custom={"lock": "same"}, queue="two")
     assert node.fetch(queues=("one",)) == ["a"]
-    Job.objects.filter(jid=jid("b")).update(state="enqueued")  # as a race would leave it
+    Job.objects.filter(jid=jid("b")).update(state="enqueued")  # the state that a race leaves
     assert node.fetch(queues=("two",)) == []
     assert in_use("limited") == 1
     node.ack("a")

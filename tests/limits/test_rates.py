@@ -1,4 +1,4 @@
-"""So many jobs start in a time: counted by the database's clock, whoever asks and whenever somebody looks."""
+"""Limit the jobs that start in a time, counted by the database's clock for all nodes together."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ from tests.limits.conftest import blocked, jid, limit, states
 
 @pytest.fixture
 def at(node):
-    """Set the clock of the node, so many seconds after the gates were made full."""
+    """Set the clock of the node to this number of seconds after the buckets were filled."""
 
     def set_clock(seconds):
         moment = T0 + timedelta(seconds=seconds)

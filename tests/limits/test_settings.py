@@ -1,4 +1,4 @@
-"""Who sets limits: tasks, settings, clients; and what is wrong with them is said at once."""
+"""Set limits by tasks, settings and clients, and report wrong limits at once."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the tests of locks share: jobs of one key, and the verbs in few words."""
+"""Fixtures of the lock tests: jobs of one key, and short forms of the broker's verbs."""
 
 import pytest
 
@@ -10,19 +10,19 @@ from tests.factories import payload
 
 
 class Locketed:
-    """A node: its broker, and its verbs by the letters of the cases: A and A' are twins, B is another."""
+    """A node with its broker. Its verbs take the names of the specification's cases: A and A1 are twins, B is not."""
 
     def __init__(self, broker):
         self.broker = broker
 
     def push(self, *names, **fields):
-        """Jobs whose arguments are the letter of their names: A, A1 and A2 are twins."""
+        """Push jobs with the first letter of their name as argument, so that A, A1 and A2 have the same key."""
         sent = [payload(jid=name, args=[name[0]], **fields) for name in names]
         assert self.broker.push(sent) == [None] * len(sent)
         return sent
 
     def fetch(self, *queues, wid="w1", count=1):
-        """The jids of the jobs handed out."""
+        """Return the jids of the claimed jobs."""
         [found] = self.broker.fetch([FetchRequest(queues=queues or ("default",), wid=wid, count=count)])
         return [job.jid for job in found]
 
@@ -55,7 +55,7 @@ def holders():
 
 @pytest.fixture
 def node(transactional_db):
-    """A node with all queues locketed, or as `locket` is called."""
+    """Make a node with all queues locketed, or with the given arguments of `locket`."""
 
     def make(queues=None, *, key=None, **options):
         return Locketed(OrmBroker("default", locket=Locket(locket(queues, **options), key=key)))
@@ -65,5 +65,5 @@ def node(transactional_db):
 
 @pytest.fixture
 def plain(transactional_db):
-    """A node where nothing is locketed."""
+    """A node without locketed queues."""
     return Locketed(OrmBroker("default"))

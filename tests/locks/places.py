@@ -1,6 +1,6 @@
-"""Who runs a job of which key, as the kernel sees it: a file for each key, held by whoever is inside.
+"""Detect two running jobs of one key by the kernel: a file for each key, locked while a job runs.
 
-Two at once are seen, be they threads or processes, and who is killed is inside no more. Knows no Django.
+It works between threads and between processes, and the kernel unlocks the file of a killed process. No Django is used.
 """
 
 import fcntl
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 class Place:
-    """The place of one key: entered when a job has come, left before its end is told."""
+    """The place of one key: enter it when a job has arrived, and leave it before its end is reported."""
 
     def __init__(self, folder, key):
         self._file = os.open(Path(folder) / key.encode().hex()[-200:], os.O_RDWR | os.O_CREAT, 0o600)
 
     def enter(self, jid):
-        """None, or the jid of the one that is inside already."""
+        """Return None, or the jid of the job that is already inside."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -25,5 +25,5 @@ class Place:
         return None
 
     def leave(self):
-        """Closed, it is free."""
+        """Close the file, which unlocks it."""
         os.close(self._file)

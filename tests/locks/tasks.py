@@ -1,4 +1,4 @@
-"""Tasks that hold locks, and wait until a test lets them go."""
+"""Tasks that hold locks, and wait until a test lets them end."""
 
 import threading
 from typing import ClassVar
@@ -9,7 +9,7 @@ from tests.waiting import wait_until
 
 
 class Gate:
-    """Where a running task waits."""
+    """The point at which a running task waits."""
 
     gates: ClassVar = {}
 
@@ -20,7 +20,7 @@ class Gate:
 
     @classmethod
     def wait_for(cls, name):
-        """The gate of a task that runs."""
+        """Wait for the gate of a running task, and return it."""
         return wait_until(lambda: cls.gates.get(name))
 
 
@@ -41,6 +41,6 @@ def by_shop(shop_id, page=0):
 
 @task(lock="meeting", takes_context=True)
 def meets(context, folder):
-    """Tells its process, waits for its test, and says whether the lock was lost."""
+    """Write the pid, wait for the test, and return whether the lock was lost."""
     waits.func(folder)
     return context.lock_lost

@@ -14,7 +14,7 @@ from tests.locks.conftest import jid, state_of
 
 
 def give_keys(queues=None, *, key=None, limit=backfill.CHUNK):
-    """Give keys as maintenance does with these settings."""
+    """Give keys, as maintenance does with these settings."""
     with override_settings(FAKTORY={"LOCKET": locket(queues, job_lock_key=key)}):
         found = configured_locket()
         options = {"using": "default", "limit": limit}

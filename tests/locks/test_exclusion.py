@@ -1,4 +1,4 @@
-"""Of the jobs with one key one runs at a time, and none starves another: cases L01 to L11, L25 to L29."""
+"""One job of each key runs at a time, and none starves another: cases L01 to L11, L25 to L29."""
 
 import threading
 import time
@@ -18,14 +18,14 @@ SECOND = timedelta(seconds=1)
 
 
 def test_without_the_setting_twins_run_beside_each_other(plain):
-    """L01."""
+    """Check that no lock is used unless LOCKET is set (L01)."""
     plain.push("A", "A1")
     assert plain.fetch(count=2) == [jid("A"), jid("A1")]
     assert holders() == []
 
 
 def test_a_job_taken_holds_its_key_for_35_seconds(node):
-    """L02."""
+    """Check the row of the lock: key, lease, holder and token (L02)."""
     one = node()
     one.push("A")
     job = one.reserve()
@@ -36,7 +36,7 @@ def test_a_job_taken_holds_its_key_for_35_seconds(node):
 
 
 def test_a_twin_waits_at_its_place_and_nothing_is_counted(node):
-    """L03."""
+    """Check that a blocked twin keeps its place, and that no attempt or failure is counted (L03)."""
     one = node()
     one.push("A", "A1")
     before = Job.objects.get(jid=jid("A1"))
@@ -51,7 +51,7 @@ def test_a_twin_waits_at_its_place_and_nothing_is_counted(node):
 
 
 def test_the_twin_is_ready_once_the_job_is_acknowledged(node):
-    """L04."""
+    """Check that an ACK releases the lock to any worker (L04)."""
     one = node()
     one.push("A", "A1")
     assert one.fetch() == [jid("A")]
@@ -62,7 +62,7 @@ def test_the_twin_is_ready_once_the_job_is_acknowledged(node):
 
 
 def test_the_twin_is_ready_once_the_job_has_failed(node):
-    """L05."""
+    """Check that a FAIL releases the lock before the retry is due (L05)."""
     one = node()
     one.push("A", "A1")
     one.fetch()
@@ -73,7 +73,7 @@ def test_the_twin_is_ready_once_the_job_has_failed(node):
 
 
 def test_others_overtake_what_is_locked(node):
-    """L06."""
+    """Check that a blocked job does not delay jobs of other keys (L06)."""
     one = node()
     one.push("A", "A1", "B")
     assert [one.fetch(), one.fetch()] == [[jid("A")], [jid("B")]]
@@ -86,7 +86,7 @@ def test_one_claim_of_many_gets_one_of_each_key(node):
 
 
 def test_the_next_queue_is_served_where_all_of_the_first_is_locked(node):
-    """L07."""
+    """Check that FETCH skips a queue that has blocked jobs only (L07)."""
     one = node()
     one.push("A", "A1", queue="q1")
     one.push("C", queue="q2")
@@ -95,7 +95,7 @@ def test_the_next_queue_is_served_where_all_of_the_first_is_locked(node):
 
 
 def test_a_thousand_locked_jobs_hide_no_free_one(node):
-    """L08."""
+    """Check that 20 concurrent FETCHes find the free job once, behind 1000 blocked ones (L08)."""
     one = node()
     one.push("A", *(f"A{number}" for number in range(1000)), queue="q1")
     one.push("C", queue="q2")
@@ -117,7 +117,7 @@ def test_a_thousand_locked_jobs_hide_no_free_one(node):
 
 
 def cost(verb):
-    """What the database did for it, by its own account: rows read, or on SQLite steps of its machine."""
+    """Return the database's own count of the work of `verb`: rows read, or on SQLite steps of its virtual machine."""
     if connection.vendor == "sqlite":
         steps = []
         connection.connection.set_progress_handler(lambda: steps.append(1), 1)
@@ -139,21 +139,21 @@ def cost(verb):
 
 
 def test_a_fetch_of_a_free_job_costs_the_same_behind_ten_locked_ones_and_a_thousand(node):
-    """L08."""
+    """Check that a FETCH does not read the blocked jobs (L08)."""
     one = node()
     one.push("A", *(f"A{number}" for number in range(10)), queue="q1")
     one.push("B", "C", "D", queue="q2", custom={"lock": False})
     assert one.fetch("q1", "q2", count=2) == [jid("A"), jid("B")]
     few = cost(lambda: one.fetch("q1", "q2"))
     one.push(*(f"A{number}" for number in range(10, 1000)), queue="q1")
-    with connection.cursor() as cursor:  # what was planned for a table of ten is planned anew, as soon it would be
+    with connection.cursor() as cursor:  # plan again for the larger table, as the server soon would
         cursor.execute({"mysql": "ANALYZE TABLE django_faktory_job"}.get(connection.vendor, "ANALYZE"))
     assert cost(lambda: one.fetch("q1", "q2")) < few + 100
     assert [state_of(name) for name in "ABCD"] == ["working"] * 4
 
 
 def test_a_key_is_one_in_all_locketed_queues(node):
-    """L09."""
+    """Check that a key excludes twins in other queues (L09)."""
     one = node()
     one.push("A", queue="q1")
     one.push("A1", queue="q2")
@@ -164,7 +164,7 @@ def test_a_key_is_one_in_all_locketed_queues(node):
 
 
 def test_a_queue_that_is_not_locketed_takes_no_part(node):
-    """L10."""
+    """Check that a twin runs at the same time if its queue is not locketed (L10)."""
     one = node(["q1"])
     one.push("A", queue="q1")
     one.push("A1", queue="q2")
@@ -174,7 +174,7 @@ def test_a_queue_that_is_not_locketed_takes_no_part(node):
 
 
 def test_without_queues_nothing_is_locked(node):
-    """L11."""
+    """Check that an empty list of queues locks no job (L11)."""
     one = node([])
     one.push("A", "A1")
     assert one.fetch(count=2) == [jid("A"), jid("A1")]
@@ -182,7 +182,7 @@ def test_without_queues_nothing_is_locked(node):
 
 
 def test_a_removed_queue_takes_its_waiting_jobs_and_leaves_the_lock_to_its_holder(node):
-    """L25."""
+    """Check that the removal of a queue keeps a lock that a job of another queue holds (L25)."""
     one = node()
     one.push("A", queue="q1")
     one.push("A1", "A2", queue="q2")
@@ -195,7 +195,7 @@ def test_a_removed_queue_takes_its_waiting_jobs_and_leaves_the_lock_to_its_holde
 
 
 def test_a_job_taken_from_its_worker_frees_its_lock_for_the_next_holder(node):
-    """L26."""
+    """Check that a late ACK of the lost worker does not touch the new lock (L26)."""
     one = node()
     one.push("A", "A1")
     one.fetch(wid="lost")
@@ -207,7 +207,7 @@ def test_a_job_taken_from_its_worker_frees_its_lock_for_the_next_holder(node):
 
 
 def test_a_twin_that_falls_due_waits_and_runs_after(node):
-    """L27."""
+    """Check that a scheduled twin is blocked when it is due (L27)."""
     one = node()
     one.push("A")
     one.push("A1", at=datetime.now(UTC) + timedelta(hours=1))
@@ -233,7 +233,7 @@ def test_a_retry_whose_twin_runs_waits_and_burns_no_attempt(node):
 
 @pytest.mark.parametrize(("names", "taken", "told"), [(("A", "A1", "A2"), 1, (2, 2)), (("A", "A1", "B"), 1, (2, 1))])
 def test_a_queue_is_locked_when_all_that_wait_are(node, names, taken, told):
-    """L29."""
+    """Check the counts of waiting and locked jobs (L29)."""
     one = node()
     one.push(*names)
     one.fetch(count=1)
@@ -243,7 +243,7 @@ def test_a_queue_is_locked_when_all_that_wait_are(node, names, taken, told):
 
 
 def test_an_empty_queue_is_not_locked(node):
-    """L29."""
+    """Check the state of a queue without jobs (L29)."""
     node()
     assert not locks.locket_state("default", using="default").is_locked
 
@@ -274,7 +274,7 @@ def test_a_paused_queue_does_not_hold_up_the_key_elsewhere(node):
     assert one.fetch("q1", "q2") == [jid("A2")]
 
 
-# --- who goes while he waits
+# --- a job leaves while it waits
 
 
 @pytest.mark.parametrize("change", [operations.kill, operations.discard], ids=["kill", "discard"])
@@ -324,7 +324,7 @@ def test_a_job_given_back_is_first_again(node):
     assert one.fetch() == [jid("A")]
 
 
-# --- by the job's own wish
+# --- locks requested by the job
 
 
 def test_a_client_asks_for_a_lock_by_custom(plain):

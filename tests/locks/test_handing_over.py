@@ -1,4 +1,4 @@
-"""A job's end and the fetch of the next of its key as one: the lock goes from the one to the other (ADR 0015)."""
+"""Acknowledge a job and fetch the next of its key together: the lock passes from one to the other (ADR 0015)."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ on_postgresql = pytest.mark.skipif(
 
 
 def hand_over(node, job, *queues, wid="w1", count=1):
-    """Acknowledge this job, and fetch in the same breath; where that brings nothing yet, in the next."""
+    """Acknowledge this job and fetch in the same exchange. If that returns no job, fetch again."""
     request = FetchRequest(queues=queues or ("default",), wid=wid, count=count)
     told = node.broker.exchange([], [Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)], [request])
     assert told.acked == [True]
@@ -37,8 +37,10 @@ def hand_over(node, job, *queues, wid="w1", count=1):
 
 @pytest.fixture(params=["the long way", "a relay"] if connection.vendor == "postgresql" else ["the long way"])
 def one(node, request, monkeypatch):
-    """A node that has seen jobs with locks end just now, so that it knows that there are some; and one that tries a
-    relay for each of them."""
+    """A node that has just seen jobs with locks end, so that it expects more of them.
+
+    With the parameter "a relay" it tries `Relay` for each of them.
+    """
     if request.param == "a relay":
         monkeypatch.setattr(Relay, "expects", lambda *_: True)
     one = node()
@@ -49,10 +51,10 @@ def one(node, request, monkeypatch):
 
 
 def chain(one):
-    """A job in a chain of hand-overs, behind which A3 and A4 wait."""
+    """Return the running job of a chain of hand-overs, behind which A3 and A4 wait."""
     one.push("A", "A1", "A2", "A3", "A4")
     job = one.reserve()
-    for _ in range(2):  # the first end of a holder is one like any other, the second hands over
+    for _ in range(2):  # the first end of a holder is a normal one, the second hands over
         [job] = hand_over(one, job)
     return job
 

@@ -1,4 +1,4 @@
-"""Leases: who extends them, what happens when nobody does, and what a stale holder can do no more: cases L18 to L24."""
+"""Leases: how they are extended, how they expire, and that a stale holder has no effect: cases L18 to L24."""
 
 import threading
 from datetime import timedelta
@@ -14,12 +14,12 @@ from tests.locks.conftest import holders, jid, state_of
 
 
 def passes(seconds):
-    """As if so much time had gone by for the locks."""
+    """Move the expiry of all locks, as if this time had passed."""
     JobLock.objects.update(expires_at=F("expires_at") - timedelta(seconds=seconds))
 
 
 def test_a_beat_extends_the_locks_of_its_worker_and_of_no_other(node):
-    """L20."""
+    """Check 12 intervals of 10 s, after which only the lock of w1 is alive (L20)."""
     one = node()
     one.broker.hello(WorkerIdentity(wid="w1"))
     one.broker.hello(WorkerIdentity(wid="w2"))
@@ -34,7 +34,7 @@ def test_a_beat_extends_the_locks_of_its_worker_and_of_no_other(node):
 
 
 def test_the_twin_is_ready_once_the_lease_is_over(node):
-    """L20, L23."""
+    """Check that a lock expires after 35 s and not after 34 s (L20, L23)."""
     one = node()
     one.push("A", "A1")
     one.fetch()
@@ -48,7 +48,7 @@ def test_the_twin_is_ready_once_the_lease_is_over(node):
 
 
 def test_a_stale_holder_neither_extends_nor_releases_what_is_another_s(node):
-    """L22."""
+    """Check that the token of the stale holder is reported as lost, and its late ACK keeps the new lock (L22)."""
     one = node()
     one.push("A", "A1")
     stale = one.reserve(wid="stopped")
@@ -76,7 +76,7 @@ def test_a_lock_that_nobody_took_meanwhile_revives(node):
 
 
 def test_a_dead_worker_s_job_goes_to_retries_and_waits_for_its_twin(node):
-    """L23."""
+    """Check that no key has two locks after the loss (L23)."""
     one = node()
     one.push("A", "A1")
     one.fetch(wid="dead")
@@ -129,7 +129,7 @@ def test_a_claim_that_died_before_its_lock_is_given_back(node):
 def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
     one = node()
     one.push("A", "A1", "B", "B1")
-    Job.objects.filter(jid__in=[jid("A"), jid("B")]).delete()  # as a crash between commit and hook leaves it
+    Job.objects.filter(jid__in=[jid("A"), jid("B")]).delete()  # the state that a crash between commit and hook leaves
     one.push("B2")
     assert one.fetch(count=9) == [jid("B2")]
     assert locks.sweep(using="default").healed == 1
@@ -138,7 +138,7 @@ def test_a_sweep_finds_keys_for_which_nobody_is_ready(node):
 
 
 def test_a_sweep_leaves_alone_what_is_being_settled(node):
-    """Between the end of a job and the next one's turn there may be a commit."""
+    """Another process may commit between the end of a job and the release of the next one."""
     one = node()
     one.push("A", "A1")
     key = Job.objects.get(jid=jid("A1")).lock_key
@@ -157,7 +157,7 @@ def test_a_sweep_leaves_alone_what_is_being_settled(node):
     ids=["jobtype", "created_at", "None"],
 )
 def test_the_callable_says_who_excludes_whom(node, key, both):
-    """L16, L17, L18."""
+    """Check JOB_LOCK_KEY with a shared key, a key for each job, and None (L16, L17, L18)."""
     one = node(key=key)
     one.push("A")
     one.push("B")
@@ -165,7 +165,7 @@ def test_the_callable_says_who_excludes_whom(node, key, both):
 
 
 def test_a_long_key_is_kept_by_its_hash(node):
-    """L18."""
+    """Check that two jobs of one long key exclude each other (L18)."""
     one = node(key=lambda job: "x" * 300)
     one.push("A", "B")
     assert one.fetch(count=2) == [jid("A")]
@@ -178,7 +178,7 @@ def _raises(job):
 
 @pytest.mark.parametrize("key", [_raises, lambda _: "", lambda _: 7], ids=["raises", "empty", "no string"])
 def test_a_job_whose_key_cannot_be_told_is_refused_and_the_others_are_not(node, key):
-    """L18."""
+    """Check that an error in JOB_LOCK_KEY refuses only the job concerned (L18)."""
     from django_faktory.errors import InvalidPayload
     from tests.factories import payload
 
@@ -190,7 +190,7 @@ def test_a_job_whose_key_cannot_be_told_is_refused_and_the_others_are_not(node, 
 
 
 def test_wrong_settings_refuse_a_fetch_before_anything_is_claimed(node):
-    """L14."""
+    """Check that a lease shorter than the heartbeat interval is an error (L14)."""
     one = node(heartbeat_frequency=60, job_lock_duration=40)
     one.push("A")
     with pytest.raises(Exception, match="JOB_LOCK_DURATION"):
@@ -226,7 +226,7 @@ def test_of_those_who_claim_a_key_at_the_same_time_one_gets_it(node):
 
 
 def test_an_error_costs_one_extension_and_not_the_lock(node):
-    """L21."""
+    """Check that errors of the broker and of the database are survived (L21)."""
     from queue import SimpleQueue
 
     from django_faktory.errors import BrokerUnavailable

@@ -1,4 +1,4 @@
-"""Locks of worker processes that stand still or are killed, for real: cases L22, L23."""
+"""Locks of real worker processes that are paused or killed: cases L22, L23."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ WORKER = ("--worker-only", "--processes", "1", "--concurrency", "1", "--no-reloa
 
 @pytest.fixture
 def nodes(runfaktory, address):  # noqa: F811
-    """Start a node that keeps house, and a worker elsewhere, whose locks live for `lease_s`."""
+    """Start a node that does the maintenance, and a worker process with leases of `lease_s` seconds."""
 
     def start(lease_s, **settings):
         settings |= {
@@ -35,12 +35,12 @@ def nodes(runfaktory, address):  # noqa: F811
 
 
 class Other:
-    """Another worker, in any language: its locks live long."""
+    """Another worker, in any language, with leases of 600 s."""
 
     broker = OrmBroker("default", locket=Locket(locket([], heartbeat_frequency=30, job_lock_duration=600)))
 
     def gets(self):
-        """What it can fetch now."""
+        """Return the jobs that it can fetch now."""
         [found] = self.broker.fetch([FetchRequest(queues=("default",), wid="other")])
         return found
 
@@ -49,7 +49,7 @@ class Other:
 
 
 def test_a_worker_that_stood_still_for_longer_than_its_lease_cannot_touch_the_next_one_s_lock(nodes, meeting):  # noqa: F811
-    """L22."""
+    """Check that the task sees the loss, and that its late end keeps the new lock (L22)."""
     first, second = meets.enqueue(str(meeting)), meets.enqueue(str(meeting))
     worker = nodes(1)
     pid = meeting.pid()
@@ -73,7 +73,7 @@ def test_a_worker_that_stood_still_for_longer_than_its_lease_cannot_touch_the_ne
 
 
 def test_a_killed_node_s_lock_ends_with_its_lease_and_its_job_comes_again_after_its_twin(nodes, meeting):  # noqa: F811
-    """L23."""
+    """Check that the twin runs after the lease is over, and the lost job after its twin (L23)."""
     first, second = meets.enqueue(str(meeting)), meets.enqueue(str(meeting))
     worker = nodes(2, WORKER_TIMEOUT=6)
     meeting.pid()
@@ -83,14 +83,14 @@ def test_a_killed_node_s_lock_ends_with_its_lease_and_its_job_comes_again_after_
     lock = JobLock.objects.get()
     assert (taken.jid, lock.pk) == (second.id, taken.lock_token)
     assert lock.acquired_at >= held_until
-    reaches(first, "blocked")  # given up with its worker, it waits for its twin
+    reaches(first, "blocked")  # released with its worker, it waits for its twin
     assert JobLock.objects.get().pk == taken.lock_token
     assert Other().ends(taken) == [True]
     assert [job.jid for job in wait_until(Other().gets)] == [first.id]
 
 
 def test_a_killed_worker_s_lock_is_not_waited_for_where_its_node_lives(nodes, meeting):  # noqa: F811
-    """Its supervisor says that it is lost: the lock goes with it, long before its lease is over."""
+    """Check that the supervisor reports the loss, which releases the lock long before its lease is over."""
     first = meets.enqueue(str(meeting))
     nodes(600)
     pid = meeting.pid()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_the_timer_extends_a_lock_as_long_as_its_job_runs(work, state):  # noqa: F811
-    """L19."""
+    """Check this without BEATs, over at least 2.5 s with a lease of 1 s (L19)."""
     broker = OrmBroker("default", locket=Locket(locket(heartbeat_frequency=0.1, job_lock_duration=1)))
     extensions = []
     real = broker.extend_locks
@@ -58,14 +58,14 @@ def test_who_ends_a_job_takes_the_next_of_its_key_without_waiting_for_a_hint_or_
 
 
 def test_a_task_is_told_its_token_and_that_its_lock_is_lost(work, state):  # noqa: F811
-    """L22."""
+    """Check `lock_token` and `lock_lost` of the task's context (L22)."""
     broker = OrmBroker("default", locket=Locket(locket(heartbeat_frequency=0.05, job_lock_duration=1)))
     stale = tasks.watching.enqueue()
     work(broker, beat_interval=60)
     gate = tasks.Gate.wait_for("watching")
     token = JobLock.objects.get().pk
     assert (gate.context.lock_token, gate.context.lock_lost) == (token, False)
-    JobLock.objects.all().delete()  # as if it had stood still, and another had had the key since
+    JobLock.objects.all().delete()  # as if it had been paused, and another job had had the key since
     wait_until(lambda: gate.context.lock_lost)
     gate.opened.set()
     assert state(stale, "succeeded").jid == stale.id
@@ -86,7 +86,7 @@ def test_a_key_may_be_a_function_of_the_arguments():
 
 
 def test_a_fetch_that_waits_gets_the_twin_when_the_job_is_acknowledged(server, connect, monkeypatch):  # noqa: F811
-    """L04, L28."""
+    """Check that a waiting FETCH is woken, instead of waiting for its next poll (L04, L28)."""
     monkeypatch.setattr(locks, "on_ready", [lambda _, queues: server.wake(queues)])  # as runfaktory does
     holder, waiting = connect(wid="w1"), connect(wid="w2")
     for name in ("A", "A1"):
@@ -101,7 +101,7 @@ def test_a_fetch_that_waits_gets_the_twin_when_the_job_is_acknowledged(server, c
 
 
 def test_a_beat_over_the_wire_keeps_the_lock(connect):  # noqa: F811
-    """L20."""
+    """Check that BEAT extends the locks of its worker (L20)."""
     client = connect(wid="w1")
     client.ask(f'PUSH {{"jid":"{jid("A")}","jobtype":"noop","args":[],"custom":{{"lock":"key"}}}}')
     client.ask("FETCH default")
@@ -114,7 +114,7 @@ def test_a_beat_over_the_wire_keeps_the_lock(connect):  # noqa: F811
 
 
 class Node:
-    """One of several clients who take jobs, and end, fail, or abandon them; each is in its key's place meanwhile."""
+    """One of several clients: claim jobs, and end, fail or abandon them. Each job is in its key's place meanwhile."""
 
     def __init__(self, broker, number, folder, done):
         self.broker, self.wid, self.rng = broker, f"w{number}", random.Random(number)
@@ -142,8 +142,8 @@ class Node:
         return place
 
     def _goes_on(self, job, places):
-        """End the job at hand; False where it leaves all it has."""
-        self.broker.beat([Beat(wid=self.wid)])  # something that lets others run meanwhile
+        """End the job. Return False if the worker unregisters and so abandons all its jobs."""
+        self.broker.beat([Beat(wid=self.wid)])  # a statement that lets other threads run meanwhile
         places.pop(0).leave()
         chance = self.rng.random()
         if chance < 0.1:
@@ -159,7 +159,7 @@ class Node:
 
 
 def test_many_clients_with_few_keys_never_overlap_and_lose_nothing(node, tmp_path):
-    """L24."""
+    """Check exclusion and completeness with 8 clients, 10 keys and 300 jobs (L24)."""
     total, names = 300, "ABCDEFGHIJ"
     one = node()
     for start in range(0, total, 100):

@@ -1,4 +1,4 @@
-"""The store beside a plain model of it. What it asserts is told in full, as in a test."""
+"""Compare the store with a plain model of it. Failed asserts of the machine are explained as in a test."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""The store beside its model: any verb at any time, and after each of them both say the same.
+"""Call any verb of the store at any time, and compare the store with its model after each call.
 
-Time passes by moving all that is stored into the past, so that every verb is called as it is in earnest, without `now`.
+Time passes by moving all stored times into the past, so that verbs are called as in production, without `now`.
 """
 
 from datetime import timedelta
@@ -79,7 +79,7 @@ orders = st.permutations(QUEUES)
 
 
 class StoreBesideItsModel(RuleBasedStateMachine):
-    """See the module. `steps` counts the rules that ran, of all examples together."""
+    """Run the rules on the store and on the model. `steps` counts the rules that ran, in all examples together."""
 
     steps = 0
 
@@ -90,7 +90,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         self.model = Plain()
         self.made = 0
         self.have_fired = set()
-        self.rng = Random(0)  # what it draws, hypothesis draws no second time
+        self.rng = Random(0)  # hypothesis cannot draw its values a second time
         for wid in WIDS:
             self._hello(wid)
 
@@ -104,7 +104,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model.jobs)
     @rule(spec=specs, pick=picks)
     def push_a_jid_again(self, spec, pick):
-        """W10."""
+        """Push a jid that exists already (W10)."""
         again = self._replaced(spec, jid=self._job(pick).spec.jid)
         assert self._push([again], "") == self.model.push([again])
 
@@ -123,21 +123,21 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     @rule(order=orders, most=st.integers(1, 3), wid=st.sampled_from(SENDERS), count=st.integers(1, 3))
     def fetch(self, order, most, wid, count):
-        """W13: the order."""
+        """Compare the claimed jobs and their order (W13)."""
         [found] = jobs.fetch([FetchRequest(queues=tuple(order[:most]), wid=wid, count=count)], **USING)
         assert [job.jid for job in found] == self.model.fetch(order[:most], wid, count)
 
     @precondition(lambda self: self._working())
     @rule(pick=picks, sender=senders, twice=flags)
     def ack(self, pick, sender, twice):
-        """W16."""
+        """Acknowledge a running job, as its holder or as another sender (W16)."""
         jid, wid, attempt = self._report(pick, sender)
         ends = [Ack(jid=jid, wid=wid, attempt=attempt)] * (1 + twice)
         assert jobs.ack(ends, **USING) == [self.model.ack(jid, wid, attempt) for _ in ends]
 
     @rule(pick=picks)
     def ack_what_does_not_run(self, pick):
-        """Too late, twice, or never known: nothing changes, and it is counted."""
+        """Acknowledge an ended or unknown job: no job changes, and the report is counted."""
         idle = sorted(jid for jid, job in self.model.jobs.items() if job.state != "working")
         jid = ["job-unknown", *idle][pick % (1 + len(idle))]
         assert jobs.ack([Ack(jid=jid, wid="w1")], **USING) == [self.model.ack(jid, "w1", None)]
@@ -145,7 +145,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @precondition(lambda self: self._working())
     @rule(pick=picks, sender=senders, verdict=st.sampled_from(["", "", "kill", "discard", "later"]), has_wish=flags)
     def fail(self, pick, sender, verdict, has_wish):
-        """W17, W18."""
+        """Fail a running job, as its holder or as another sender (W17, W18)."""
         jid, wid, attempt = self._report(pick, sender)
         wish = plain.RETRY_S if has_wish or verdict == "later" else None
         told = failure(jid=jid, wid=wid, attempt=attempt, verdict=verdict, retry_in_s=wish)
@@ -161,7 +161,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @precondition(lambda self: self._working())
     @rule(pick=picks)
     def give_back(self, pick):
-        """W14: to its old place."""
+        """Release a job, which keeps its old place (W14)."""
         job = self._running(pick)
         row = Job.objects.get(jid=job.spec.jid)
         told = Reservation(
@@ -174,10 +174,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @precondition(lambda self: self._working())
     @rule(order=orders, wid=st.sampled_from(WIDS), count=st.integers(0, 2), spec=specs, pick=picks, sender=senders)
     def ack_push_and_fetch_in_one(self, order, wid, count, spec, pick, sender):
-        """The server's way: what it is told since its last turn is one transaction."""
+        """Run a whole exchange of the server: its pending ends, pushes and fetches are one transaction."""
         spec = self._named(spec, None)
         jid, by, attempt = self._report(pick, sender)
-        if self.model.jobs[jid].is_apart:  # what such a job frees may come to claims of the turn or to the next
+        # jobs that its end makes ready may be claimed in this exchange or in the next
+        if self.model.jobs[jid].is_apart:
             count = 0
         requests = [FetchRequest(queues=tuple(order), wid=wid, count=count)] if count else []
         done = jobs.exchange([_payload(spec, "")], [Ack(jid=jid, wid=by, attempt=attempt)], requests, **USING)
@@ -188,7 +189,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     @rule(wid=st.sampled_from(WIDS))
     def worker_dies(self, wid):
-        """W20."""
+        """Reclaim the jobs of a lost worker (W20)."""
         held = len(self.model.held_by(wid))
         assert failures.lose([wid], dead_for_s=plain.DEAD_S, **USING) == held
         self.model.lose(wid)
@@ -222,25 +223,25 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     @rule(wid=st.sampled_from(WIDS))
     def beat(self, wid):
-        """W21; the locks of its jobs live on."""
+        """Send BEAT, which also extends the locks of the worker's jobs (W21)."""
         [answer] = workers.beat([Beat(wid=wid)], **USING)
         assert (answer if isinstance(answer, str) else _name(answer)) == self.model.beat(wid)
 
     @precondition(lambda self: self.model.known)
     @rule(wid=st.sampled_from(WIDS))
     def quiet(self, wid):
-        """W15."""
+        """Set a known worker to quiet (W15)."""
         workers.advance([wid], "quiet", **USING)
         self.model.quiet |= {wid} & self.model.known
 
-    # --- people ---
+    # --- operators ---
 
     @precondition(lambda self: self.model.jobs)
     @rule(pick=picks, verb=st.sampled_from(["requeue", "kill", "discard"]))
     def act(self, pick, verb):
         job = self._job(pick)
         if verb == "requeue":
-            self._let_moments_pass()  # SQLite's own clock has milliseconds, and the order must not hang on them
+            self._let_moments_pass()  # SQLite's own clock has milliseconds, and the order must not depend on them
         more = {"dead_for_s": plain.DEAD_S} if verb == "kill" else {}
         changed = getattr(operations, verb)([Job.objects.get(jid=job.spec.jid).pk], **USING, **more)
         assert changed == getattr(self.model, verb)(job.spec.jid)
@@ -248,7 +249,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES))
     def pause_or_resume(self, queue):
-        """W24."""
+        """Pause a queue, or resume it if it is paused (W24)."""
         if queue in self.model.paused:
             queues.resume([queue], **USING)
         else:
@@ -274,7 +275,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model.batches)
     @rule(pick=picks)
     def commit(self, pick):
-        """A second time it changes nothing (B8)."""
+        """Commit a batch; a second COMMIT changes nothing (B8)."""
         bid = self._bid(pick)
         try:
             batches.commit(bid, **USING)
@@ -286,7 +287,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model.batches)
     @rule(pick=picks, by=st.sampled_from(SENDERS))
     def open_batch(self, pick, by):
-        """B9."""
+        """Open a batch again, or compare the refusal (B9)."""
         bid = self._bid(pick)
         try:
             opened = batches.reopen(bid, by=by, commit_within_s=plain.COMMIT_WITHIN_S, **USING)
@@ -295,11 +296,11 @@ class StoreBesideItsModel(RuleBasedStateMachine):
             answer = _name(error)
         assert answer == self.model.open(bid, by)
 
-    # --- time and trouble ---
+    # --- time and faults ---
 
     @rule(seconds=st.sampled_from([20, 20, 70, 70, 2000, 700_000, 16_000_000]))
     def time_passes(self, seconds):
-        """And every node looks after what time does: W19, B12, ends of locks, expiry, old rows."""
+        """Move the clock, and run all time-based maintenance: W19, B12, ends of locks, expiry, old rows."""
         self._move_on(timedelta(seconds=seconds))
         self.model.now += seconds
         locks.lapse(**USING)
@@ -317,7 +318,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     @rule(told=st.lists(specs, max_size=2), order=orders, wid=st.sampled_from(WIDS), pick=picks)
     def crash_before_the_commit(self, told, order, wid, pick):
-        """Whatever was done in a transaction that does not end well, is not done."""
+        """Check that a transaction that is rolled back has no effect."""
         with transaction.atomic():
             jobs.push([_payload(self._named(spec, pick), wid) for spec in told], **USING)
             jobs.fetch([FetchRequest(queues=tuple(order), wid=wid, count=3)], **USING)
@@ -333,7 +334,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     def _let_moments_pass(self):
         Job.objects.update(enqueued_at=F("enqueued_at") - timedelta(seconds=1))
 
-    # --- what must hold ---
+    # --- invariants ---
 
     @invariant()
     def both_say_the_same(self):
@@ -354,7 +355,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
     @invariant()
     def callbacks_obey_the_rules(self):
-        """B1 to B7, of each callback at the moment it comes."""
+        """Check B1 to B7 for each callback at the moment when it is enqueued."""
         for batch, kind in self.model.fired:
             is_first = (batch.bid, kind) not in self.have_fired
             self.have_fired.add((batch.bid, kind))
@@ -372,13 +373,13 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         self.model.fired.clear()
 
     def nobody_has_anything_to_mend(self):
-        """Sweeps heal what a crash between two commits leaves; nothing here is one."""
+        """Check that sweeps find no work: they repair crashes between two commits, and none happens here."""
         assert not batches.sweep(**USING)
         assert not locks.sweep(**USING).healed
         assert not gates.sweep(**USING)
 
     def _learn_from(self, rows):
-        """What the model leaves open: the ids that settle ties, who of a key is ready, what chance has drawn."""
+        """Read values that the model leaves open: ids that settle ties, the ready job of a key, random retry delays."""
         for jid, job in self.model.jobs.items():
             row = rows.get(jid)
             if row is None:
@@ -419,7 +420,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         return self.model.jobs[self._working()[pick % len(self._working())]]
 
     def _report(self, pick, sender):
-        """Of whose job, from whom, for which attempt."""
+        """Return the jid, the worker id and the attempt of a report."""
         job = self._running(pick)
         wid = {"nobody": "", "stranger": "w3"}.get(sender, job.wid)
         attempt = {"stale": job.attempt - 1, "holder": job.attempt}.get(sender)
@@ -427,7 +428,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
 
 
 def _payload(spec, by):
-    """The job as a client would send it, and who does."""
+    """Return the job as a client would send it, with its sender."""
     custom = {"lock": spec.lock, "bid": spec.bid} if spec.bid else {"lock": spec.lock}
     custom = {key: value for key, value in custom.items() if value}
     if spec.unique:

@@ -1,7 +1,7 @@
-"""What the store should do, in plain lists and dicts: one thread, no SQL, a clock that is told. Sources: W9 to W27.
+"""Specify the store in plain lists and dicts: one thread, no SQL, an explicit clock. Sources: W9 to W27.
 
-It knows nothing of `lifecycle`, on purpose. What it leaves open, which of several jobs of one lock key is ready, it
-takes from the rows, and the machine checks that somebody is.
+It does not import `lifecycle`, on purpose. It leaves open which of several jobs of one lock key is ready, and reads
+that from the rows; the machine checks that one of them is.
 """
 
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from tests.model.plain_batches import DONE, DROPPED, EXECUTED, Member, PlainBatc
 
 RESERVED_S, KEPT_S, UNIQUE_S, EXPIRES_S, SCHEDULED_S, RETRY_S, LEASE_S = 65, 105, 45, 55, 25, 25, 35
 COMMIT_WITHIN_S, DEAD_S, DISCARDED_S, BATCH_KEPT_S = 1805, 180 * 86_400 + 5, 86_400, 7 * 86_400 + 5
-"""Seconds. Time is moved on by tens: nothing ends at the same moment as a move."""
+"""Durations in seconds. The clock moves by multiples of ten, so that no duration ends exactly at a move."""
 
 NARROW, ROOM = "narrow", 2
-"""A queue with a limit."""
+"""A queue with a limit, and the limit."""
 
 LIVE = {"scheduled", "ready", "working", "retries"}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A job to push."""
+    """The description of a job to push."""
 
     jid: str
     queue: str = "wide"
@@ -41,7 +41,7 @@ class Spec:
 
 @dataclass
 class Lock:
-    """A key that is held."""
+    """The lock of one key."""
 
     wid: str
     ends_at: int
@@ -50,12 +50,12 @@ class Lock:
 
 @dataclass
 class PlainJob:
-    """A row. Its state is "ready" where the table has enqueued or blocked."""
+    """A row. The state "ready" stands for enqueued and blocked in the table."""
 
     spec: Spec
     state: str
     place: tuple[int, int] = (0, 0)
-    """When it came to its queue; the row's id settles ties."""
+    """Position at which it entered its queue; the row's id settles ties."""
     row: int = 0
     is_blocked: bool = False
     due_at: int | None = None
@@ -73,7 +73,7 @@ class PlainJob:
     member: Member | None = None
     batch: PlainBatch | None = None
     callback: tuple[PlainBatch, str] | None = None
-    """The batch whose callback it is, and which."""
+    """The batch that it is a callback of, and the kind of callback."""
 
     @property
     def belongs(self):
@@ -81,13 +81,13 @@ class PlainJob:
 
     @property
     def is_apart(self):
-        """Whether its end frees, or brings, what others wait for."""
+        """True if its end can make other jobs ready."""
         return self.belongs or self.lock is not None or self.has_pass
 
 
 @dataclass
 class Plain:
-    """The whole of it."""
+    """The whole store: jobs, batches, locks, queues, workers and counters."""
 
     now: int = 0
     step: int = 0
@@ -105,7 +105,7 @@ class Plain:
     # --- push ---
 
     def push(self, specs, by=""):
-        """Answers to each: "", or the name of the error."""
+        """Return "" or the name of the error for each job."""
         distinct = list({spec.jid: spec for spec in reversed(specs)}.values())[::-1]
         if any(spec.has_options for spec in distinct):
             self._free_overdue({(spec.queue, spec.unique) for spec in distinct if spec.unique})
@@ -159,7 +159,7 @@ class Plain:
     # --- fetch ---
 
     def fetch(self, queues, wid, count):
-        """The jids that go to this worker, in their order."""
+        """Return the jids that this worker claims, in their order."""
         found = []
         for queue in () if wid in self.quiet else dict.fromkeys(queues):
             for job in [] if queue in self.paused else self.waiting(queue):
@@ -170,7 +170,7 @@ class Plain:
         return found
 
     def waiting(self, queue):
-        """Those of a queue that can be claimed, the first one first."""
+        """Return the jobs of a queue that can be claimed, in their order."""
         ready = [job for job in self.jobs.values() if job.spec.queue == queue and job.state == "ready"]
         return sorted(
             (job for job in ready if not job.is_blocked),
@@ -178,7 +178,7 @@ class Plain:
         )
 
     def passes(self):
-        """How many of the narrow queue's places are taken."""
+        """Return the number of permits in use in the narrow queue."""
         return sum(job.has_pass for job in self.jobs.values())
 
     def _claim(self, job, wid):
@@ -197,7 +197,7 @@ class Plain:
     # --- ends ---
 
     def is_held(self, jid, wid, attempt):
-        """Whether a report of this sender has effect (W16)."""
+        """Return True if a report of this sender has effect (W16)."""
         job = self.jobs.get(jid)
         if job is None or job.state != "working":
             return False
@@ -247,7 +247,7 @@ class Plain:
             self._end(job, to, DEAD_S if to == "dead" else KEPT_S)
 
     def _let_go(self, jid):
-        """Its run is over: what it held it holds no more."""
+        """End the run of a job: release its lock, permit and reservation."""
         job = self.jobs[jid]
         if job.lock and self.locks.get(job.spec.lock) is job.lock:
             del self.locks[job.spec.lock]
@@ -255,7 +255,7 @@ class Plain:
         return job
 
     def _end(self, job, to, kept_s, *, is_good=False):
-        """For good, or until somebody has it run again."""
+        """End a job finally, or until it is requeued."""
         job.due_at = None
         if to:
             job.state, job.purge_at = to, self.now + kept_s
@@ -266,7 +266,7 @@ class Plain:
         self._count(job, to, is_good=is_good)
         self._settle()
 
-    # --- what happens to workers ---
+    # --- events of workers ---
 
     def give_back(self, jids):
         for jid in jids:
@@ -276,7 +276,7 @@ class Plain:
     def interrupt(self, jids):
         self.give_back(jids)
         for jid in jids:
-            self.jobs[jid].expires_at = None  # it was taken in time
+            self.jobs[jid].expires_at = None  # it started before it expired
 
     def held_by(self, wid):
         return [jid for jid, job in self.jobs.items() if job.state == "working" and job.wid == wid]
@@ -302,7 +302,7 @@ class Plain:
                 lock.ends_at, lock.is_lapsed = self.now + LEASE_S, False
         return "quiet" if wid in self.quiet else ""
 
-    # --- what people do ---
+    # --- actions of operators ---
 
     def requeue(self, jid):
         job = self.jobs[jid]
@@ -325,10 +325,10 @@ class Plain:
         self._end(job, "discarded" if job.spec.is_kept else "", DISCARDED_S)
         return 1
 
-    # --- what time does ---
+    # --- effects of time ---
 
     def upkeep(self):
-        """In the order in which the machine asks the store for it."""
+        """Apply what is due, in the order in which the machine calls the store."""
         for lock in self.locks.values():
             lock.is_lapsed = lock.is_lapsed or lock.ends_at <= self.now
         self._each("working", lambda job: job.reserved_until, lambda job: self._fail(job.spec.jid))
@@ -372,7 +372,7 @@ class Plain:
     # --- batches ---
 
     def new(self, bid, *, parent, complete, success, by):
-        """ "", or the name of the error."""
+        """Return "", or the name of the error."""
         if parent and (why := self.refusal(parent, by)):
             return why
         above = self.batches[parent] if parent else None
@@ -385,7 +385,7 @@ class Plain:
         return ""
 
     def refusal(self, bid, by):
-        """Why nobody, or not this worker, may add to a batch (B9)."""
+        """Return why this worker, or every sender, may not add to a batch (B9)."""
         batch = self.batches.get(bid)
         if batch is None:
             return "UnknownBatch"
@@ -400,7 +400,7 @@ class Plain:
         )
 
     def open(self, bid, by):
-        """ "", or the name of the error."""
+        """Return "", or the name of the error."""
         why, batch = self.refusal(bid, by), self.batches[bid]
         if not why and batch.is_committed and batch.reopened_until is None:
             if batch.complete_st:
@@ -417,7 +417,7 @@ class Plain:
         return ""
 
     def _count(self, job, to, *, is_good=False):
-        """What becomes of it, as its batch sees it."""
+        """Record the outcome of a job in its batch."""
         for batch in filter(None, (job.batch, job.callback and job.callback[0])):
             batch.touch(self.now)
         if job.member and not job.member.is_settled:
@@ -437,7 +437,7 @@ class Plain:
 
     def _settle(self):
         while any(batch.settle(self.now, self._fire) for batch in list(self.batches.values())):
-            pass  # one step at a time is enough: in the end nobody has one to take
+            pass  # one step at a time is enough: the loop ends when no batch has a step to take
 
     def _fire(self, batch, kind):
         jid = getattr(batch, kind)

@@ -1,6 +1,6 @@
-"""Batches as sets of members, with nothing counted ahead: what the store's counters must come to. Source: W26.
+"""Batches as sets of members without stored counters: the results that the store's counters must equal. Source: W26.
 
-Knows nothing of `batching`, on purpose: two that think alike would miss the same thing.
+It does not import `batching`, on purpose: a shared mistake would stay hidden.
 """
 
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ EXECUTED, DONE, DROPPED = "executed", "done", "dropped"
 
 @dataclass
 class Member:
-    """One job of a batch, which may be gone by now."""
+    """One job of a batch. Its row may have been deleted."""
 
     way: str = ""
-    """"" until it ran for the first time; then how it goes on."""
+    """Empty until the job ran for the first time; then its outcome."""
     is_failed: bool = False
 
     @property
@@ -23,14 +23,14 @@ class Member:
 
 @dataclass
 class PlainBatch:
-    """`complete` and `success`: the jids of its callbacks, "" for none. Progress is told as the wire does."""
+    """A batch and the jids of its callbacks, "" for none. Progress has the values of the wire protocol."""
 
     bid: str
     parent: "PlainBatch | None"
     complete: str
     success: str
     ends_at: int | None
-    """When it expires."""
+    """Time at which it expires."""
     members: list[Member] = field(default_factory=list)
     children: list["PlainBatch"] = field(default_factory=list)
     is_committed: bool = False
@@ -40,9 +40,9 @@ class PlainBatch:
     complete_st: str = ""
     success_st: str = ""
     given_up: set[str] = field(default_factory=set)
-    """Kinds of callbacks that are dead, or gone without having succeeded."""
+    """Kinds of callbacks that are dead, or deleted without success."""
     is_closed: bool = False
-    """Whether its parent takes it for executed."""
+    """True if its parent counts it as executed."""
     has_told_broken: bool = False
     over_at: int | None = None
     is_forgotten: bool = False
@@ -69,7 +69,7 @@ class PlainBatch:
         return is_all_done and not self.is_broken
 
     def ancestors(self):
-        """Those that take it for executed, the nearest first, up to one that waits for nothing any more."""
+        """Return the ancestors that count it as executed, the nearest first, up to one that waits for nothing."""
         found, below = [], self
         while below.is_closed and below.parent and not below.parent.is_forgotten and below.parent.over_at is None:
             found.append(below.parent)
@@ -77,18 +77,18 @@ class PlainBatch:
         return found
 
     def descends_from(self, other):
-        """Whether `other` is above it in their tree."""
+        """Return True if `other` is above it in their tree."""
         if self.is_forgotten or self.parent is None:
             return False
         return self.parent is other or self.parent.descends_from(other)
 
     def touch(self, now):
-        """Whatever changes it after the time of an OPEN finds it committed."""
+        """Treat an OPEN as committed if its time is over; called before any change."""
         if self.reopened_until is not None and self.reopened_until <= now:
             self.reopened_until = None
 
     def reopen(self):
-        """More is added to what was executed: all that had taken it for that wait again."""
+        """Withdraw the executed state: members are added, so all batches that relied on it wait again."""
         chain = [self, *self.ancestors()]
         for child in chain[:-1]:
             child.is_closed = False
@@ -97,14 +97,14 @@ class PlainBatch:
             one.is_closed = one.is_closed and one.parent is not None
 
     def status(self):
-        """What is compared with the row."""
+        """Return the values to compare with the row."""
         return (
             len(self.members), self.pending, sum(not member.way for member in self.members), self.failed,
             self.complete_st, self.success_st, self.is_broken, self.over_at is not None,
         )  # fmt: skip
 
     def settle(self, now, fire):
-        """Take a step that is due, if one is; whether one was."""
+        """Take one step that is due, and return True if there was one."""
         has_changed = self._changes(now, fire)
         if has_changed and self.parent:
             self.parent.touch(now)

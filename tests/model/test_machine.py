@@ -1,4 +1,4 @@
-"""Any verbs in any order, against the plain model. `make soak` walks much further."""
+"""Call any verbs in any order, against the plain model. `make soak` runs many more steps."""
 
 import os
 
@@ -13,16 +13,16 @@ from tests.settings import KIND
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
 
 PHASES = [Phase.generate, Phase.shrink] if "FAKTORY_MODEL_SHRINK" in os.environ else [Phase.generate]
-"""To shrink a walk that failed takes minutes: for whoever looks into it."""
+"""Shrinking a failed walk takes minutes, so it must be requested."""
 
 STEPS = int(os.environ.get("FAKTORY_MODEL_STEPS") or examples(6000 if KIND == "sqlite" else 2000))
-"""10,000 on all three together."""
+"""10,000 steps on all three databases together."""
 PARTS, WALK = 5, 50
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_store_does_what_its_model_does(part):
-    """In parts, so that processes can share them. Each walk begins with nothing."""
+    """Run in parts, so that test processes can share them. Each walk begins with an empty store."""
 
     class Part(StoreBesideItsModel):
         steps = 0
@@ -35,5 +35,5 @@ def test_the_store_does_what_its_model_does(part):
         report_multiple_bugs=False,
         database=None,
     )
-    while Part.steps < STEPS // PARTS:  # some walks are shorter
+    while Part.steps < STEPS // PARTS:  # some walks are shorter than WALK steps
         run_state_machine_as_test(Part, settings=wanted)

@@ -1,4 +1,4 @@
-"""No row of a job that nobody would find again can be stored, whoever writes it: the database refuses."""
+"""The database refuses any row of a job that no query would find again, from any writer."""
 
 from datetime import UTC, datetime
 

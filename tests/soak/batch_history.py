@@ -1,4 +1,4 @@
-"""What happened to batches, noted beside the system, and what of it must not have been: B1 to B12."""
+"""Record what happens to batches, independently of the system, and report violations of the invariants B1 to B12."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ def job(jobtype, **custom):
 
 
 def insist(verb, *args, **named):
-    """As every client does: again, where the database had no time. What it refused so was not done."""
+    """Call a verb until the database is available, as every client does. A refused call has had no effect."""
     while True:
         try:
             return verb(*args, **named)
@@ -27,7 +27,7 @@ def insist(verb, *args, **named):
 
 
 class Insistent:
-    """A broker that insists."""
+    """Wrap a broker so that each of its verbs is retried by `insist`."""
 
     def __init__(self, broker):
         self._broker = broker
@@ -37,7 +37,7 @@ class Insistent:
 
 
 class _Noted:
-    """One batch, as those saw it who made it and ran its jobs. Moments are places in the history."""
+    """One batch, as its producer and its workers saw it. A moment is a position in the history."""
 
     def __init__(self, parent, kinds):
         self.parent, self.kinds = parent, kinds
@@ -48,7 +48,7 @@ class _Noted:
 
 
 class History:
-    """Verbs that note what they did, and reports of what ran."""
+    """Call the verbs of a broker, and record their effects and the jobs that ran."""
 
     def __init__(self):
         self.batches = {}
@@ -87,7 +87,7 @@ class History:
         return 1 + self.depth(parent) if parent else 0
 
     def callback_ran(self, one):
-        """Its batch and kind, where this job is a callback."""
+        """Record the run of a callback job, and return its batch and kind. Return None if it is not a callback."""
         custom = json.loads(one.text)["custom"]
         if "_bid" not in custom:
             return None
@@ -107,7 +107,7 @@ class History:
             return self._moment
 
     def violations(self):
-        """All that is against the rules, once everything has come to its end."""
+        """Return all violations of the rules, once every job and batch has finished."""
         rows = {row.bid: row for row in Batch.objects.all()}
         if rows.keys() != self.batches.keys():
             return ["the batches that are stored are not those that were made"]
@@ -117,7 +117,7 @@ class History:
         return told
 
     def _of_row(self, row, noted):
-        """The counters at the end, and who came at all."""
+        """Check the final counters and which callbacks ran."""
         if (row.total, row.pending, row.unrun, row.failed) != (len(noted.members), 0, 0, 0):
             yield f"B11 counters {row.total} {row.pending} {row.unrun} {row.failed} of {len(noted.members)}"
         if not row.is_over or (row.is_expired != noted.is_forgotten):
@@ -131,7 +131,7 @@ class History:
             yield f"B1, B3, B4, B7, B10 callbacks {dict(noted.callbacks)} and not {expected}"
 
     def _of_order(self, noted, row):
-        """What came before what."""
+        """Check the order of runs and callbacks."""
         complete, success = (noted.callbacks.get(kind, [None])[0] for kind in ("complete", "success"))
         children = [child for child in self.batches.values() if child.parent == row.bid]
         for kind, at in (("complete", complete), ("success", success)):
@@ -155,6 +155,6 @@ class History:
             yield "B6 success came before a child's callback"
 
     def _is_broken(self, bid):
-        """Whether something in it went without success: then success must not come, and otherwise it must."""
+        """Return True if a member, or one of a child, did not succeed. Then, and only then, success must not run."""
         below = [child for child, noted in self.batches.items() if noted.parent == bid]
         return any(jid not in self.success for jid in self.batches[bid].members) or any(map(self._is_broken, below))

@@ -1,3 +1,3 @@
-"""Nodes to kill are started as the command's tests start them."""
+"""Import fixtures of the command's tests, which start the nodes to be killed."""
 
 from tests.commands.conftest import address, runfaktory  # noqa: F401  (fixtures)

@@ -1,8 +1,8 @@
-"""A client in a process of its own, to be stopped and killed: takes jobs over the wire, and is in their keys' places.
+"""A client in a process of its own, to be stopped and killed: fetches jobs over the wire and enters their keys' places.
 
-It goes from node to node, as clients do whose node is gone. A lease is over, as far as a client can know, when so much
-time has passed since it last said something that extends it: then it reports the lock as lost.
-Knows neither Django nor the store. What it writes are lines for the test: a word, and a jid, a wid or whose runs.
+It moves from node to node, as clients do when their node is gone. From the view of a client, a lease ends when its
+duration has passed since the client sent the last command that extends it: then it reports the lock as lost. It imports
+neither Django nor the store. Its log lines for the test are a word, and a jid, a wid or the ids of runs.
 """
 
 import json
@@ -37,7 +37,7 @@ class LockClient:
         except OSError:
             told = b""
         if told == b"" or (told is not None and told.startswith(b"-")):
-            self._client, self.wid = None, ""  # what it got and did not hear of is left to the lease of who it was
+            self._client, self.wid = None, ""  # a job in the lost reply is left to the lease of the old worker id
             return
         if told is not None:
             self._valid_until = asked_at + self.lease_s
@@ -66,7 +66,7 @@ class LockClient:
             self._insist("ACK", {"jid": jid})
 
     def _extended(self):
-        """Whether it was said and heard in time."""
+        """Send BEAT, and return True if the reply arrived before the lease ended."""
         asked_at = time.monotonic()
         self._insist("BEAT", {"wid": self.wid})
         is_in_time = time.monotonic() < self._valid_until
@@ -74,7 +74,7 @@ class LockClient:
         return is_in_time
 
     def _insist(self, verb, fields):
-        """Say it until somebody answers: `+OK`, or that the worker is given up."""
+        """Send a command until a node answers it: with `+OK`, or with the notice that the worker is given up."""
         while True:
             self._connect()
             try:

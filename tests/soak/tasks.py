@@ -1,4 +1,4 @@
-"""Tasks of batches whose workers are killed: what each writes is there once, however often it was begun."""
+"""Tasks of batches in worker processes that are killed: each writes its row once, however often it was started."""
 
 from django_faktory import Batch, BatchClosed, Retry, task
 from tests.project.models import Mark
@@ -6,14 +6,14 @@ from tests.project.models import Mark
 
 @task(atomic=True, takes_context=True)
 def member(context, text, grows=False):
-    """Fails now and then at first; one that `grows` adds a job and a child to its batch."""
+    """Fail some first attempts; with `grows`, add a job and a child to the batch."""
     if context.attempt == 1 and text.endswith("7"):
         raise Retry("at first", in_s=0)
     Mark.objects.create(text=f"member {text}")
     if grows:
         try:
             grow(context, text)
-        except BatchClosed:  # it was lost so often that it counted as executed
+        except BatchClosed:  # the job was lost often enough to count as executed
             Mark.objects.create(text=f"too late {text}")
 
 

@@ -1,6 +1,6 @@
-"""Batches while whatever makes, commits and settles them is killed at moments of chance: servers, workers, producers.
+"""Batches while the programs that create, commit and settle them are killed at random: servers, workers, producers.
 
-What a task writes here it writes in the transaction that ends it, so that the rows count how often it ran to its end.
+Each task writes its row in the transaction that ends it, so the rows count how often a task ran to its end.
 """
 
 import itertools
@@ -40,8 +40,10 @@ TASKS = {"environment": {"FAKTORY_TEST_APPS": "tests.soak"}, "WORKER_TIMEOUT": 8
 
 
 class WireProducer(Roamer):
-    """Makes batches with a child over the wire: some for tasks, some for whoever fetches `a`. Each is said until it is
-    answered; a NEW whose answer was lost leaves a batch that nobody ever commits."""
+    """Create batches with a child over the wire, some for tasks and some for consumers of `a`.
+
+    Each command is repeated until it is answered. A NEW without an answer leaves a batch that is never committed.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -70,7 +72,7 @@ class WireProducer(Roamer):
 
 
 def produce_for_ever():
-    """A producer's whole life: a tree of batches with a row of its own in each transaction."""
+    """Run a producer process: a tree of batches with a row of its own in each transaction."""
     forget_connections()
     for number in itertools.count():
         wait_until(lambda: Job.objects.filter(state="enqueued").count() < 40, 600)
@@ -82,7 +84,7 @@ def produce_for_ever():
 
 
 class Fleet:
-    """What is there to be killed, and started anew at once."""
+    """The programs to kill. Each is restarted at once."""
 
     def __init__(self, runfaktory, address):
         self._run, self._address = runfaktory, address
@@ -118,7 +120,7 @@ class Fleet:
 
 
 def forget_losses():
-    """So that nobody becomes a poison pill here. Rows that others hold are left to the next time: no deadlock."""
+    """Reset the losses, so that no job becomes a poison pill. Skip locked rows until the next call: no deadlock."""
 
     def forget(_):
         lost = skip_locked(Job.objects.filter(losses__gt=0).order_by("id"))
@@ -128,7 +130,11 @@ def forget_losses():
 
 
 def is_all_done():
-    """Nobody ends as a poison pill here; and what a client did not get, because the node was killed, comes again."""
+    """Return True if all jobs succeeded, after each call has requeued failed jobs.
+
+    Resets losses, so that no job ends as a poison pill. Jobs claimed for a reply that a killed node did not deliver are
+    released with their worker, and run again.
+    """
     OrmBroker("default").lost(WIDS)
     forget_losses()
     failed = Job.objects.filter(state__in=["dead", "retries"]).values_list("pk", flat=True)
@@ -169,7 +175,7 @@ def all_is_as_it_must_be(fleet, committed):
     forgotten = Row.objects.filter(committed_at=None)
     assert set(forgotten.values_list("bid", flat=True)).isdisjoint(committed)
     batches.expire(using="default", now=timezone.now() + timedelta(hours=1))
-    wait_until(is_all_done, 60, every_s=0.5)  # a parent whose forgotten child is given up may call back now
+    wait_until(is_all_done, 60, every_s=0.5)  # a parent may call back now, because its forgotten child is given up
     rows = {row.bid: row for row in Row.objects.all()}
     assert committed <= rows.keys()
     assert [str(row) for row in rows.values() if not row.is_over] == []

@@ -1,5 +1,7 @@
-"""Batches under everything at once: failures, doubled ACKs, members that add jobs and children, people who drop
-and kill, COMMIT racing the last ACK. What must hold: the invariants B1 to B12. The full size: FAKTORY_SOAK_BATCHES=200.
+"""Test the batch invariants B1 to B12 under all kinds of load at the same time.
+
+The load: failures, duplicate ACKs, members that add jobs and children, operators' drops and kills, COMMIT racing the
+last ACK. The full size: FAKTORY_SOAK_BATCHES=200.
 """
 
 import os
@@ -28,7 +30,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(900 i
 
 
 class Turning(threading.Thread):
-    """Takes turns until it is told that it is over."""
+    """Call `turn` in a loop until `over` is set."""
 
     is_satisfied = True
 
@@ -50,7 +52,7 @@ class Turning(threading.Thread):
 
 
 class Upkeep(Turning):
-    """What the server does now and then, and people, who send the dead back to work."""
+    """Run the server's periodic maintenance, and requeue dead jobs as an operator would."""
 
     def turn(self):
         insist(upkeep.enqueue_due, using="default")
@@ -60,7 +62,7 @@ class Upkeep(Turning):
 
 
 class Hands(Turning):
-    """People who drop members and kill others, whatever they do just now."""
+    """Act as operators: drop some members and kill others, in any state."""
 
     is_satisfied = False
 
@@ -74,7 +76,7 @@ class Hands(Turning):
 
 
 class Torture(Turning):
-    """A worker that fails, says things twice or late, and adds to the batches of what it runs."""
+    """A worker that fails, sends commands twice or late, and adds to the batches of the jobs that it runs."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -88,7 +90,7 @@ class Torture(Turning):
             self.over.wait(0.01)
 
     def ends_well(self, one):
-        """Run a job; whether it is to be acknowledged. What failed was reported."""
+        """Run a job, and return True if it must be acknowledged. A failure has already been reported."""
         if told := self.history.callback_ran(one):
             self.refused_after(*told)
             return True
@@ -96,7 +98,7 @@ class Torture(Turning):
         if self.chance.random() < 0.05:
             try:
                 self.add(bid)
-            except BatchClosed:  # too late: it counted as executed before
+            except BatchClosed:  # too late: the job has already counted as executed
                 assert one.attempt > 1 or one.jid in self.history.given_up
         if one.attempt == 1 and self.chance.random() < 0.1:
             verdict = "kill" if self.chance.random() < 0.2 else ""
@@ -120,14 +122,14 @@ class Torture(Turning):
         self.late = [ack for ack in acks if self.chance.random() < 0.02]
 
     def add(self, bid):
-        """From inside: a job, or a child with jobs of its own."""
+        """Add a job to the batch of the running job, or a child with jobs of its own."""
         if self.chance.random() < 0.8 or self.history.depth(bid) >= DEEPEST:
             self.history.push(self.broker, bid, 1)
         else:
             make(self.history, self.broker, self.chance, bid, 3)
 
     def refused_after(self, bid, _kind):
-        """B9."""
+        """Check B9: a batch accepts no job, no opening and no child after its callback has run."""
         for attempt in (
             lambda: self.history.push(self.broker, bid, 1),
             lambda: self.broker.open_batch(bid, by=self.wid),
@@ -138,7 +140,7 @@ class Torture(Turning):
 
 
 def make(history, broker, chance, parent, members):
-    """A batch with members, perhaps children, committed, perhaps twice; some have one callback only."""
+    """Create a batch with members and perhaps children, and commit it, sometimes twice. Some have one callback only."""
     kinds = chance.choice([("complete", "success"), ("success",), ("complete",)])
     bid = history.new(broker, parent, kinds)
     history.push(broker, bid, members)
@@ -151,7 +153,7 @@ def make(history, broker, chance, parent, members):
 
 
 def tortured(*others):
-    """All of it; what happened."""
+    """Run all the load until every batch has finished, and return the history."""
     history, chance, broker = History(), random.Random(7), Insistent(OrmBroker("default"))
     working = [Torture(history, number) for number in range(WORKERS)] + [kind(history, 99) for kind in others]
     for one in working:
@@ -165,7 +167,7 @@ def tortured(*others):
             history.push(broker, bid, 3)
         made = time.monotonic()
         open_ones = Batch.objects.filter(finished_at=None).exclude(bid__in=forgotten)
-        while open_ones.exists() or Job.objects.exists():  # B12: those of batches that nobody committed run too
+        while open_ones.exists() or Job.objects.exists():  # B12: jobs of batches that are never committed run too
             assert time.monotonic() - made < FINAL_WITHIN_S, "all came to an end in time"
             assert [one.error for one in working if one.error] == []
             working[0].over.wait(0.05)

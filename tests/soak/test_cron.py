@@ -1,6 +1,6 @@
-"""Five nodes, one of them killed every second, and an entry due each second: a job for each tick, and one only.
+"""Check that each tick gets exactly one job with five nodes, one killed every second, and an entry due each second.
 
-`make soak` does it for a minute.
+`make soak` runs it for a minute.
 """
 
 import os

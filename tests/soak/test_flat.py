@@ -1,6 +1,6 @@
-"""A node that works and works: its memory, descriptors and threads stay what they were.
+"""Check that the memory, descriptors and threads of a busy node do not grow.
 
-`FAKTORY_SOAK_MINUTES=60` is an hour.
+`FAKTORY_SOAK_MINUTES=60` runs it for an hour.
 """
 
 import itertools
@@ -19,20 +19,20 @@ from tests.waiting import wait_until
 
 MINUTES = float(os.environ.get("FAKTORY_SOAK_MINUTES", "0"))
 ROUNDS = 30
-"""At least: a run of no minutes has these."""
+"""Minimum number of rounds, also for a run of 0 minutes."""
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300 + 120 * MINUTES)]
 
 MB = 2**20
 SLOPE_MB = 1.0
-"""An hour's: so much more memory in ten minutes would be a leak. Of a short run only a leak of each round shows."""
+"""Growth in ten minutes that counts as a leak in a run of an hour. A short run only shows a leak in each round."""
 
 SHORT_MB = 6.0
 A_ROUND = 20
 
 
 def one_round(number, address):
-    """Jobs that end in each way, and clients that come, work and go: one of them without a word."""
+    """Run jobs that end in each way, and clients that connect, work and leave, one of them without END."""
     ours = [
         *tasks.noop.enqueue_many([()] * A_ROUND),
         *tasks.async_add.enqueue_many([(1, 2)] * A_ROUND),
@@ -47,7 +47,7 @@ def one_round(number, address):
     assert json.loads(consumer.ask(f"FETCH {queue}"))["jid"] == jid
     assert consumer.ask(f'ACK {{"jid":"{jid}"}}') == b"+OK"
     assert producer.ask("nonsense").startswith(b"-ERR")
-    consumer.send("FETCH nothing")  # and is gone before there is an answer
+    consumer.send("FETCH nothing")  # the client closes before the reply
     for client in (producer, consumer):
         client.close()
     jids = [result.id for result in ours]
@@ -56,7 +56,7 @@ def one_round(number, address):
 
 
 def reading(processes):
-    """Memory in MB, open files and threads of each."""
+    """Return the memory in MB, the open files and the threads of each process."""
     return {
         process.pid: (process.memory_info().rss / MB, process.num_fds(), process.num_threads()) for process in processes
     }
@@ -88,6 +88,6 @@ def test_memory_descriptors_and_threads_do_not_grow_under_load(runfaktory, addre
 
 
 def assert_flat(counts, what):
-    """Now and then one more, for a moment, is none that stays."""
+    """Allow a temporary increase by one: only a lasting increase fails."""
     half = len(counts) // 2
     assert min(counts[half:]) <= min(counts[:half]) + 1, f"{what}: {counts}"

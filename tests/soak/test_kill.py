@@ -1,4 +1,4 @@
-"""A worker that is killed, again and again, at moments of chance. `make soak` does it 200 times."""
+"""A worker that is killed repeatedly, at random moments. `make soak` kills it 200 times."""
 
 import multiprocessing
 import os
@@ -26,13 +26,13 @@ JOBS_A_KILL = 60
 
 
 def live(wid, drain):
-    """A worker process's whole life. Its connections are its own."""
+    """Run a worker process. It must not use its parent's connections."""
     forget_connections()
     Worker(OrmBroker("default"), queues=["default"], concurrency=4, wid=wid, drain=drain).run()
 
 
 def enqueue_for_ever():
-    """A producer's whole life: data and a job in each transaction."""
+    """Run a producer process: data and a job in each transaction."""
     forget_connections()
     while True:
         with transaction.atomic():
@@ -46,7 +46,7 @@ def forget_connections():
 
 
 def forked(target, *args):
-    for connection in connections.all():  # a forked process must not share them, nor those that lie in a pool
+    for connection in connections.all():  # a forked process must not share them, nor those in a pool
         connection.close()
         if connection.vendor == "postgresql":
             connection.close_pool()
@@ -60,7 +60,7 @@ def worker(wid, *, drain=False):
 
 
 def kill_soon(process, rng):
-    """When it has begun to write, a moment later."""
+    """Kill the process a short random time after it has started to write."""
     before = Mark.objects.count()
     wait_until(lambda: Mark.objects.count() > before, every_s=0.002)
     time.sleep(rng.uniform(0, 0.05))
@@ -69,19 +69,22 @@ def kill_soon(process, rng):
 
 
 def is_given_up(wid):
-    """As the upkeep does, again and again: what a dying transaction locks, or claims, comes free a little later."""
+    """Release the jobs of lost workers, and return True if none is left; call it until then, as the maintenance does.
+
+    Jobs that a dying transaction has locked or claimed become free a little later.
+    """
     OrmBroker("default").lost([wid, *vanished(0, using="default")])
     return not Job.objects.filter(state="working").exists()
 
 
 def marks_after_kills(task):
-    """How often each job's row was written, by workers that were killed while they wrote."""
+    """Count the rows that each job wrote, with workers that were killed while they wrote."""
     rng = random.Random()
     for kill in range(KILLS):
         task.enqueue_many([(f"{kill}-{number}",) for number in range(JOBS_A_KILL)])
         kill_soon(worker(f"wid-{kill}"), rng)
         wait_until(lambda wid=f"wid-{kill}": is_given_up(wid))
-        Job.objects.update(losses=0)  # three lost workers in a row are no poison here
+        Job.objects.update(losses=0)  # a job may lose three workers in a row here and is no poison pill
     last = worker("wid-last", drain=True)
     last.join(120)
     assert last.exitcode == 0
@@ -100,7 +103,7 @@ def test_killed_at_any_moment_an_atomic_task_has_written_each_row_once():
 
 
 def test_without_atomic_some_are_written_twice_and_none_is_missing():
-    """What shows that the test above can fail."""
+    """Show that the test above can fail."""
     found = marks_after_kills(tasks.writes_mark)
     assert found.keys() == expected()
     assert max(found.values()) > 1
@@ -113,9 +116,9 @@ def test_killed_at_any_moment_a_producer_leaves_no_job_without_its_data_and_no_d
     with override_settings(FAKTORY=faktory):
         for _ in range(KILLS):
             kill_soon(forked(enqueue_for_ever), rng)
-        OutboxEntry.objects.update(leased_until=None)  # what it was handing on when it was killed
+        OutboxEntry.objects.update(leased_until=None)  # release the entry that the killed producer was relaying
         if handing_on := relay():
             assert handing_on.run_once()
-        # On some servers a killed client's last transaction ends a little later.
+        # On some servers the last transaction of a killed client ends a little later.
         wait_until(lambda: Job.objects.using(faktory.get("DATABASE", "default")).count() == Mark.objects.count())
     assert not OutboxEntry.objects.exists()

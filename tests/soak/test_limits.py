@@ -1,4 +1,4 @@
-"""A rate with nodes, workers and a clock that nobody sets: what started is counted by its stored times.
+"""Check a rate with nodes, workers and the real clock. The stored start times are counted.
 
 SOAK_LIMIT_S=10 SOAK_LIMIT_RATE=100 python -m pytest tests/soak/test_limits.py -s
 """
@@ -28,7 +28,7 @@ CLIENTS = 8
 
 @pytest.fixture
 def nodes():
-    """Two nodes' maintenance."""
+    """Run the maintenance of two nodes."""
     loops = [Maintenance("default") for _ in range(2)]
     threads = [threading.Thread(target=loop.run) for loop in loops]
     for thread in threads:
@@ -41,7 +41,7 @@ def nodes():
 
 
 class Client:
-    """Takes jobs and ends them, their rows stay, until it is told to stop."""
+    """Fetch jobs and acknowledge them until `stopping` is set. The rows of the ended jobs stay."""
 
     def __init__(self, number, stopping):
         self.wid, self.stopping = f"w{number}", stopping
@@ -85,7 +85,7 @@ def test_a_rate_is_kept_and_costs_others_nothing(nodes):
     times = started().aggregate(first=Min("started_at"), last=Max("started_at"))
     inside = started().filter(started_at__lt=times["first"] + timedelta(seconds=SECONDS)).count()
     print(f"{inside} started in {SECONDS:g} s, {RATE} a second are {wanted}")  # noqa: T201  (pytest -s shows it)
-    burst = 0.4 * RATE  # what the bucket holds at the beginning
+    burst = 0.4 * RATE  # the initial content of the bucket
     assert inside <= wanted + burst + 1
     if SECONDS >= 10:
         assert abs(inside - wanted) <= 0.05 * wanted

@@ -1,6 +1,6 @@
-"""Jobs of few keys on two nodes, while nodes and clients are killed and clients stand still: one of a key at a time.
+"""Check that one job per key runs at a time on two nodes, while nodes and clients are killed and clients are paused.
 
-An overlap may be only where a client stood still for longer than its lease, which it reports. `make soak` does it with
+Two jobs may overlap only if a client was paused for longer than its lease, which it reports. `make soak` runs it with
 2,000 jobs.
 """
 
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 class Fleet:
-    """Two nodes and their clients, and what becomes of them."""
+    """Two nodes and their clients, with methods to kill and pause them."""
 
     def __init__(self, folder, runfaktory, address):
         self.folder, self._run, self._address = folder, runfaktory, address
@@ -48,7 +48,7 @@ class Fleet:
         return self._address(program), program
 
     def _tell(self):
-        """Where the nodes are."""
+        """Write the addresses of the nodes to the file that the clients read."""
         (self.folder / "new").write_text(" ".join(f"{host}:{port}" for (host, port), _ in self.nodes))
         (self.folder / "new").replace(self.folder / "nodes")
 
@@ -61,7 +61,10 @@ class Fleet:
         return [name for name, program in self.clients.items() if program.is_alive()]
 
     def victims(self):
-        """Who may be stopped or killed: who went on lately is spared until it had the time to say what it lost."""
+        """Return the clients that may be stopped or killed.
+
+        A client that was continued lately is spared until it has had time to report the locks it lost.
+        """
         ended = Counter(name for name, _ in self.said()["ends"])
         return [name for name in self.living() if ended[name] > self._spared.get(name, -1)]
 
@@ -73,7 +76,7 @@ class Fleet:
         self.start_client()
 
     def stop_client(self):
-        """One that has a lock, or had it just now, stands still for longer than its lease."""
+        """Pause a client that has or just had a lock, for longer than its lease."""
         victims = self.victims()
         name = wait_until(lambda: next((name for name in holders() if name in victims), None))
         self.clients[name].signal(signal.SIGSTOP)
@@ -96,7 +99,7 @@ class Fleet:
         self.nodes_killed += 1
 
     def said(self):
-        """What the clients said: for each word, who, and the rest."""
+        """Return the log lines of the clients: for each word, the client's name and the other words."""
         found = defaultdict(list)
         for path in self.folder.glob("*.log"):
             for line in path.read_text().splitlines():
@@ -105,7 +108,7 @@ class Fleet:
         return found
 
     def gone_wids(self):
-        """Those of killed clients, and those that clients have put away."""
+        """Return the worker ids of killed clients, and the ids that living clients no longer use."""
         of = defaultdict(list)
         for name, wid in self.said()["wid"]:
             of[name].append(wid)
@@ -123,13 +126,13 @@ class Fleet:
 
 
 def holders():
-    """Clients that hold locks."""
+    """Return the names of the clients that hold locks."""
     wids = JobLock.objects.filter(is_lapsed=False).values_list("wid", flat=True)
     return [wid.rpartition("-")[0] for wid in wids]
 
 
 def push(fleet, count):
-    """So many more jobs, in sets."""
+    """Push `count` jobs, in sets of `SET`."""
     client = RawClient.identified(fleet.nodes[0][0])
     for start in range(fleet.pushed, fleet.pushed + count, SET):
         jobs = [
@@ -144,19 +147,17 @@ def push(fleet, count):
 
 
 def left(fleet, *, gives_up=False):
-    """How many jobs are left. What failed is sent to work again by hand, and nobody is a poison pill here."""
+    """Return how many jobs are left. Requeue failed jobs, and reset losses so that no job is a poison pill."""
     if gives_up:
         OrmBroker("default").lost(fleet.gone_wids())
-    run(
-        "default", lambda _: Job.objects.filter(losses__gt=0).update(losses=0)
-    )  # again, where it was a deadlock's victim
+    run("default", lambda _: Job.objects.filter(losses__gt=0).update(losses=0))  # run() retries it after a deadlock
     failed = Job.objects.filter(state__in=["retries", "dead"]).values_list("pk", flat=True)
     operations.requeue(list(failed), using="default")
     return Job.objects.count()
 
 
 def test_clients_and_nodes_that_are_killed_let_no_two_jobs_of_a_key_run_at_once(runfaktory, address, tmp_path):
-    """L24."""
+    """Check that no two jobs of a key run at once although clients and nodes are killed (L24)."""
     fleet = Fleet(tmp_path, runfaktory, address)
     try:
         push(fleet, JOBS)
@@ -167,7 +168,7 @@ def test_clients_and_nodes_that_are_killed_let_no_two_jobs_of_a_key_run_at_once(
         chances = [fleet.kill_client] * 8 + [fleet.stop_client] * 2 + [fleet.kill_node]
         for act in acts + random.choices(chances, k=JOBS // 80):
             if left(fleet) <= JOBS // 2:
-                push(fleet, SET)  # none is to find all jobs done
+                push(fleet, SET)  # no action may find that all jobs are done
             act()
             before = left(fleet)
             wait_until(lambda before=before: left(fleet) < max(before, 1), 60, every_s=random.uniform(0.1, 0.4))

@@ -1,4 +1,4 @@
-"""Nodes that are killed at moments of chance while clients push and work: 0 jobs lost. `make soak` does it often."""
+"""Nodes that are killed at random while clients push and work lose no job. `make soak` kills them more often."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ MOST_AHEAD = 500
 
 
 class Roamer(threading.Thread):
-    """A client that says each thing until it is answered, and goes to any node that is there when one is not."""
+    """A client that repeats each command until it is answered, and connects to another node if one does not answer."""
 
     def __init__(self, addresses, number):
         super().__init__(daemon=True)
@@ -41,7 +41,7 @@ class Roamer(threading.Thread):
             self._leave()
 
     def insist(self, line):
-        """The reply, of whichever node gave one."""
+        """Return the reply of the first node that gives one."""
         while True:
             try:
                 if self._client is None:
@@ -61,7 +61,7 @@ class Roamer(threading.Thread):
 
 
 class Producer(Roamer):
-    """Waits while the consumers are far behind: a slow machine would be at the rest for longer than the test has."""
+    """Push jobs, but wait while the consumers are far behind: a slow machine could not finish the backlog in time."""
 
     def __init__(self, *args, backlog):
         super().__init__(*args)
@@ -99,7 +99,7 @@ def is_all_done():
 
 
 def test_killed_again_and_again_nodes_lose_no_job_they_accepted(runfaktory, address):
-    """W14, W29."""
+    """Check that killed nodes lose no accepted job (W14, W29)."""
 
     def start():
         return runfaktory("127.0.0.1:0", "--server-only", "--no-reload")
@@ -127,7 +127,7 @@ def test_killed_again_and_again_nodes_lose_no_job_they_accepted(runfaktory, addr
         producer.enough.set()
         producer.join(60)
     accepted = set().union(*(one.accepted for one in producers))
-    # What was claimed for a reply that no client got is given up with its worker, and comes again.
+    # Jobs claimed for a reply that no client received are released with their worker, and run again.
     wait_until(lambda: not Job.objects.filter(state="enqueued").exists(), 120)
     wait_until(is_all_done, 120, every_s=0.5)
     for consumer in consumers:

@@ -25,7 +25,7 @@ NODES = 2
 THREADS = JOBS // 8
 
 LONG = [
-    # On SQLite a long transaction that writes holds up everybody.
+    # On SQLite a long transaction that writes blocks every other writer.
     task
     for task in tasks.LONG
     if not (connection.vendor == "sqlite" and task is tasks.is_long_and_atomic)
@@ -33,12 +33,12 @@ LONG = [
 
 
 def lasts_for(number):
-    """How many restarts this job outlives: it cannot end before."""
+    """Return the number of restarts that this job outlives: it cannot end earlier."""
     return number % (RESTARTS + 1)
 
 
 def runs_of(path):
-    """When each run of a job began and ended, in the order in which they began."""
+    """Return the begin and end of each run of a job, in the order of their begins."""
     return sorted(tuple(map(float, line.split()[:2])) for line in path.read_text().splitlines())
 
 

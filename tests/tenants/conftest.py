@@ -1,4 +1,4 @@
-"""A database with django-tenants for each layout, and programs that run with its settings."""
+"""Create a database with django-tenants for each layout, and run programs with its settings."""
 
 import json
 import os
@@ -27,7 +27,7 @@ for schema in ("public", *{TENANTS!r}):
 
 
 def of_page(heading):
-    """The files of a section of the page, by path: each block of Python names its own in its first line."""
+    """Yield path and code of the files in a section of the page: the first line of each Python block is its path."""
     text = PAGE.read_text(encoding="utf-8")
     begin = text[: text.index(f"\n## {heading}\n")].count("\n") + 2
     end = text[: text.find("\n## ", text.index(f"\n## {heading}\n") + 1)].count("\n") + 1
@@ -69,7 +69,7 @@ class Project:
                 connection.execute(statement)
 
     def connect(self, name=None):
-        import psycopg  # hidden where the tests run with psycopg2
+        import psycopg  # not importable if the tests run with psycopg2
 
         at = DATABASES["default"]
         return psycopg.connect(
@@ -88,7 +88,7 @@ class Project:
         return json.loads(done.stdout.splitlines()[-1]) if "json.dumps(" in code else None
 
     def words(self, schema):
-        """What the tasks wrote into the table of this tenant."""
+        """Return the words that the tasks wrote into the table of this tenant."""
         return sorted(word for (word,) in self.rows(f"SELECT word FROM {schema}.notes_note"))
 
     def rows(self, sql):
@@ -100,7 +100,7 @@ class Project:
         return found
 
     def empty(self):
-        """Forget all jobs and notes, and the sessions that programs of other tests may have left."""
+        """Delete all jobs and notes."""
         with self.connect() as connection:
             tables = connection.execute(
                 "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables"
@@ -139,21 +139,21 @@ def _shared_queue(_needed, tmp_path_factory):
 
 @pytest.fixture
 def own_queues(_own_queues):
-    """django_faktory in TENANT_APPS."""
+    """The project with django_faktory in TENANT_APPS."""
     _own_queues.empty()
     return _own_queues
 
 
 @pytest.fixture
 def shared_queue(_shared_queue):
-    """django_faktory in SHARED_APPS."""
+    """The project with django_faktory in SHARED_APPS."""
     _shared_queue.empty()
     return _shared_queue
 
 
 @pytest.fixture
 def runfaktory():
-    """Start the command in a project; all is ended at the end."""
+    """Start the command in a project. All programs are ended after the test."""
     programs = []
 
     def start(project, *args, **environment):

@@ -1,4 +1,4 @@
-"""Settings of the project with django-tenants. FAKTORY_TENANTS_LAYOUT says which list of apps has django_faktory.
+"""Settings of the project with django-tenants. FAKTORY_TENANTS_LAYOUT selects the list of apps with django_faktory.
 
 The code of docs/howto/multi-tenant.md is in the package `shop`, which the tests write into a folder of PYTHONPATH.
 """
@@ -30,7 +30,7 @@ TENANT_APPS = [
 FAKTORY = {}
 
 for _settings in sorted(Path(os.environ["FAKTORY_TENANTS_PAGE"]).glob("settings_*.py")):
-    exec(_settings.read_text(), globals())  # the page's, for this layout
+    exec(_settings.read_text(), globals())  # the settings of the page, for this layout
 
 FAKTORY = {**FAKTORY, "POLL_INTERVAL": 0.2, "BEAT_INTERVAL": 0.5}
 INSTALLED_APPS = list(dict.fromkeys([*SHARED_APPS, *TENANT_APPS]))

@@ -1,4 +1,4 @@
-"""Row-level security as the page has it: the tenant of a job is a variable of the session while its task runs."""
+"""Row-level security as on the page: the tenant of a job is a session variable while its task runs."""
 
 import pytest
 from django.db import connection
@@ -26,7 +26,7 @@ def current():
 
 @pytest.fixture
 def page(settings, monkeypatch):
-    """The names of the page's example, with its middleware in use."""
+    """Run the page's example with its middleware in use, and return its names."""
     names = {}
     [code] = [one.code for one in examples(PAGE) if "class Tenant(" in one.code]
     exec(code, names)

@@ -1,4 +1,4 @@
-"""Jobs of tenants in schemas of one database, by django-tenants: enqueued, run and shown where they belong."""
+"""Jobs of tenants in schemas of one database, by django-tenants: enqueued, run and shown in their schema only."""
 
 import json
 import re

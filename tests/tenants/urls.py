@@ -9,7 +9,7 @@ from tests.tenants.notes.tasks import note
 
 
 def enqueue(request):
-    """One job in autocommit and one in a transaction; the view names the schema it was called in."""
+    """Enqueue a job in autocommit and one in a transaction, and return the schema of the request."""
     words = [f"{connection.schema_name}-{place}" for place in ("autocommit", "atomic")]
     note.enqueue(words[0])
     with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Tasks that run until the test says so, and brokers that are away when the test says so."""
+"""Tasks that run until the test lets them end, and brokers that the test can make unavailable."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from tests.project.models import Mark
 
 
 class Gate:
-    """Begun when a task has come; the task goes on when opened."""
+    """A task releases `begun` when it starts, and continues when the test sets `opened`."""
 
     def __init__(self):
         self.begun = threading.Semaphore(0)
@@ -55,12 +55,12 @@ async def cancels_itself():
 
 
 left = []
-"""Names of tasks that were left, whether they ended or were stopped."""
+"""Names of tasks that were left, whether they ended or were interrupted."""
 
 
 @task
 def sleeps(name):
-    """Waits in Python, so that it can be interrupted."""
+    """Wait in Python, so that it can be interrupted."""
     try:
         gates[name].begun.release()
         while not gates[name].opened.is_set():
@@ -80,7 +80,7 @@ def writes_and_sleeps(name):
 
 @task
 def enqueues(name, times):
-    """Passes a gate, then makes `times` more like itself."""
+    """Wait for the gate, then enqueue the same task, `times` times in a chain."""
     gates[name].begun.release()
     assert gates[name].opened.wait(60)
     if times:
@@ -88,7 +88,7 @@ def enqueues(name, times):
 
 
 class Unreliable(OrmBroker):
-    """The database, but each verb named in `away` cannot be had."""
+    """A broker on the database; each verb named in `away` raises BrokerUnavailable."""
 
     def __init__(self):
         super().__init__("default")
@@ -134,7 +134,7 @@ class Unreliable(OrmBroker):
 
 
 class CannotTakeBack(OrmBroker):
-    """Has the port's own `interrupt`, as servers elsewhere have."""
+    """A broker with the base class's `interrupt`, as remote servers have."""
 
     gives_back_begun = False
     interrupt = Broker.interrupt

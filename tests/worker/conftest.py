@@ -1,4 +1,4 @@
-"""Workers in threads of the test's process, over the test's database."""
+"""Run workers in threads of the test's process, over the test's database."""
 
 import threading
 from functools import partial
@@ -14,7 +14,7 @@ from tests.worker.blocking import gates, left
 
 
 class Running:
-    """A worker that works in a thread."""
+    """A worker that runs in a thread."""
 
     def __init__(self, worker):
         self.worker = worker
@@ -39,7 +39,7 @@ class Running:
 
 @pytest.fixture
 def work(transactional_db):
-    """Start workers; all are stopped and joined at the end, and every gate opened."""
+    """Start workers. After the test every gate is opened, and all workers are stopped and joined."""
     running = []
 
     def start(broker=None, **options):
@@ -62,14 +62,14 @@ def work(transactional_db):
     for one in running:
         assert one.ended(), "the worker did not stop"
         if (reporting := one.worker._loops["report"]).is_alive():
-            reporting.join(10)  # it may be late: what it still tells is not for the next test's database
+            reporting.join(10)  # a late report must not reach the next test's database
     gates.clear()
     left.clear()
 
 
 @pytest.fixture
 def state():
-    """The state of a task's job, waited for."""
+    """Wait until a task's job has one of these states, and return the job."""
 
     def wait_for(result, *states, timeout_s=15):
         return wait_until(

@@ -1,6 +1,6 @@
-"""A supervisor and children without a database, as a program: `python -m tests.worker.family SCENE`.
+"""Run a supervisor and children without a database, as a program: `python -m tests.worker.family SCENE`.
 
-Each line of its output is one thing that happened, with the process' id; the test that started it reads along.
+Each line of its output is one event, with the pid of the process. The test that started it reads the output.
 """
 
 import logging
@@ -23,7 +23,7 @@ def tell(*words):
 
 
 def steady(launch):
-    """Lives until told to stop."""
+    """Run until the supervisor stops it."""
     stopped = threading.Event()
     obey(launch, stop=lambda: threading.Thread(target=stopped.set).start(), quiet=lambda: tell("quiet", os.getpid()))
     tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
@@ -33,14 +33,14 @@ def steady(launch):
 
 
 def deaf(launch):
-    """Is told to stop, and does not."""
+    """Ignore the order to stop."""
     obey(launch, stop=lambda: tell("ignored", os.getpid()))
     tell("started", os.getpid(), launch.wid)
     threading.Event().wait()
 
 
 def lingers(launch):
-    """Takes a moment to stop."""
+    """Take 0.3 s to stop."""
     stopped = threading.Event()
     obey(launch, stop=lambda: threading.Thread(target=stopped.set).start())
     tell("started", os.getpid(), launch.wid)
@@ -52,7 +52,7 @@ def lingers(launch):
 
 
 def never_ready(launch):
-    """Hangs before it takes signals."""
+    """Hang before it handles signals."""
     tell("started", os.getpid(), launch.wid)
     threading.Event().wait()
 
@@ -63,7 +63,7 @@ def crashes(launch):
 
 
 def leaves(launch):
-    """Ends well, without being told to."""
+    """Exit with 0, without an order to stop."""
     tell("started", os.getpid(), launch.wid, ",".join(launch.lost))
     return 0
 
@@ -73,7 +73,7 @@ def cannot_start(launch):
 
 
 def holds_the_gil(launch):
-    """Runs a regular expression that does not end, in a thread: no other thread of the process runs again."""
+    """Match a regular expression that does not end, in a thread: no other thread of the process runs again."""
     obey(launch, stop=lambda: tell("stopped", os.getpid()))
     tell("started", os.getpid(), launch.wid, ",".join(launch.lost), launch.unresponsive)
     if len(launch.lost) < 3:
@@ -82,16 +82,16 @@ def holds_the_gil(launch):
 
 
 def does_nothing(launch):
-    """Has threads that run, and does not do its work."""
+    """Keep threads running, but do not respond."""
     obey(launch, stop=lambda: tell("stopped", os.getpid()), responds=None if launch.lost else threading.Event().wait)
     tell("started", os.getpid(), launch.wid, "does-nothing", ",".join(launch.lost))
-    if not launch.lost:  # the first heartbeat makes the supervisor watch
+    if not launch.lost:  # the supervisor watches a child from its first heartbeat on
         os.write(launch.beats, launch.wid.encode())
     threading.Event().wait()
 
 
 def sees_alarms(launch):
-    """Tells when a process of the family does not respond, and when all do again."""
+    """Print when a process of the family does not respond, and when all respond again."""
     obey(launch, stop=lambda: os._exit(0))
     tell("started", os.getpid(), launch.wid)
     for word, timeout_s in (("alarm", None), ("calm", 0)):
@@ -111,7 +111,7 @@ def farewell_hangs(wids):
 
 
 def sleep_through_term():
-    """Once USR2 comes, TERM comes to a thread that is not the main one: it does not wake that up."""
+    """Make SIGUSR2 send SIGTERM to a thread other than the main one, which does not wake the main thread."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 
     def relay():
@@ -122,7 +122,7 @@ def sleep_through_term():
 
 
 CATASTROPHE = re.compile("(a+)+$")
-"""Two to the power of 60 steps for 60 letters and another one, all of them in C."""
+"""Takes 2 to the power of 60 steps for 60 letters and another one, all of them in C."""
 
 SCENES = {
     "steady": {"roles": {"one": steady, "two": steady}},

@@ -1,4 +1,4 @@
-"""Tasks that run too long, or until somebody cancels them: one for each way they can take it."""
+"""Tasks that run too long or until they are cancelled, one for each way in which they may react."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ def spins_in_the_database(name):
 
 @task(timeout=0.2)
 def sits_in_c(name):
-    """A lock that never comes: the interpreter is not asked in between."""
+    """Wait for a lock in C, where the interpreter raises no exception."""
     gates[name].begun.release()
     gates[name].opened.wait(60)
 

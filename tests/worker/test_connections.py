@@ -1,4 +1,4 @@
-"""What a job leaves in its thread's database connections, on a real database."""
+"""The state in which a job leaves its thread's database connections, on a real database."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ def ran(task, *args):
 
 @pytest.fixture
 def in_thread():
-    """Call functions in one new thread, one after the other, as a worker's thread would; closes its connections."""
+    """Call functions in sequence in one new thread, as a worker's thread would, and close its connections."""
 
     def call(*functions):
         def target():
@@ -202,7 +202,7 @@ def test_an_async_failure_mends_the_thread_its_orm_calls_run_in():
 
 
 def test_closing_what_is_broken_may_fail_and_does_no_harm():
-    """A driver may raise when it closes a connection that is gone, and a pool when it is given one back."""
+    """Check that errors are ignored: a driver may raise when it closes a lost connection, and so may its pool."""
 
     class Broken:
         def close(self):

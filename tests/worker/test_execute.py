@@ -1,4 +1,4 @@
-"""One job, from its JSON to its Ack or Failure; no database."""
+"""Execute one job, from its JSON to its Ack or Failure, without a database."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from django_faktory.worker.execute import LONGEST_WAIT_S, prepare
 from tests.project import tasks
 
 pytestmark = pytest.mark.core
-NO_BROKER = RemoteBroker("tcp://127.0.0.1:1")  # nobody is there, and nobody is asked
+NO_BROKER = RemoteBroker("tcp://127.0.0.1:1")  # no server listens there, and none is contacted
 
 
 def reserved(task, *args, attempt=1, failure="", history="", **job):
@@ -32,14 +32,14 @@ def ran(task, *args, **job):
 
 
 def failed_before(times, wid="w0"):
-    """What a reservation says of a job that failed `times` times."""
+    """Return the fields of a reservation for a job that failed `times` times."""
     one = {"wid": wid, "errtype": "builtins.OSError", "message": "gone", "backtrace": ["Traceback", "OSError: gone"]}
     return {"failure": jsontext.encode({"retry_count": times - 1}), "history": jsontext.encode([one] * times)}
 
 
 @pytest.fixture
 def seen():
-    """Every task_started and task_finished, with what the receiver could see at that time."""
+    """Record each task_started and task_finished, with the status that the receiver could see at that time."""
     found = []
 
     def started(sender, task_result, **_):
@@ -85,7 +85,7 @@ def test_a_result_is_made_plain_json():
     "text", ["9007199254740993", "18446744073709551616", "-1" + "0" * 4000, "1e308", "0.1", '"\\u0000"', '"\\ud800"']
 )
 def test_arguments_arrive_exactly_as_sent(text):
-    """W11: whatever JSON can hold, a lone surrogate and integers of any size too."""
+    """Check W11: any JSON value arrives, lone surrogates and integers of any size included."""
     job = given(f'{{"jid":"0123456789","jobtype":"tests.project.tasks.returns","args":[{text}]}}')
     report = prepare(job).run(NO_BROKER)
     assert repr(jsontext.decode(report.result)) == repr(jsontext.decode(text))
@@ -225,7 +225,7 @@ def test_a_job_that_cannot_be_read_is_dead_with_the_reason(text):
     assert report.message.startswith("invalid J") or report.message.startswith("invalid job")
 
 
-# --- what becomes of a failed job
+# --- consequences of a failure
 
 
 def test_retry_says_when():
@@ -305,7 +305,7 @@ def test_an_async_job_sends_the_same_signals(seen):
 
 
 def test_the_end_of_a_failed_task_is_logged_with_its_traceback(caplog):
-    """Django's own receiver looks at sys.exc_info(): the signal is sent inside the except block."""
+    """Check that the signal is sent inside the except block: Django's own receiver reads sys.exc_info()."""
     ran(tasks.fails, retry=0)
     record = [record for record in caplog.records if record.name in ("django.tasks", "django_tasks")][-1]
     assert record.levelname == "ERROR"
@@ -364,7 +364,7 @@ def test_the_finished_result_carries_value_errors_and_workers():
 
 
 def test_jobs_of_one_thread_share_its_cache(settings):
-    """Django keeps a cache in the context it was made in; a job's own context ends with the job."""
+    """Django keeps a cache in the context that created it, and a job's own context ends with the job."""
 
     def two_jobs():
         found.extend(ran(tasks.tells_its_cache).result for _ in range(2))

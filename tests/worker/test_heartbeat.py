@@ -1,4 +1,4 @@
-"""What a worker says in its beats of the jobs that it has."""
+"""The jobs that a worker names in its heartbeats."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Listening(OrmBroker):
-    """Keeps what the beats named; is unavailable while `is_down`."""
+    """Record the jobs that beats name, and be unavailable while `is_down`."""
 
     is_down = False
 
@@ -44,7 +44,7 @@ def heartbeat(broker, known):
 
 
 def test_a_beat_names_the_jobs_that_the_worker_had_at_the_beat_before(broker, heartbeat, known):
-    """Short jobs are named by none, and cost no statement."""
+    """Check that short jobs are never named, and cost no statement."""
     known |= {("long-job", 1), ("short-job", 1)}
     heartbeat.beat()
     known -= {("short-job", 1)}

@@ -1,4 +1,4 @@
-"""The jobs a worker holds: each leaves once."""
+"""The job buffer of a worker: each job leaves it once."""
 
 import threading
 
@@ -21,7 +21,7 @@ def ack(job):
 
 @pytest.fixture
 def held():
-    """Two threads' worth, in full swing."""
+    """Buffer for two threads, after its first jobs have ended."""
     found = HeldJobs(concurrency=2, read_ahead=0)
     for _ in range(2):
         run_one(found)
@@ -121,7 +121,7 @@ def test_while_too_much_is_unreported_nothing_is_begun(held):
 
 
 def test_only_who_is_acknowledged_with_a_lock_is_remembered_until_it_is_told(held):
-    """A failure goes another way: nobody would ever ask for it."""
+    """Check that no lock is remembered for a failure: it takes another path, and the entry would never be read."""
     jobs = [Reservation(jid=f"job-{n}", queue="q", text="{}", wid="w1", attempt=1, lock_token=n) for n in (1, 2)]
     held.add(jobs)
     reports = [ack(jobs[0]), Failure(jid=jobs[1].jid, errtype="Error", message="", backtrace=())]
@@ -134,7 +134,7 @@ def test_only_who_is_acknowledged_with_a_lock_is_remembered_until_it_is_told(hel
 
 
 def test_a_job_is_known_until_its_end_is_reported(held):
-    """The heartbeat keeps what it knows: a job that ended while the database is down must not run again."""
+    """A job that ended while the database is down must not run again, so heartbeats keep it."""
     first, second = reserved(1), reserved(2)
     report = Ack(jid=first.jid, attempt=first.attempt)
     held.add([first, second])

@@ -1,4 +1,4 @@
-"""The cost of a worker: without jobs it sleeps while nothing can be due, and a plain job takes few calls."""
+"""The cost of a worker: it sleeps while nothing can be due, and a plain job takes few calls."""
 
 import threading
 from collections import Counter
@@ -21,12 +21,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 POLL_S = 30.0
 
 MOST_CALLS = 58
-"""Python calls of this package in the thread of a plain job; 57 are counted. A job takes about 35 µs of
-processor time, and each call 0.2."""
+"""Maximum number of Python calls of this package in the thread of a plain job; 57 are counted.
+
+A job takes about 35 µs of processor time, and each call 0.2 µs.
+"""
 
 
 class Noted(PollingListener):
-    """Notes how long it was to wait, and waits until it is closed."""
+    """Record the timeout of each wait, and block until it is closed."""
 
     def __init__(self, *, hears_all):
         super().__init__()
@@ -89,7 +91,7 @@ def test_a_job_that_comes_after_a_rest_is_cancelled_as_any_other(work, state):
 
 
 def test_a_plain_job_takes_few_python_calls(work):
-    """Timings differ from machine to machine, calls do not: each that is added costs every job."""
+    """Timings depend on the machine, calls do not: each added call is a cost for every job."""
     jobs, calls, package = 100, Counter(), str(Path(django_faktory.__file__).parent)
     for _ in range(jobs):
         tasks.noop.enqueue()

@@ -1,4 +1,4 @@
-"""Time limits, cancelling and progress, with whole workers."""
+"""Test time limits, cancellation and progress with whole workers."""
 
 import sys
 import threading
@@ -22,7 +22,7 @@ IMPATIENT = Limits(ask_every_s=0.2, cancel_grace_s=30, stop_grace_s=30)
 
 
 class WritesLate(OrmBroker):
-    """Its thread for progress waits with each first word, until the test lets it go on."""
+    """A broker that blocks the progress thread at its first write, until the test sets `may_go_on`."""
 
     def __init__(self, alias):
         super().__init__(alias)
@@ -36,7 +36,7 @@ class WritesLate(OrmBroker):
 
 
 def told(task, result):
-    """The errors of a job's result, as bare class names, and its state."""
+    """Return the status of a job's result and its errors, as bare class names."""
     found = task.get_result(result.id)
     return found.status, [error.exception_class_path.rpartition(".")[2] for error in found.errors]
 
@@ -162,7 +162,7 @@ class TestProgress:
         "task", [limited.tells_progress, limited.tells_progress_async, limited.tells_progress_atomically]
     )
     def test_a_job_that_succeeded_shows_no_earlier_progress(self, work, state, task):
-        """At the moment of its end, although words that follow closely are written a second apart."""
+        """Check the progress when the job ends, although updates in quick succession are written a second apart."""
         work()
         result = task.enqueue("a")
         if not (task.atomic and connection.vendor == "sqlite"):  # there others wait for the transaction
@@ -173,7 +173,7 @@ class TestProgress:
         assert task.get_result(result.id).progress.desc == "2000 of 2000"
 
     def test_an_earlier_word_that_is_being_written_does_not_come_last(self, work, state):
-        """The atomic task's own transaction has the last word; one that waited for it comes after."""
+        """The task's transaction writes the last progress. An earlier write that waited must not replace it."""
         broker = WritesLate("default")
         running = work(broker)
         result = limited.tells_progress_atomically.enqueue("a")

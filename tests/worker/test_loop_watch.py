@@ -1,4 +1,4 @@
-"""An event loop that is blocked is logged: what blocks it, where, and for how long."""
+"""A blocked event loop is logged with the job that blocks it, the stack and the duration."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ def loop():
 
 @pytest.fixture
 def opened():
-    """What a blocking coroutine waits for."""
+    """Event that a blocking coroutine waits for."""
     found = threading.Event()
     yield found
     found.set()
@@ -40,7 +40,7 @@ def begin(loop, make, jid):
 
 
 def logged(caplog, words, jid):
-    """Messages about this job: the loop of an earlier test may log one more."""
+    """Return the messages about this job only: the loop of an earlier test may log more."""
     found = [record.getMessage() for record in list(caplog.records)]
     return [text for text in found if words in text and jid in text]
 

@@ -1,4 +1,4 @@
-"""How many jobs a worker holds."""
+"""Test the number of jobs that a worker holds."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.core
 
 
 T0 = 100.0
-"""When the worker took its first job in."""
+"""Time when the worker received its first job."""
 
 
 def pace_after(*durations, concurrency=4, read_ahead=20):
@@ -25,7 +25,7 @@ def room_after(*durations, held=0, now=T0, **options):
 
 
 def test_the_first_job_comes_alone():
-    """So that one which kills its process is blamed alone (W20)."""
+    """Only then is a job that kills its process the only suspect (W20)."""
     assert Pace(concurrency=4, read_ahead=20).room(0, now=T0) == 1
     assert room_after(held=1, now=T0 + CAUTIOUS_S / 2) == 0
 

@@ -1,4 +1,4 @@
-"""A worker process holds no more jobs of a queue than it may, and goes on when one has ended."""
+"""A worker process holds at most `at_most` jobs of a queue, and fetches again when one has ended."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The order in which queues are asked."""
+"""The order in which a worker fetches from its queues."""
 
 from collections import Counter
 from random import Random

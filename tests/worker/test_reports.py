@@ -1,4 +1,4 @@
-"""What becomes of reports the broker takes, takes late, or cannot take."""
+"""Reports that the broker accepts, accepts late, or rejects."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def report():
-    """Send these reports to this broker, and wait until that is done."""
+    """Send these reports to this broker, and wait until all are sent."""
 
     def send(broker, *reports):
         finished = SimpleQueue()
@@ -105,7 +105,7 @@ def test_one_report_the_broker_chokes_on_holds_up_no_other(report, held, caplog)
 
 @pytest.mark.parametrize("late", [Ack, failure])
 def test_a_report_that_comes_too_late_is_told(report, held, caplog, late):
-    """W16, W17."""
+    """Check that a late report is logged and changes no job (W16, W17)."""
     report(OrmBroker("default"), late(jid=held[0].jid, wid="another", attempt=1), late(jid="never-was-there"))
     assert caplog.text.count("came too late") == 2
     assert Job.objects.get(jid=held[0].jid).state == "working"

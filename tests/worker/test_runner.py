@@ -1,4 +1,4 @@
-"""A worker's life, from hello to goodbye, over a real database."""
+"""Run a worker from registration to its end, over a real database."""
 
 import contextlib
 import logging
@@ -133,10 +133,10 @@ class TestWork:
         results = tasks.add.enqueue_many([(number, 0) for number in range(300)])
         work(concurrency=3)
         wait_until(lambda: Job.objects.filter(state="succeeded").count() == len(results), 30)
-        assert set(Job.objects.values_list("attempt", flat=True)) <= {1, 2}  # 2: read ahead, given back, fetched again
+        assert set(Job.objects.values_list("attempt", flat=True)) <= {1, 2}  # 2: read ahead, released, fetched again
 
     def test_jobs_read_ahead_go_back_when_no_thread_begins_them(self, work):
-        """Another worker may be idle."""
+        """Another worker may be idle, so it must get them."""
         tasks.noop.enqueue_many([()] * 200)
         running = work(concurrency=1)
         wait_until(lambda: not Job.objects.exclude(state="succeeded").exists())
@@ -178,7 +178,7 @@ class TestOrders:
         assert Job.objects.get(jid=result.id).state == "enqueued"
 
     def test_quiet_from_outside_lets_running_jobs_end(self, work, state):
-        """W15."""
+        """Check the order "quiet" (W15)."""
         result = passes.enqueue("quiet")
         running = work()
         begun("quiet")
@@ -189,7 +189,7 @@ class TestOrders:
         assert listed(running).state == "quiet"
 
     def test_terminate_from_outside_ends_it(self, work):
-        """W21."""
+        """Check the order "terminate" (W21)."""
         running = work()
         wait_until(lambda: listed(running))
         workers.advance([running.worker.wid], "terminate", using="default")
@@ -197,10 +197,10 @@ class TestOrders:
         assert listed(running) is None
 
     def test_a_worker_given_up_as_lost_finishes_and_ends(self, work, state, caplog):
-        """W20: its jobs are with others, so it neither fetches nor takes the wid up again."""
+        """Check W20: other workers have its jobs, so it neither fetches nor registers its wid again."""
         caplog.set_level(logging.INFO, "django_faktory")
         passes.enqueue("lost")
-        running = work(concurrency=1, read_ahead=0)  # it has no room before it has been told
+        running = work(concurrency=1, read_ahead=0)  # it has no room until it learns that it is lost
         begun("lost")
         OrmBroker("default").lost([running.worker.wid])
         wait_until(lambda: "worker stops" in caplog.text)
@@ -227,7 +227,7 @@ class TestStopping:
         ("task", "ends"), [(passes, False), (sleeps, True), (passes_async, True), (ignores_cancellation, False)]
     )
     def test_a_job_that_does_not_end_in_time_goes_back_with_nothing_counted(self, work, caplog, task, ends):
-        """Whether or not its task can be interrupted."""
+        """Check this for tasks that can be interrupted and for others."""
         result = task.enqueue("stuck")
         running = work(shutdown_timeout=0.2)
         begun("stuck")
@@ -245,7 +245,7 @@ class TestStopping:
         assert (found.attempts, found.errors) == (1, [])
 
     def test_an_interrupted_task_is_left_before_its_job_is_given_back(self, work):
-        """Or both would run for a moment."""
+        """Otherwise both runs would overlap for a moment."""
         result = sleeps.enqueue("left")
         running = work(shutdown_timeout=0.1)
         begun("left")
@@ -317,7 +317,7 @@ class TestStopping:
         assert set(Job.objects.exclude(state="succeeded").values_list("state", "wid")) <= {("enqueued", "")}
 
     def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(self):
-        """Python keeps it for later, as it does with one that comes just before the thread goes to sleep."""
+        """Python handles the signal later, like one that arrives just before the thread goes to sleep."""
         worker = Worker(OrmBroker("default"), queues=["default"], concurrency=1)
         rescue = threading.Timer(15, worker.stop)
 
@@ -355,7 +355,7 @@ class TestDraining:
         assert list(Job.objects.values_list("state", flat=True)) == ["succeeded"] * 4
 
     def test_one_look_that_finds_nothing_is_not_the_end(self, work):
-        """A job whose row somebody has just locked is passed over."""
+        """A FETCH skips a job if another transaction has just locked its row."""
 
         class PassesOver(OrmBroker):
             looks = 0
@@ -371,7 +371,7 @@ class TestDraining:
 
 
 class SlowToTake(OrmBroker):
-    """Takes a report a while after it came, or as soon as its sender says goodbye."""
+    """Delay each report for 1 s, or until the worker unregisters."""
 
     def __init__(self):
         super().__init__("default")
@@ -419,7 +419,7 @@ class TestReports:
 
 
 class LosesAnswers(OrmBroker):
-    """Carries out a fetch, and its answer never comes: twice."""
+    """Execute two fetches and lose their replies."""
 
     def __init__(self):
         super().__init__("default")
@@ -439,7 +439,7 @@ class LosesAnswers(OrmBroker):
 
 class TestOutages:
     def test_what_was_reserved_in_an_answer_that_was_lost_is_given_back_and_run(self, work, state):
-        """W14, by the worker: its wid lives, so nobody else would give it back before its reservation is over."""
+        """Check W14: while its wid is alive, only the worker itself can release the jobs before they expire."""
         broker = LosesAnswers()
         first = passes.enqueue("first")
         work(broker, poll_interval=0.05)
@@ -472,7 +472,7 @@ class TestOutages:
         state(result, "succeeded")
 
     def test_who_got_no_answer_to_its_beats_fetches_nothing(self, work, state):
-        """Its wid may have been given up (W20), and a wid that is not known is not missed."""
+        """Its wid may have been given up (W20), and the heartbeat of an unknown wid is not missed."""
         broker = Unreliable()
         broker.away = {"beat"}
         result = tasks.noop.enqueue()

@@ -1,4 +1,4 @@
-"""How much one process does: counted by its jobs, and by its memory after each."""
+"""Limits of one process, by the number of its jobs and by its memory after each job."""
 
 import threading
 from random import Random

@@ -1,4 +1,4 @@
-"""Stop, against a task that ends at the same moment: the exception is the task's, or it never was."""
+"""Interrupt a task that ends at the same moment: the exception is raised inside the task or not at all."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def nervous():
-    """Threads take turns every few bytecodes."""
+    """Make threads switch every few bytecodes."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -49,7 +49,7 @@ def test_an_interruption_never_leaves_the_task_it_was_meant_for():
         except TaskTimeout as error:
             is_hit &= error is reason and one.was_hit
             ended["stopped"] += 1
-        sum(range(200))  # a stray one would come here
+        sum(range(200))  # a stray exception would be raised here
         stopper.join()
         sum(range(200))
     assert is_hit
@@ -75,7 +75,7 @@ print(sum(map(lambda number: number, range(10))))
 
 
 def test_afterwards_the_process_is_as_it_was():
-    """One that was taken back kept Python 3.11 looking for it: slower for good, and stuck under a tracer."""
+    """Python 3.11 kept looking for an exception that was withdrawn: slower for good, and stuck under a tracer."""
     ended = subprocess.run([sys.executable, "-c", AFTERWARDS], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.stdout, ended.returncode) == ("45\n", 0), ended.stderr
 

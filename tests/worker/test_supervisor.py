@@ -1,4 +1,4 @@
-"""The parent of all processes: restarts, signals, exit codes. No database."""
+"""The supervisor of all processes: restarts, signals, exit codes. No database."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def is_gone(pid):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_term_int_hup_and_quit_stop_the_children_and_then_the_parent(play, number):
-    """Afterwards the signals have the handlers that they had before."""
+    """Check also that the signals have their former handlers afterwards."""
     program = play("steady")
     program.said("started", times=2)
     program.signal(number)
@@ -60,7 +60,7 @@ def test_a_signal_to_the_whole_process_group_stops_it_gracefully(play, number):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play, number):
-    """`nohup` ignores HUP for the command that it starts; a shell ignores QUIT for commands in the background."""
+    """`nohup` ignores HUP for its command, and a shell ignores QUIT for commands in the background."""
     signal.signal(number, signal.SIG_IGN)
     try:
         program = play("steady")
@@ -74,7 +74,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play, number):
 
 
 def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(play):
-    """Python keeps it for later, as it does with one that comes just before the thread goes to sleep."""
+    """Python handles the signal later, like one that arrives just before the thread goes to sleep."""
     program = play("sleeps")
     program.said("started")
     program.signal(signal.SIGUSR2)
@@ -83,7 +83,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_is_noticed_all_the_same(pla
 
 
 def test_a_signal_that_is_passed_on_twice_is_one_order(play):
-    """`timeout` does so, and tools that run several programs at once."""
+    """`timeout` passes signals on twice, and so do tools that run several programs at once."""
     program = play("lingers")
     program.said("started")
     program.signal(signal.SIGTERM)
@@ -169,7 +169,7 @@ def test_a_child_whose_threads_run_and_that_does_not_do_its_work_is_replaced(pla
 
 
 def test_a_child_that_a_signal_suspends_is_not_killed(play):
-    """It cannot respond, and nothing is wrong with it. The others are watched meanwhile."""
+    """A suspended child cannot respond, but has no defect. The others are watched meanwhile."""
     program = play("holds-the-gil")
     suspended = next(int(line.split()[1]) for line in program.said("started", times=3) if "{}" not in line)
     os.kill(suspended, signal.SIGSTOP)
@@ -181,7 +181,7 @@ def test_a_child_that_a_signal_suspends_is_not_killed(play):
 
 
 def test_heartbeats_of_the_time_in_which_the_supervisor_did_not_run_are_not_missed(play):
-    """As on a machine that was suspended: then no child could send any."""
+    """A machine that was suspended is such a case: no child could send a heartbeat."""
     program = play("does-nothing")
     program.said("alarm")  # six of the nine heartbeats are missed
     os.kill(program.pid, signal.SIGSTOP)
@@ -204,7 +204,7 @@ def test_a_child_that_holds_the_gil_ends_with_the_others_within_the_grace(play):
 
 
 def test_a_child_that_does_not_respond_is_killed_before_the_grace_is_over(play):
-    """The kill is not the end: its jobs go back after it, and all that before the 30 s are over."""
+    """Its jobs are released after the kill, and all that must happen within 30 s."""
     program = play("holds-the-gil-while-stopping")
     [line] = program.said("started")
     program.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A job whose worker was lost twice runs alone, so that a third loss blames one job (W20)."""
+"""A job that lost its worker twice runs alone, so that a third loss blames one job (W20)."""
 
 import json
 from datetime import timedelta
@@ -18,7 +18,10 @@ from tests.worker.blocking import gates, passes
 
 
 def enqueue_lost(task, *args, losses=2):
-    """A job that has lost its worker so many times, in one statement: workers of the test already look for jobs."""
+    """Enqueue a job that has lost its worker `losses` times.
+
+    One statement makes it ready: workers of the test already look for jobs.
+    """
     result = task.using(run_after=timedelta(hours=1)).enqueue(*args)
     now = timezone.now()
     changed = Job.objects.filter(jid=result.id).update(
@@ -101,7 +104,7 @@ class TestWorker:
         work(concurrency=2)
 
         def has_succeeded():
-            """It is due each time it was put off: this test has no maintenance."""
+            """Make the job due each time it was postponed: this test has no maintenance."""
             job = Job.objects.filter(jid=suspect.id)
             job.filter(state="scheduled").update(state="enqueued", run_at=None, enqueued_at=timezone.now())
             return job.get().state == "succeeded"
@@ -133,7 +136,7 @@ class TestHeld:
         return HeldJobs(concurrency=2, read_ahead=0)
 
     def test_it_does_not_begin_before_the_end_of_the_others_is_reported(self, held):
-        """Else they count a loss for work that is done."""
+        """Otherwise a loss would be counted for work that is done."""
         other, suspect = reservation(1), reservation(2, losses=2)
         held.add([other])
         assert held.next() is other

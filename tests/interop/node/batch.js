@@ -1,5 +1,5 @@
-// The seed's parent and child batch with npm's faktory-worker, which has no words for batches of its own:
-// node batch.js URL. Prints what ran, in order, and what the server said.
+// The original server's example of a parent and a child batch with npm's faktory-worker, which has no commands for
+// batches: node batch.js URL. Print the jobs that ran, in their order, and the server's replies.
 const faktory = require("faktory-worker");
 
 const ran = [];

@@ -1,4 +1,4 @@
-// Manages jobs with npm's faktory-worker and prints what it was told: node manager.js URL
+// Manage jobs with npm's faktory-worker, and print the server's replies: node manager.js URL
 const faktory = require("faktory-worker");
 
 (async () => {

@@ -1,4 +1,4 @@
-// Pushes a job with npm's faktory-worker and prints what the server says: node producer.js URL JOB_JSON
+// Push a job with npm's faktory-worker, and print its jid and the server's total: node producer.js URL JOB_JSON
 const faktory = require("faktory-worker");
 
 (async () => {

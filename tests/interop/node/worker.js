@@ -1,4 +1,4 @@
-// A worker of npm's faktory-worker, as its documentation shows it: node worker.js URL
+// A worker of npm's faktory-worker, as in its documentation: node worker.js URL
 const faktory = require("faktory-worker");
 
 faktory.register("add", async (x, y) => {

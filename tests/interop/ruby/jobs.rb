@@ -1,4 +1,4 @@
-# Jobs of faktory_worker_ruby, as its documentation shows them: faktory-worker -r ./jobs.rb; a class is a jobtype.
+# Jobs of faktory_worker_ruby, as in its documentation: faktory-worker -r ./jobs.rb. Each class is a jobtype.
 
 class Add
   include Faktory::Job

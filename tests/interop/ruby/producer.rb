@@ -1,4 +1,4 @@
-# Pushes a job with faktory_worker_ruby, and prints its jid and how many jobs the server has: ruby producer.rb JOB_JSON
+# Push a job with faktory_worker_ruby, and print its jid and the server's total of jobs: ruby producer.rb JOB_JSON
 require "faktory_worker_ruby"
 
 job = {"jid" => SecureRandom.hex(12)}.merge(JSON.parse(ARGV[0]))

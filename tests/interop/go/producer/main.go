@@ -1,4 +1,4 @@
-// Pushes a job with the Go client, and prints its jid and how many jobs the server has: producer JOB_JSON
+// Push a job with the Go client, and print its jid and the server's number of enqueued jobs: producer JOB_JSON
 package main
 
 import (

@@ -1,4 +1,4 @@
-// A worker of faktory_worker_go, as its documentation shows it; where the server is, FAKTORY_URL says.
+// A worker of faktory_worker_go, as in its documentation. FAKTORY_URL is the server's address.
 package main
 
 import (
