@@ -282,7 +282,7 @@ async def many_jobs(attack):
         jobs = (b'{"jid":"%s%06d","jobtype":"n","args":[],"queue":"m"}' % (prefix, n) for n in range(many))
         return b"PUSHB [%s]\r\n" % b",".join(jobs)
 
-    many = attack.many(300_000) // 2  # half of 300,000: with unique jids, no more fit into 16 MiB
+    many = attack.many(300_000) // 2  # half of 300,000: 16 MiB has no room for more with unique jids
     await ask_again_and_again(attack, 4, line)
 
 

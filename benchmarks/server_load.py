@@ -2,7 +2,7 @@
 
     python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000] [--beside FAKTORY]
 
-FAKTORY is the binary of the original server: each round then puts the same loads on it, after ours. Uses PostgreSQL as
+FAKTORY is the binary of the original server; each round then puts the same loads on it, after ours. Uses PostgreSQL as
 it is configured; BENCH_DATABASE=sqlite selects SQLite. Prints medians; every round is in results/server_load.json.
 """
 
