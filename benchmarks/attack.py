@@ -1,11 +1,12 @@
-"""A good client's latency, and the server's memory, while others attack it: one attack after the other.
+"""Measure a well-behaved client's latency and the server's memory during attacks, one attack after the other.
 
     python -m benchmarks.attack [slow deaf …] [--seconds 15] [--scale 1] [--json]
 
-PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Each attack has a server of its own, as it comes but
-for a password where one is guessed, and 12,000 connections where so many are to be let in. Prints a table; everything:
-results/attack.json. The exit code is 1 where a good client's p99 reached 100 ms, or the memory `MOST_MB`.
-`--scale 0.01 --seconds 2` shows that it works, and nothing else.
+Uses PostgreSQL as it is configured; BENCH_DATABASE=sqlite selects SQLite. Each attack has its own server with default
+settings, except for a password if one is guessed, and 12,000 connections if the attack opens that many. Prints a table;
+all figures are in results/attack.json. The exit code is 1 if a good client's p99 reached 100 ms, or the memory
+`MOST_MB`.
+`--scale 0.01 --seconds 2` only shows that the benchmark works.
 """
 
 import argparse
@@ -32,11 +33,11 @@ PASSWORD = "the good client knows it"
 SETTINGS = {"idle": {"MAX_CONNECTIONS": 12_000}, "silent": {"MAX_CONNECTIONS": 12_000}}
 GUESSED = ("guesses", "guesses_from_everywhere")
 ENOUGH_FILES = 25_000
-"""For ten thousand connections and their other ends."""
+"""Enough for 10,000 connections and their other ends."""
 
 
 class GoodClient:
-    """PUSH, FETCH and ACK, with a short rest: how long each answer takes. It connected before the attack."""
+    """Sends PUSH, FETCH and ACK with a short pause, and times each reply. It connects before the attack."""
 
     def __init__(self, port, password):
         self._client = Client.worker(port, "good") if not password else _with_password(port, password)
@@ -44,7 +45,7 @@ class GoodClient:
         self.ms = {"PUSH": [], "FETCH": [], "ACK": []}
 
     def work(self, seconds):
-        """For so long, from scratch."""
+        """Discard earlier times, then send commands for this many seconds."""
         self.ms = {verb: [] for verb in self.ms}
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
@@ -63,7 +64,7 @@ class GoodClient:
         return told
 
     def figures(self):
-        """Of all commands, and the 99th percentile of each."""
+        """Return the figures of all commands together, and the 99th percentile of each verb."""
         every = sorted(ms for some in self.ms.values() for ms in some)
         return {
             "commands": len(every),
@@ -79,7 +80,10 @@ def _p99(ordered):
 
 
 def _with_password(port, password):
-    """`Client` speaks to servers without one: here the greeting says what to hash."""
+    """Return a worker's connection to a server with a password, which `Client` does not support.
+
+    The greeting contains the salt (`s`) and the number of hash rounds (`i`).
+    """
 
     class Known(Client):
         def ask(self, line):
@@ -95,7 +99,7 @@ def _with_password(port, password):
 
 
 class Watch:
-    """The memory of a process, again and again, from a thread."""
+    """Records the resident memory of a process every 0.1 s, in a thread."""
 
     def __init__(self, pid):
         self._pid = pid
@@ -118,14 +122,14 @@ class Watch:
 
 
 def memory_mb(pid):
-    """What is resident of this process now."""
+    """Return the resident memory of this process in MB."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
 
 
 @contextmanager
 def server(kind):
-    """One with the settings of this attack: the pid of the process that serves, its port and password."""
+    """Run a server with the settings of this attack; yield the pid of the serving process, its port and password."""
     password = PASSWORD if kind in GUESSED else ""
     os.environ["BENCH_FAKTORY"] = json.dumps(SETTINGS.get(kind, {}))
     os.environ["FAKTORY_PASSWORD"] = password
@@ -136,10 +140,10 @@ def server(kind):
 
 
 def attacked(kind, options):
-    """What the good client and the memory say."""
+    """Return the good client's figures and the server's memory, before and during the attack."""
     with server(kind) as (pid, port, password):
         good = GoodClient(port, password)
-        good.work(1.0)  # what is done once is done
+        good.work(1.0)  # warm-up: one-time work is not measured
         good.work(options.seconds / 3)
         alone, before = good.figures(), memory_mb(pid)
         attacker = _begin(kind, port, options)
@@ -156,7 +160,7 @@ def attacked(kind, options):
 
 
 def _begin(kind, port, options):
-    """Start the attackers; returns when they are at it."""
+    """Start the attackers; return once the attack is under way."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.attackers", kind, str(port), str(options.seconds), str(options.scale)],
         stdout=subprocess.PIPE,
@@ -168,12 +172,12 @@ def _begin(kind, port, options):
 
 
 def is_good(found):
-    """Whether the others may go on as if nothing had happened."""
+    """Return True if latency and memory stayed below their limits, so that other clients can continue."""
     return found["attacked"]["p99_ms"] < P99_MS and found["rss_most_mb"] < MOST_MB
 
 
 def table(found):
-    """Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| attack | p50 | p99 | most | p99 alone | RSS before | RSS most | |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
@@ -188,13 +192,13 @@ def table(found):
 
 
 def files():
-    """As many open files as may be had; the server and the attackers inherit it."""
+    """Raise the limit of open files as far as possible, and return it; server and attackers inherit it."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (max(most, ENOUGH_FILES), most):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
             return wanted
-        except (ValueError, OSError):  # more than the hard limit is root's to have
+        except (ValueError, OSError):  # only root may exceed the hard limit
             continue
     return soft
 

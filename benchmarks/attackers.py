@@ -1,6 +1,7 @@
-"""Clients that mean harm, one kind a run: `python -m benchmarks.attackers KIND PORT SECONDS SCALE`, for `attack`.
+"""Attack a server in one way: `python -m benchmarks.attackers KIND PORT SECONDS SCALE`, started by `attack`.
 
-Says "ready" once the attack is under way, goes on for its time, and ends with one line of JSON: what it could do.
+Prints "ready" once the attack is under way, continues for SECONDS, and ends with one line of JSON: how often it
+succeeded and failed.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ WORKER = b'HELLO {"v":2,"wid":"%s","hostname":"h","pid":1,"labels":[]}\r\n'
 
 
 class Attack:
-    """What all kinds share: a server, an end, and a tally."""
+    """State that all kinds of attack share: the server's port, the end time and a tally."""
 
     def __init__(self, port, seconds, scale):
         self.port, self.scale, self.seconds = port, scale, seconds
@@ -29,7 +30,7 @@ class Attack:
         self.done = Counter()
 
     def begin(self):
-        """From now on its time counts: the attack is under way, or about to be."""
+        """Start the clock and print "ready": the attack is under way or about to start."""
         self.ends_at = time.monotonic() + self.seconds
         self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds + 2)
         print("ready", flush=True)
@@ -41,7 +42,7 @@ class Attack:
         return max(1, int(full * self.scale))
 
     async def open(self, hello=HELLO, address=None):
-        """A connection that has said HELLO, or nothing yet where that is empty."""
+        """Open a connection and send `hello`; if that is empty, send nothing."""
         local = (address, 0) if address else None
         reader, writer = await asyncio.open_connection(HOST, self.port, local_addr=local, limit=2**16)
         greeting = await reader.readline()
@@ -54,7 +55,7 @@ class Attack:
         return reader, writer
 
     async def again_and_again(self, act):
-        """`act` until the time is over; what the server refuses or closes is counted, and tried again."""
+        """Repeat `act` until the time is over; count refusals and closed connections, and continue."""
         while self.goes_on():
             try:
                 await act()
@@ -64,7 +65,7 @@ class Attack:
                 await asyncio.sleep(0.01)
 
     async def crowd(self, count, act):
-        """So many at once, each again and again."""
+        """Run `count` clients concurrently, each of which repeats `act`."""
         await asyncio.gather(*(self.again_and_again(act) for _ in range(count)))
 
     async def rest(self):
@@ -72,7 +73,7 @@ class Attack:
 
 
 async def idle(attack):
-    """Ten thousand connections that have said HELLO and nothing since."""
+    """Open 10,000 connections that send HELLO and nothing else."""
     kept = []
     for _ in range(attack.many(10_000)):
         try:
@@ -85,7 +86,7 @@ async def idle(attack):
 
 
 async def silent(attack):
-    """As many that say nothing at all, and come again when they are closed."""
+    """Open 10,000 connections that send nothing, and open them again when the server closes them."""
     attack.begin()
 
     async def connect():
@@ -99,7 +100,7 @@ async def silent(attack):
 
 
 async def connecting(attack):
-    """Connections that come and go as fast as they can."""
+    """Open and abort connections as fast as possible."""
     attack.begin()
 
     async def come_and_go():
@@ -111,7 +112,7 @@ async def connecting(attack):
 
 
 async def endless_line(attack):
-    """A line of a gigabyte, on several connections, and again from its start where the server hangs up."""
+    """Send a line of a gigabyte on several connections; start again if the server hangs up."""
     attack.begin()
     piece = b"x" * MB
 
@@ -128,7 +129,7 @@ async def endless_line(attack):
 
 
 async def unfinished_lines(attack):
-    """Commands of just less than the longest, all but their end, on many connections that hold them."""
+    """Send commands just below the maximum length without their end, on many connections that stay open."""
     piece = b"x" * MB
     kept = []
 
@@ -146,7 +147,7 @@ async def unfinished_lines(attack):
 
 
 async def slow(attack):
-    """One byte a second: half of them before HELLO is complete, half after it."""
+    """Send one byte a second: on half of the connections before HELLO is complete, on the other half after it."""
 
     async def trickle(hello):
         _, writer = await attack.open(hello=hello)
@@ -166,14 +167,14 @@ async def slow(attack):
 
 
 async def deaf(attack):
-    """Asks for long answers without end, and never reads one."""
+    """Request long replies continuously, and never read one."""
     attack.begin()
     refused = [{"jid": f"{number:0250d}", "jobtype": "", "args": []} for number in range(1000)]
     line = b"PUSHB %s\r\n" % json.dumps(refused).encode()
 
     async def ask():
         _, writer = await attack.open()
-        writer.transport.pause_reading()  # what makes it deaf
+        writer.transport.pause_reading()  # so that replies are never read
         while attack.goes_on():
             writer.write(line)
             await writer.drain()
@@ -183,7 +184,7 @@ async def deaf(attack):
 
 
 async def deep_json(attack):
-    """Arguments a million levels deep."""
+    """Push a job with arguments a million levels deep."""
     attack.begin()
     depth = 1_000_000
     deep = b"[" * depth + b"]" * depth
@@ -200,13 +201,16 @@ async def deep_json(attack):
 
 
 async def guesses(attack):
-    """Wrong passwords from one address."""
+    """Send wrong passwords from one address."""
     attack.begin()
     await attack.crowd(attack.many(100), lambda: guess(attack, None))
 
 
 async def guesses_from_everywhere(attack):
-    """Wrong passwords, each from another address of the loopback: each costs the server up to 8,095 rounds."""
+    """Send wrong passwords, each from a different address of the loopback network.
+
+    Each costs the server up to 8,095 hash rounds.
+    """
     attack.begin()
     numbers = itertools.count(2)
 
@@ -226,14 +230,14 @@ async def guess(attack, address):
 
 
 async def many_queues(attack):
-    """FETCH of a hundred thousand queues."""
+    """Send FETCH with 100,000 queues."""
     attack.begin()
     line = b"FETCH " + b" ".join(b"q%d" % number for number in range(100_000)) + b"\r\n"
     await attack.crowd(attack.many(10), lambda: fetch(attack, line))
 
 
 async def a_thousand_queues(attack):
-    """FETCH of as many as are allowed, by workers that ask again and again."""
+    """Send FETCH with the maximum number of queues, repeatedly, as workers do."""
     attack.begin()
     line = b"FETCH " + b" ".join(b"q%d" % number for number in range(1000)) + b"\r\n"
     await attack.crowd(attack.many(10), lambda: fetch(attack, line))
@@ -251,7 +255,7 @@ async def fetch(attack, line):
 
 
 async def large_jobs(attack):
-    """Jobs of a megabyte, as fast as they are taken."""
+    """Push jobs of a megabyte as fast as the server accepts them."""
     attack.begin()
     numbers = itertools.count()
     words = b"w" * (MB - 200)
@@ -270,7 +274,7 @@ async def large_jobs(attack):
 
 
 async def many_jobs(attack):
-    """PUSHB of 300,000 small jobs, new ones each time."""
+    """Send PUSHB with as many small jobs as fit into a line, with new jids each time."""
     numbers = itertools.count()
 
     def line():
@@ -278,18 +282,18 @@ async def many_jobs(attack):
         jobs = (b'{"jid":"%s%06d","jobtype":"n","args":[],"queue":"m"}' % (prefix, n) for n in range(many))
         return b"PUSHB [%s]\r\n" % b",".join(jobs)
 
-    many = attack.many(300_000) // 2  # half of them: 16 MiB hold no more with names that are their own
+    many = attack.many(300_000) // 2  # half of 300,000: 16 MiB has no room for more with unique jids
     await ask_again_and_again(attack, 4, line)
 
 
 async def no_jobs(attack):
-    """PUSHB of eight million numbers, none of which is a job."""
+    """Send PUSHB with eight million numbers, none of which is a job."""
     line = b"PUSHB [" + b"0," * attack.many(8 * MB - 100) + b"0]\r\n"
     await ask_again_and_again(attack, 4, lambda: line)
 
 
 async def wide_json(attack):
-    """Five million empty arrays as arguments, and as the lines of a backtrace."""
+    """Send five million empty arrays as arguments, and as many empty strings as lines of a backtrace."""
     arrays = b"[]," * attack.many(5 * MB) + b"[]"
     push = b'PUSH {"jid":"abcdefgh","jobtype":"","args":[%s]}\r\n' % arrays
     fail = b'FAIL {"jid":"abcdefgh","backtrace":[%s]}\r\n' % arrays.replace(b"[]", b'""')
@@ -298,14 +302,14 @@ async def wide_json(attack):
 
 
 async def many_jids(attack):
-    """MUTATE of more than a million jids."""
+    """Send MUTATE with more than a million jids."""
     jids = b",".join(b'"%08x"' % number for number in range(attack.many(MB)))
     line = b'MUTATE {"cmd":"kill","target":"retries","filter":{"jids":[%s]}}\r\n' % jids
     await ask_again_and_again(attack, 4, lambda: line)
 
 
 async def ask_again_and_again(attack, count, line):
-    """So many clients, each with one line after the other; what the first bytes of their answers were."""
+    """Run `count` clients that send one line after the other; count the replies by their first bytes."""
     attack.begin()
 
     async def ask():
@@ -334,7 +338,7 @@ KINDS = {
 
 def main():
     kind, port, seconds, scale = sys.argv[1:]
-    os.nice(10)  # who is attacked has a machine of its own, as far as that can be had here
+    os.nice(10)  # approximates a server on a machine of its own
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     attack = Attack(int(port), float(seconds), float(scale))
@@ -347,7 +351,7 @@ def main():
 
     asyncio.run(run())
     print(json.dumps(attack.done), flush=True)
-    os._exit(0)  # without a word to thousands of connections
+    os._exit(0)  # without closing thousands of connections first
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""One large batch: how fast it settles beside as many jobs of no batch, what others feel of it, how long STATUS takes.
+"""Measure one large batch: how fast it settles, how it affects other jobs, and how long BATCH STATUS takes.
 
     python -m benchmarks.batches                          (all parts, about 15 minutes)
     python -m benchmarks.batches drain status --members 20000 --rounds 1
 
-PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Compare the ratios: jobs with and without a batch
-take turns. Every round: results/batches.json.
+Uses PostgreSQL as it is configured; BENCH_DATABASE=sqlite selects SQLite. Jobs with and without a batch alternate:
+compare their ratios. Every round is in results/batches.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DRAIN_S = 900
 
 
 def drain(options):
-    """Jobs a second that our own workers end, and how long it took to enqueue them."""
+    """Return how many jobs per second our own workers finish, and how many are enqueued per second."""
     return {
         name: _enqueued_and_drained(options.members, is_batch=is_batch)
         for name, is_batch in {"jobs of no batch": False, "members": True}.items()
@@ -46,7 +46,7 @@ def _enqueued_and_drained(count, *, is_batch):
 
 
 def _enqueue(count, queue, *, is_batch):
-    """Seconds until that many jobs are committed."""
+    """Enqueue `count` jobs, and return the seconds until they are committed."""
     from benchmarks.tasks import noop
     from django_faktory import Batch
 
@@ -58,7 +58,10 @@ def _enqueue(count, queue, *, is_batch):
 
 
 def _require_settled(is_batch):
-    """The only batch is, and has called back once."""
+    """Raise RuntimeError unless the only batch has settled and has called back once.
+
+    Without `is_batch` there must be neither a batch nor a callback.
+    """
     from django_faktory.models import Batch, Job
 
     found = [(batch.pending, batch.unrun, batch.failed) for batch in Batch.objects.all()]
@@ -67,7 +70,10 @@ def _require_settled(is_batch):
 
 
 def _wait_for_end(queue):
-    """Until every job of a queue is reported; `--drain` ends when all have run, and drops late reports."""
+    """Wait until every job of a queue has been reported as succeeded.
+
+    The end of `runfaktory --drain` is too early: it ends when all jobs have run, and drops late reports.
+    """
     from django_faktory.models import Job
 
     deadline = time.monotonic() + DRAIN_S
@@ -78,7 +84,7 @@ def _wait_for_end(queue):
 
 
 def _span(queue):
-    """From the first start of a queue's jobs to the last end."""
+    """Return the first start and the last end of a queue's jobs."""
     from django.db.models import Max, Min
 
     from django_faktory.models import Job
@@ -88,7 +94,7 @@ def _span(queue):
 
 
 def wire(options):
-    """The same by a server and connections that fetch and acknowledge, beside a lone FETCH from another queue."""
+    """Do the same with a server and connections that fetch and acknowledge; a probe fetches from another queue."""
     return {
         name: _taken(options.taken, options.connections, is_batch=is_batch)
         for name, is_batch in {"jobs of no batch": False, "members": True}.items()
@@ -109,7 +115,7 @@ def _taken(count, connections, *, is_batch):
 
 
 def _push(port, count, *, is_batch):
-    """Returns the batch's id, or None."""
+    """Push `count` jobs over the wire; return the id of their batch, or None without `is_batch`."""
     client = Client(port)
     bid = None
     custom = {}
@@ -131,7 +137,7 @@ def _push(port, count, *, is_batch):
 
 
 def status(options):
-    """Milliseconds of BATCH STATUS, of a small batch and of a large one, in turns."""
+    """Time BATCH STATUS in milliseconds, alternating between a small batch and a large one."""
     empty()
     took_ms = {}
     with node("--server-only") as (_, port):
@@ -150,7 +156,10 @@ def status(options):
 
 
 def beside(options):
-    """Jobs of no batch a second, by a worker process of their own: alone, and while another one does something else."""
+    """Return how many jobs without a batch one worker process finishes per second.
+
+    Measured alone, and while a second worker process runs other jobs or members of a batch.
+    """
     return {
         name: _beside(options.members, is_batch=is_batch)
         for name, is_batch in {"alone": None, "jobs of no batch": False, "members": True}.items()
@@ -184,7 +193,7 @@ PARTS = {"drain": drain, "wire": wire, "status": status, "beside": beside}
 
 
 def measured(options):
-    """Every round's figures: by part, by what was measured, by figure."""
+    """Run all rounds; return the figures by part, by variant and by name."""
     found = {}
     for turn in range(options.rounds):
         for part in options.parts or PARTS:
@@ -197,7 +206,7 @@ def measured(options):
 
 
 def table(found):
-    """Lines of Markdown: medians, and the median of the rounds' ratios to the first line of each part."""
+    """Return a Markdown table: medians, and the median of the rounds' ratios to the first line of each part."""
     lines = ["| part | | figure | median | ÷ first |", "|---|---|---|---:|---:|"]
     for part, things in found.items():
         first = next(iter(things.values()))

@@ -1,10 +1,10 @@
-"""The physical limit: our statements on PostgreSQL with no server, no client and no job between, every commit on disk.
+"""Measure the physical limit: our statements on PostgreSQL without a server, a client or a job in between.
 
     python -m benchmarks.ceiling [--seconds 3]
 
-Two connections take turns as the server's do: each turn ends some jobs, stores as many and claims as many, in one
-message and one commit. What a server reaches beyond that can only come from fewer commits a job. It prints for each
-size of a turn the jobs a second, and the processor time of PostgreSQL's sessions and of this program for each job.
+Two connections alternate, as the server's connections do. Each turn ends some jobs, stores as many and claims as many,
+in one message and one commit on disk. Only fewer commits per job can make a server faster than this. For each size of a
+turn it prints jobs per second, and the CPU time per job of PostgreSQL's sessions and of this program.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from benchmarks.database import empty, machine, prepare
 
 SIZES = (1, 2, 5, 10, 25, 100)
 WAITING = 1000
-"""Jobs that wait all the time, so that there is always one to claim."""
+"""Number of jobs that always wait, so that there is one to claim."""
 
 
 def cpu_s(pid):
@@ -26,7 +26,7 @@ def cpu_s(pid):
 
 
 class Turns:
-    """One connection: turn after turn of the same size."""
+    """One connection that sends turns of the same size, one after the other."""
 
     def __init__(self, connection, size):
         self.connection, self.size = connection, size
@@ -51,7 +51,7 @@ class Turns:
         self.claimed = [row[3] for row in found[-1]]
 
     def begin(self):
-        """Send a turn; where a plan is to be made anew it is carried out at once, and another is sent."""
+        """Send a turn. If a plan must be prepared again, run the turn synchronously and send another one."""
         from django_faktory.store.dialects import prepared
 
         while True:
@@ -71,7 +71,7 @@ def new_jobs(count):
 
 
 def turns_of(size, seconds):
-    """Jobs a second, and microseconds a job of PostgreSQL's processor time and of ours."""
+    """Return jobs per second, and microseconds of CPU per job: PostgreSQL's and this program's."""
     from django.db import connections
 
     from django_faktory.brokers.orm import OrmBroker

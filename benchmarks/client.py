@@ -1,11 +1,11 @@
-"""A Faktory client of one connection, for benchmarks that time each command."""
+"""A Faktory client with one connection, for benchmarks that time each command."""
 
 import json
 import socket
 
 
 class Client:
-    """One connection: a command, then its reply. Without a wid it may push, and not fetch."""
+    """One connection that sends a command, then reads its reply. Without a wid it can push but not fetch."""
 
     def __init__(self, port, **hello):
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -18,11 +18,14 @@ class Client:
 
     @classmethod
     def worker(cls, port, wid):
-        """One that may fetch."""
+        """Open a connection that can fetch."""
         return cls(port, wid=wid, hostname="bench", pid=1, labels=[])
 
     def ask(self, line):
-        """The reply: bytes, or None for nothing. Raises RuntimeError with what an error says."""
+        """Send a command and return its reply: bytes, or None for a null reply.
+
+        Raises RuntimeError with the text of an error reply.
+        """
         self.socket.sendall(line.encode() + b"\r\n")
         head = self.stream.readline().rstrip()
         if head.startswith(b"-") or not head:

@@ -1,6 +1,6 @@
-"""The database that benchmarks make anew and empty, and what it and the machine are.
+"""Create and empty the benchmarks' database, and describe it and the machine.
 
-It is that of `benchmarks.settings`: PostgreSQL unless BENCH_DATABASE says otherwise, named BENCH_NAME.
+It is the database of `benchmarks.settings`: PostgreSQL unless BENCH_DATABASE selects another, with the name BENCH_NAME.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ HERE = Path(__file__).parent
 
 
 def prepare():
-    """Make it, with its tables, and set Django up."""
+    """Create the database with its tables, and set up Django."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
     (HERE / "results").mkdir(exist_ok=True)
     from benchmarks.settings import DATABASES, KIND
 
-    # Anew each time: its tables may be those of an older version.
+    # Always created again, because existing tables may be those of an older version.
     {"postgresql": _new_on_postgresql, "mariadb": _new_on_mariadb, "sqlite": _new_on_sqlite}[KIND](DATABASES["default"])
     django.setup()
     from django.core.management import call_command
@@ -62,7 +62,7 @@ SETTINGS = {
 
 
 def machine():
-    """What the figures hang on: processors, versions, how sure a commit is."""
+    """Return what the figures depend on: processors, versions, and settings that decide how durable a commit is."""
     from django.db import connection
 
     model = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")][:1]
@@ -83,7 +83,7 @@ def machine():
 
 
 def empty():
-    """Delete all rows, and leave the tables as they are after a vacuum."""
+    """Delete all rows, and vacuum the tables where the database has VACUUM."""
     from django.db import connection
 
     from django_faktory.models import Batch, Counter, Job, Queue, WorkerProcess

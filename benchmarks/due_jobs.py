@@ -1,8 +1,8 @@
-"""How late scheduled jobs are: 10,000 due at once, and lone ones, over the wire and with our own workers.
+"""Measure how late scheduled jobs are: 10,000 due at once, and single ones, over the wire and with our own workers.
 
     python -m benchmarks.due_jobs               (PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite)
 
-Makes and empties the database of the other benchmarks; prints the machine and the settings first.
+Creates and empties the database of the other benchmarks; prints the machine and the settings first.
 """
 
 import json
@@ -26,7 +26,7 @@ def job(at):
 
 
 def many_at_once():
-    """Seconds from the moment that all are due until all are enqueued."""
+    """Return the seconds from the moment when all jobs are due until all are enqueued."""
     from django_faktory.models import Job
 
     empty()
@@ -45,7 +45,7 @@ def many_at_once():
 
 
 def lone_over_the_wire(ahead_s):
-    """How late each FETCH was answered, in ms; every job is pushed `ahead_s` before it is due."""
+    """Return how late each FETCH was answered, in ms; each job is pushed `ahead_s()` seconds before it is due."""
     empty()
     late = []
     with node("--server-only") as (_, port):
@@ -64,7 +64,7 @@ def lone_over_the_wire(ahead_s):
 
 
 def lone_with_own_workers():
-    """How late each job ran in a worker process of a node, in ms."""
+    """Return how late each job started in a worker process of a node, in ms."""
     from benchmarks.tasks import now
     from django_faktory.models import Job
 

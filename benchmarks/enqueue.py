@@ -1,9 +1,9 @@
-"""What `enqueue()` costs beside a bare ORM `create()` of the same row: in a transaction, and alone.
+"""Compare `enqueue()` with a bare ORM `create()` of the same row: in a transaction, and alone.
 
     python -m benchmarks.enqueue            (PostgreSQL; BENCH_DATABASE=sqlite for SQLite)
 
-Both write the same columns of the same table, in turns of a hundred, in one run; ratios are medians over the turns.
-Then jobs that ask for something, in turns with plain ones: no two of them meet.
+Both write the same columns of the same table, and alternate every 100 calls in one run; ratios are medians over these
+rounds. Then jobs with options alternate with plain ones; no two of them share a lock or a unique key.
 """
 
 import itertools
@@ -89,7 +89,7 @@ def ours():
 
 
 def timed(call, in_transaction):
-    """Microseconds a call."""
+    """Return the microseconds per call."""
     from django.db import transaction
 
     begun = time.perf_counter()

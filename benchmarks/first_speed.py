@@ -1,12 +1,13 @@
-"""The first figures: drain by own workers, the server over ten connections, pick-up of a lone job.
+"""Measure the basic figures: drain by own workers, the server with 10 and 50 connections, pick-up of a lone job.
 
     python -m benchmarks.first_speed            (all of it, on PostgreSQL as it is configured)
     python -m benchmarks.first_speed drain      (that only: enqueue_many, drain, server_10, server_50, pick_up_ms)
 
-BENCH_DATABASE=sqlite or mariadb for the others; BENCH_SYNCHRONOUS=FULL for SQLite with each commit on disk.
+BENCH_DATABASE=sqlite or mariadb selects another database. BENCH_SYNCHRONOUS=FULL makes SQLite write each commit to
+disk.
 
-Prints the machine and the settings first: a figure without them is worth nothing. It makes and empties the
-database BENCH_NAME, `faktory_bench` unless told otherwise.
+Prints the machine and the settings first, because a figure is meaningless without them. Creates and empties the
+database BENCH_NAME, by default `faktory_bench`.
 """
 
 import json

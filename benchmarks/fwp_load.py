@@ -1,16 +1,16 @@
-"""Load on a Faktory server, any: half of the connections push, half fetch and acknowledge. Not pipelined.
+"""Put load on any Faktory server: half of the connections push, half fetch and acknowledge, without pipelining.
 
     python benchmarks/fwp_load.py HOST:PORT JOBS CONNECTIONS [both|push|bulk|take][:expiring|:locked|:unique] [WORKERS]
 
-With `push` every connection pushes, one job a round trip; with `bulk` a thousand at once, by PUSHB; with `take` every
-one fetches and acknowledges what is there already.
-The original's load test rebuilt: even connections push one job a round trip to five queues at random, odd
-ones fetch from the five in a random order and ACK, 1 % FAIL. It ends when JOBS were pushed and taken. Those that fetch
-are one worker process, as in the original's, or as many as WORKERS says. Behind a colon: what each job asks for, its
-locks and kinds being so many that hardly two meet.
+With `push` every connection pushes one job per round trip; with `bulk` it pushes 1,000 at once, by PUSHB; with `take`
+it fetches and acknowledges jobs that are already stored.
+`both` repeats the load test of the original server: even connections push one job per round trip to one of five queues
+at random, odd connections fetch from the five in random order and send ACK, or FAIL for 1 %. It ends when JOBS were
+pushed and taken. The connections that fetch belong to one worker process, as in the original, or to WORKERS of them.
+The word after the colon is an option of each job; locks and unique keys are random, so that two jobs rarely share one.
 
-It shares the machine with what it measures, so it does as little as it can: one thread, plain sockets and epoll, and
-lines made by putting words into a text. Its own processor time for a job is printed beside the speed.
+It shares the machine with the server that it measures, so it uses little CPU: one thread, plain sockets and epoll, and
+lines made by string formatting. Its own CPU time per job is printed with the rate.
 """
 
 import json
@@ -37,7 +37,10 @@ OPTIONS = {
 
 
 class Wire:
-    """One connection: a command, then its reply. `work` is a generator of the first, and is sent the second."""
+    """One connection that sends a command, then reads its reply.
+
+    `work` is a generator that yields commands and is sent the replies.
+    """
 
     def __init__(self, address, wid):
         self.socket = socket.create_connection(address)
@@ -60,7 +63,7 @@ class Wire:
             raise RuntimeError(f"expected {expected!r}, got {reply!r}")
 
     def receive(self):
-        """The reply, b"" for a job that is not there; None: it has not come whole."""
+        """Return the reply, b"" if there is no job, or None if the reply is not complete yet."""
         data = self.socket.recv(65_536)
         if not data:
             raise RuntimeError("expected a reply, got the end of the connection")
@@ -125,7 +128,7 @@ WORK = {
 
 
 def run(host, port, jobs, connections, kind, workers=1):
-    """Jobs a second, and this process's processor time for one in µs."""
+    """Return jobs per second, and this process's CPU time per job in µs."""
     kind, _, option = kind.partition(":")
     even, odd = WORK[kind]
     works = [odd if n % 2 else even for n in range(connections)]
@@ -135,12 +138,12 @@ def run(host, port, jobs, connections, kind, workers=1):
     start, used = time.perf_counter(), _processor_s()
     drive(wires, works, left)
     over = left["end"] if odd in (fetcher, taker) else left["pushed"]
-    elapsed = over - start  # not the two seconds that the last FETCHes wait for nothing
+    elapsed = over - start  # without the two seconds that the last FETCHes wait for a job
     return {"jobs_per_s": round(jobs / elapsed), "client_us": round((_processor_s() - used) / jobs * 1e6)}
 
 
 def drive(wires, works, left):
-    """Let every connection send when it has its reply, until none has more to do."""
+    """Send the next command on each connection when its reply is complete, until all generators have ended."""
     poll, by_fd = select.epoll(), {}
     for wire, work in zip(wires, works, strict=True):
         wire.work = work(left)

@@ -1,8 +1,9 @@
-"""Our GearMonkey worker beside one that sends the text's commands one by one: jobs a second, and a blocking run's time.
+"""Compare our GearMonkey worker with a naive one: jobs per second, and the duration of a blocking run.
 
     python -m benchmarks.gearmonkey            (Redis at REDIS_URL, database 15 by default: it is emptied)
 
-Both do nothing with each job. In turns, each with a process of its own; the client is naive for both.
+The naive worker sends the specification's commands one by one. No worker does anything with a job. They alternate, each
+in its own process, with the same naive client.
 """
 
 import json
@@ -36,7 +37,7 @@ def main():
 
 
 def measured(worker):
-    """Jobs a second of a backlog, and the median of a naive client's blocking runs, one by one, in milliseconds."""
+    """Return jobs per second of a backlog, and the median of a naive client's blocking runs in milliseconds."""
     with Redis.from_url(URL, socket_timeout=None) as redis:
         redis.flushdb()
         process = multiprocessing.get_context("spawn").Process(target=worker)
@@ -50,7 +51,7 @@ def measured(worker):
 
 
 def drained(redis):
-    """All jobs come at once, in one transaction: from there until the last has ended."""
+    """Create all jobs in one transaction; return jobs per second from then until the last job has ended."""
     pipeline = redis.pipeline()
     for number in range(RUNS + 1, RUNS + JOBS + 1):
         pipeline.hset(f"job:noop:{number}", mapping={"status": "idle", "input": INPUT})

@@ -1,10 +1,10 @@
-"""Does it stay fast as it grows? Drain and FETCH with a backlog, after many jobs, beside an open snapshot and a purge.
+"""Measure drain and FETCH as a database grows: with a backlog, after many jobs, with an open snapshot, during a purge.
 
     python -m benchmarks.growth                                (all four parts, at the sizes below)
     python -m benchmarks.growth --backlog 100000 --snapshot 20 (these parts only, smaller)
 
-PostgreSQL only, with its autovacuum on: without it no table that changes stays fast, and the run says so.
-Every reading: results/growth.json.
+PostgreSQL only, with its autovacuum on: without it every table that changes becomes slow, and the run prints a warning.
+Every reading is in results/growth.json.
 """
 
 import argparse
@@ -40,7 +40,7 @@ FROM pg_stat_user_tables WHERE relname = 'django_faktory_job'
 
 
 def ask(sql, values=None):
-    """The only row."""
+    """Run one statement; return its first row, or None if it returns no rows."""
     from django.db import connection
 
     with connection.cursor() as cursor:
@@ -49,7 +49,7 @@ def ask(sql, values=None):
 
 
 def insert(count, queue="default", *, state="enqueued", keep_s=None, purge_in_s=86_400):
-    """Many jobs at once, and the statistics a database that has been running for a while would have."""
+    """Insert `count` jobs with one statement, and update the statistics as in a database that has run for a while."""
     values = {"count": count, "queue": queue, "state": state, "keep_s": keep_s, "purge_in_s": purge_in_s}
     if count:
         ask(INSERT, values)
@@ -57,7 +57,7 @@ def insert(count, queue="default", *, state="enqueued", keep_s=None, purge_in_s=
 
 
 def sizes():
-    """Of the table of jobs, as the database knows it now."""
+    """Return the sizes, rows and vacuums of the table of jobs, from the database's statistics."""
     table, indexes, ready, dead, live, vacuums = ask(SIZE)
     return {
         "table_mb": round(table),
@@ -82,9 +82,11 @@ def fetch_times(port, queue, seconds, *, pushes):
 
 
 def drain(count):
-    """Jobs a second of the first `count` that workers end, from the first one's start, and kB of WAL for each; their
-    results are kept."""
-    ask("DELETE FROM django_faktory_job WHERE state = 'succeeded'")  # what was fetched before
+    """Return jobs per second and kB of WAL per job, for the first `count` jobs that workers finish.
+
+    The time starts with the first job. The jobs need a `keep_s`, because their times are read from their rows.
+    """
+    ask("DELETE FROM django_faktory_job WHERE state = 'succeeded'")  # jobs that earlier FETCHes took
     target, wal = processed() + count, ask("SELECT pg_current_wal_insert_lsn()")[0]
     with workers("--queues", "default"):
         while processed() < target:
@@ -99,7 +101,7 @@ def drain(count):
 
 
 def backlog(size, *, rounds, jobs, **_):
-    """An empty queue; a backlog in another queue; a backlog in the same one. In turns."""
+    """Compare an empty queue, a backlog in another queue and a backlog in the same queue; they alternate."""
     found = {
         name: {"jobs_per_s": [], "wal_kb_per_job": [], "fetch": []}
         for name in ("empty queue", "other queue", "same queue")
@@ -110,7 +112,7 @@ def backlog(size, *, rounds, jobs, **_):
             insert(0 if name == "empty queue" else size, "default" if name == "same queue" else "other", keep_s=600)
             ask("VACUUM ANALYZE django_faktory_job")
             with node("--server-only") as (_, port):
-                # In the same queue the backlog itself; otherwise jobs just pushed.
+                # In the same queue, FETCH takes jobs of the backlog; otherwise, jobs that were just pushed.
                 readings["fetch"].append(fetch_times(port, "default", FETCHES_S, pushes=name != "same queue"))
             insert(jobs, keep_s=600)
             rate, wal = drain(jobs)
@@ -121,7 +123,7 @@ def backlog(size, *, rounds, jobs, **_):
 
 
 def done(size, *, step, keep_s, **_):
-    """What the same workers do, step by step, and the table after each."""
+    """Return the rate of the same workers after each step, and the table's size."""
     empty()
     found, before = [], processed()
     with workers("--queues", "default"):
@@ -138,9 +140,9 @@ def done(size, *, step, keep_s, **_):
 
 
 def slope(readings):
-    """Least squares over jobs done: by how many percent of the mean the rate changes with a million more.
+    """Return by how many percent of the mean the rate changes per million jobs, by least squares.
 
-    Without the first step, while which processes start.
+    The first step is left out, because processes start during it.
     """
     points = [(one["done"] / 1e6, one["jobs_per_s"]) for one in readings[1:]]
     if len(points) < 2:
@@ -153,7 +155,10 @@ def slope(readings):
 
 @contextmanager
 def open_snapshot():
-    """Another session's transaction that has seen the database: no row that it might see may be cleaned up."""
+    """Keep a transaction of another session open after it has read the database.
+
+    PostgreSQL cannot clean up any row that this transaction might see.
+    """
     import psycopg
     from django.db import connection
 
@@ -164,7 +169,10 @@ def open_snapshot():
 
 
 def snapshot(seconds, *, step, **_):
-    """Before, while one is open, and after: what workers do, and a lone FETCH in the same queue and another."""
+    """Measure before, during and after an open snapshot.
+
+    Each reading has the workers' rate, and a lone FETCH from the same queue and from another.
+    """
     empty()
     with node("--server-only") as (_, port), workers("--queues", "default"):
         probes = {"same": Probe(port, "default", pushes=False), "other": Probe(port, "probe", pushes=True)}
@@ -181,7 +189,7 @@ def snapshot(seconds, *, step, **_):
 
 
 class Readings:
-    """Takes one every few seconds, and sees to it that jobs are there."""
+    """Takes a reading every few seconds, and inserts jobs so that the workers always have some."""
 
     def __init__(self, probes, step):
         self.probes, self.step, self.pushed = probes, step, 0
@@ -203,14 +211,14 @@ class Readings:
         return found
 
     def _feed(self):
-        # Not counted in the table: with an open snapshot that would be the dearest statement of all.
+        # Not counted in the table: with an open snapshot, that would be the most expensive statement.
         if self.pushed - processed() < self.step / 2:
             insert(self.step)
             self.pushed += self.step
 
 
 def purge(size, **_):
-    """FETCH while nothing else happens, then while finished jobs whose time is over are deleted."""
+    """Measure FETCH alone, then while finished jobs that have reached their `purge_at` are deleted."""
     empty()
     found = {}
     with node("--server-only") as (_, port):
@@ -230,7 +238,7 @@ def purge(size, **_):
 
 
 def table(found):
-    """Lines of Markdown."""
+    """Return the results as a Markdown table."""
     lines = ["| what | |", "|---|---|"]
     rates = {name: median(one["jobs_per_s"]) for name, one in found.get("backlog", {}).items()}
     for name, rate in rates.items():

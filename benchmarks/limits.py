@@ -1,12 +1,12 @@
-"""What limits cost: jobs of a task with a limit so high that it holds nobody back, beside plain ones, in one run.
+"""Measure what limits cost: jobs with a limit so high that it blocks none, compared with plain jobs in one run.
 
     python -m benchmarks.limits                 (2,000 jobs of each kind; 20,000 held back)
     BENCH_DATABASE=sqlite python -m benchmarks.limits --jobs 1000
 
-The broker by itself, in this process: clients who take and end jobs, one at a time and in sets of 20, of no limit, of
-one with places, and of one with a rate; a queue with a limit over the wire and by own workers; and a FETCH of the free
-job behind many that are held back, the first, which parks them, and those after it. What counts are the ratios. Every
-reading: results/limits.json.
+The clients call the broker in this process. They take and end jobs, one at a time and 20 at a time: without a limit,
+with a limit on concurrency, and with a limit on the rate. Then a queue with a limit is drained over the wire and by own
+workers. Last, FETCH takes free jobs behind many blocked ones: the first FETCH, which marks them as blocked, and later
+ones. Compare the ratios. Every reading is in results/limits.json.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HIGH = 100_000
 
 
 def speed(one, count, clients, size, jobtype):
-    """Clients who take and end jobs, so many at a time; jobs a second."""
+    """Run clients that take and end `size` jobs at a time; return jobs per second."""
     from django.db import connections
 
     from django_faktory.payloads import Ack
@@ -46,7 +46,7 @@ def speed(one, count, clients, size, jobtype):
 
 
 def behind(one, held, free=100):
-    """FETCH of free jobs behind so many that a shut gate holds back."""
+    """Time FETCH of free jobs behind `held` jobs that a full gate blocks."""
     from django_faktory.models import Job
 
     push(one, held, "head", jobtype="shut")

@@ -1,11 +1,11 @@
-"""What locks cost: a FETCH behind many locked jobs, one hot key, and plain jobs beside them.
+"""Measure what locks cost: FETCH behind many locked jobs, one hot key, and plain jobs for comparison.
 
     python -m benchmarks.locks                  (100,000 locked jobs at the head; 2,000 jobs of one key)
     BENCH_DATABASE=sqlite python -m benchmarks.locks --locked 10000
 
-The broker by itself, in this process: a push of many jobs of one key, a FETCH of the free one behind them, and then
-clients who take and end the jobs of one key as fast as they can; the same over the wire, and by own workers. Whatever
-has a key takes turns with as many plain jobs. Every reading: results/locks.json.
+The clients call the broker in this process: they push many jobs with one key, FETCH the free job behind them, then take
+and end jobs with one key as fast as possible. The same is done over the wire, and by own workers. Each load with a key
+has a counterpart with as many plain jobs. Every reading is in results/locks.json.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def broker():
 
 
 def jobs(count, queue, jobtype="benchmarks.tasks.noop", **custom):
-    """Plain ones, or what `custom` asks for."""
+    """Return new jobs; `custom` contains their options, and without it they are plain."""
     from django_faktory.payloads import new_job
 
     return [
@@ -43,7 +43,6 @@ def jobs(count, queue, jobtype="benchmarks.tasks.noop", **custom):
 
 
 def push(one, count, queue, **kind):
-    """See `jobs`."""
     for start in range(0, count, 500):
         one.push(jobs(min(500, count - start), queue, **kind))
 
@@ -66,7 +65,7 @@ def end(one, job):
 
 
 def behind(one, locked, free=200):
-    """FETCH of free jobs, one after the other, behind so many that wait for a key that is held."""
+    """Time FETCH of free jobs, one after the other, behind `locked` jobs that wait for a key that is held."""
     began = time.perf_counter()
     for _ in range(locked // 1000):
         one.push(jobs(1000, "head", lock="hot"))
@@ -93,7 +92,7 @@ def behind(one, locked, free=200):
 
 
 def hot(one, count, clients, **custom):
-    """Clients who take and end jobs of one key, or plain ones; jobs a second."""
+    """Run clients that take and end jobs with one key, or plain jobs; return jobs per second and the overlaps."""
     from django.db import connections
 
     queue = uuid.uuid4().hex
@@ -106,7 +105,7 @@ def hot(one, count, clients, **custom):
             while not (found := fetch(one, queue, wid=f"w{number}")):
                 time.sleep(0.0005)
             if is_alone := place.acquire(blocking=False):
-                time.sleep(0)  # whoever else got one comes now
+                time.sleep(0)  # lets another client that holds the same key reach this line
                 place.release()
             if custom and not is_alone:
                 overlaps.append(number)
@@ -123,7 +122,7 @@ def hot(one, count, clients, **custom):
 
 
 def own_workers(one, count, *, queue="", **custom):
-    """Two processes of five threads each: jobs a second, from the first one's end."""
+    """Run two processes of five threads each; return jobs per second, from the end of the first job."""
     from django_faktory.models import Counter, Job
 
     def processed():
@@ -144,7 +143,7 @@ def own_workers(one, count, *, queue="", **custom):
 
 
 def over_the_wire(one, count, clients, *, queue="", **custom):
-    """Connections that fetch and acknowledge, one job after the other; jobs a second."""
+    """Run connections that fetch and acknowledge one job after the other; return jobs per second."""
     queue = queue or uuid.uuid4().hex
     push(one, count, queue, **custom)
     left = threading.Semaphore(count)

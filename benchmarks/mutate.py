@@ -1,9 +1,9 @@
-"""How long others wait while a million jobs are changed: FETCH latency beside MUTATE and QUEUE REMOVE.
+"""Measure FETCH latency while MUTATE and QUEUE REMOVE change a million jobs.
 
-    python -m benchmarks.mutate [JOBS]          (PostgreSQL; 1,000,000 dead jobs unless told otherwise)
+    python -m benchmarks.mutate [JOBS]          (PostgreSQL; 1,000,000 dead jobs by default)
 
 One client pushes, fetches and acknowledges one job at a time over a real server; another sends the long commands.
-It makes and empties the database of the other benchmarks.
+Creates and empties the database of the other benchmarks.
 """
 
 import json
@@ -31,7 +31,7 @@ FROM (SELECT n, CASE n %% 2 WHEN 0 THEN 'report' ELSE 'mail' END AS kind FROM ge
 
 
 def insert(jobs):
-    """Dead jobs, and the statistics a database that has been running for a while would have."""
+    """Insert dead jobs, and update the statistics as in a database that has run for a while."""
     from django.db import connection
 
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Those of `benchmarks.settings`, with the admin and the API."""
+"""Settings of `benchmarks.settings`, plus the admin and the API."""
 
 from benchmarks.settings import *  # noqa: F403
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.pages` asks for."""
+"""URLs that `benchmarks.pages` requests."""
 
 from django.contrib import admin
 from django.urls import include, path

@@ -1,7 +1,7 @@
-"""How long pages of the admin and lists of the API take with millions of jobs: `python -m benchmarks.pages [N]`.
+"""Time pages of the admin and lists of the API with millions of jobs: `python -m benchmarks.pages [N]`.
 
-PostgreSQL only: rows are made by its generate_series. Exits with 1 where a median is 300 ms or more. With --keep what
-the latest run has filled is looked at again.
+PostgreSQL only: its generate_series makes the rows. Exits with 1 if a median is 300 ms or more. With --keep it times
+the data of the latest run again.
 """
 
 import argparse
@@ -18,7 +18,7 @@ STATES = """
 CASE WHEN n % 1000 < 40 THEN 'enqueued' WHEN n % 1000 < 50 THEN 'scheduled' WHEN n % 1000 < 53 THEN 'retries'
      WHEN n % 1000 < 63 THEN 'dead' WHEN n % 1000 < 66 THEN 'discarded' WHEN n % 1000 < 68 THEN 'expired'
      WHEN n % 1000 = 68 AND n <= 1000000 THEN 'working' WHEN n % 1000 = 69 THEN 'blocked' ELSE 'succeeded' END"""
-"""Of a thousand jobs; most succeeded and are kept for their results. At most a thousand run."""
+"""States per thousand jobs: most have succeeded and are kept for their results. At most 1,000 are running."""
 
 JOB_ROWS = f"""
 INSERT INTO django_faktory_job (jid, jobtype, queue, state, weight, payload, retry, reserve_for, backtrace, result_ttl,
@@ -82,7 +82,7 @@ INSERT INTO django_faktory_counter (day, slot, processed, failed, late)
 
 
 def fill(jobs):
-    """So many jobs, and all that belongs to them."""
+    """Insert `jobs` jobs and all rows that belong to them."""
     from django.contrib.auth.models import User
     from django.db import connection
     from django.utils import timezone
@@ -107,12 +107,12 @@ def fill(jobs):
 
 
 def pages():
-    """By name, the addresses: each page and list, and the searches that people make."""
+    """Return {name: address}: each page and list, and searches that users make."""
     return _admin_pages() | _lists_of_jobs() | _api()
 
 
 def of(model, row):
-    """The page of one row."""
+    """Return the address of a row's admin page."""
     from django.urls import reverse
 
     return reverse(f"admin:django_faktory_{model}_change", args=[row.pk])
@@ -221,7 +221,7 @@ def _api():
 
 
 def measure(client, address):
-    """Milliseconds of some answers, after one that nobody counts."""
+    """Return the milliseconds of `TIMES` requests, after one request that is not counted."""
     found = []
     for _ in range(TIMES + 1):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How long a lone FETCH takes while something else goes on."""
+"""Measure how long a lone FETCH takes while another load runs."""
 
 import json
 import threading
@@ -10,9 +10,9 @@ from benchmarks.peers.arithmetic import median, percentile
 
 
 class Probe(threading.Thread):
-    """Fetches and acknowledges one job at a time; keeps how long each FETCH took, in milliseconds.
+    """Fetches and acknowledges one job at a time, and records the duration of each FETCH in milliseconds.
 
-    With `pushes` it brings its own jobs, so that there always is one.
+    With `pushes` it pushes its own jobs, so that there is always one.
     """
 
     def __init__(self, port, queue, *, pushes):
@@ -43,7 +43,7 @@ class Probe(threading.Thread):
         self._client.ask(f'ACK {{"jid":"{jid}"}}')
 
     def taken(self):
-        """The figures since the last call; none where not a single FETCH was answered."""
+        """Return the figures since the last call; they are None if no FETCH was answered."""
         if self._error:
             raise self._error
         times, self._took_ms = self._took_ms, []

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: `runfaktory` as a node that listens or as workers alone; the original server."""
+"""Run servers in their own processes: `runfaktory` as a node or as workers only, and the original server."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def node(*options):
-    """A server on a free port, with workers unless told otherwise: its process, and the port."""
+    """Run a server on a free port, with workers unless the options exclude them; yield its process and the port."""
     port = _free_port()
     with _running(f"127.0.0.1:{port}", *options) as process:
         _wait_for(port)
@@ -21,7 +21,10 @@ def node(*options):
 
 @contextmanager
 def original(binary):
-    """The original server on a free port, with nothing stored: its process, and the port. It starts a Redis itself."""
+    """Run the original server on a free port, with nothing stored; yield its process and the port.
+
+    It starts a Redis itself.
+    """
     port, pages = _free_port(), _free_port()
     with tempfile.TemporaryDirectory(prefix="faktory-bench-") as home:
         command = [binary, "-b", f"127.0.0.1:{port}", "-w", f"127.0.0.1:{pages}", "-l", "warn"]
@@ -36,7 +39,7 @@ def original(binary):
 
 @contextmanager
 def workers(*options):
-    """Workers without a server: their process, ended afterwards where it did not end by itself."""
+    """Run workers without a server; yield their process, and stop it afterwards if it is still running."""
     with _running("--worker-only", *options) as process:
         yield process
 

@@ -1,10 +1,10 @@
-"""What more nodes cost one PostgreSQL: 1, 2, 4, 8 of them idle, with a lone FETCH beside them, and draining one queue.
+"""Measure what 1, 2, 4 and 8 nodes cost one PostgreSQL: idle, during a lone FETCH, and while they drain one queue.
 
     python -m benchmarks.scaling [--nodes 1,2,4,8] [--jobs 20000] [--rounds 3] [--idle-s 15]
 
-All nodes run on this machine, each a server and one process of workers: with fewer cores than nodes jobs a second say
-what the machine can, and the costs for each job and each node are what to look at. PostgreSQL only, on this machine.
-Prints a table, and writes it to docs/scaling.md after a whole run; every round: results/scaling.json.
+All nodes run on this machine, each with a server and one worker process. With fewer cores than nodes, jobs per second
+show the limit of the machine: look at the costs per job and per node instead. PostgreSQL only, on this machine. Prints
+a table, and writes it to docs/scaling.md after a complete run. Every round is in results/scaling.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ END = "<!-- scaling: end -->"
 SETTLING_S = 5.0
 PROBING_S = 5.0
 TOLD_S = 1.2
-"""A session tells PostgreSQL's counters what it did at the end of a later transaction, a second on at least."""
+"""PostgreSQL counts a session's transactions at the end of a later transaction, at least one second afterwards."""
 
 NODE = ("--processes", "1", "--concurrency", "5", "--queues", "default")
 COLUMNS = {
@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 def postmaster():
-    """The process that all of PostgreSQL's are children of; None where it runs elsewhere."""
+    """Return the pid of the parent of PostgreSQL's processes, or None if PostgreSQL runs on another machine."""
     backend = ask("SELECT pg_backend_pid()")[0]
     try:
         return int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[1])
@@ -56,7 +56,10 @@ def postmaster():
 
 
 def transactions():
-    """Committed and rolled back so far; what a session did is counted within a second of its next query."""
+    """Return how many transactions were committed or rolled back so far.
+
+    A session's transactions are counted within a second of its next query.
+    """
     ask("SELECT pg_stat_clear_snapshot()")
     sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
     return int(ask(sql)[0])
@@ -67,7 +70,7 @@ def connections():
 
 
 class Meter:
-    """CPU of nodes and of PostgreSQL, and transactions, between its making and `read`."""
+    """Measures the CPU of nodes and PostgreSQL, and transactions, from its creation until `read`."""
 
     def __init__(self, pids, server):
         self._pids, self._server = pids, server
@@ -79,14 +82,14 @@ class Meter:
         return {name: readings.cpu_s(readings.tree(*pids)) for name, pids in roots.items()}
 
     def read(self):
-        """Seconds, CPU seconds by whose they are, transactions."""
+        """Return elapsed seconds, CPU seconds of nodes and of PostgreSQL, and transactions."""
         after, seconds = self._cpu(), time.monotonic() - self._began
         used = {name: readings.cpu_between(self._before[name], after[name]) for name in after}
         return seconds, used, transactions() - self._transactions
 
 
 def one_round(count, *, jobs, idle_s):
-    """All figures with so many nodes."""
+    """Return all figures with `count` nodes."""
     empty()
     server = postmaster()
     with ExitStack() as running:
@@ -122,7 +125,10 @@ def lone_fetch(port):
 
 
 def drain(pids, server, jobs):
-    """All nodes' workers empty one queue. From the first start to the last end; results are kept, to be counted."""
+    """Drain one queue with all nodes' workers; return rate and costs.
+
+    The rate is measured from the first start to the last end; results are kept so that they can be counted.
+    """
     from django_faktory import wakeups
 
     target = processed() + jobs
@@ -148,7 +154,7 @@ def drain(pids, server, jobs):
 
 
 def medians(rounds):
-    """By the number of nodes."""
+    """Return the medians of all figures, by number of nodes."""
     counts = dict.fromkeys(one["nodes"] for one in rounds)
     return [
         {"nodes": count}
@@ -158,7 +164,7 @@ def medians(rounds):
 
 
 def table(found):
-    """Lines of Markdown: a figure a line, a number of nodes a column."""
+    """Return a Markdown table: a line for each figure, a column for each number of nodes."""
     heads = [f"{one['nodes']} node{'s' if one['nodes'] > 1 else ''}" for one in found]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(found)]
     lines += [f"| {title} | {' | '.join(f'{one[name]:,g}' for one in found)} |" for name, title in COLUMNS.items()]
@@ -166,7 +172,7 @@ def table(found):
 
 
 def write_docs(found, about, options):
-    """Between the marks of the page; of a whole run only."""
+    """Write the table between the markers of the page, only after a complete run."""
     is_whole = options.rounds >= 3 and options.jobs >= 20_000 and len(found) >= 4
     if options.no_docs or not is_whole:
         return

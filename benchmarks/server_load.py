@@ -1,9 +1,9 @@
-"""The server under load and without any: jobs a second in four ways, in turns; connections and a node that do nothing.
+"""Measure the server under load and idle: jobs per second of each load, idle connections, and an idle node.
 
     python -m benchmarks.server_load [--rounds 3] [--jobs 10000] [--idle-s 20] [--connections 2000] [--beside FAKTORY]
 
-With --beside, the loads go to the original server too, whose binary that is: after ours in each round.
-PostgreSQL as it is configured; BENCH_DATABASE=sqlite for SQLite. Prints medians; every round: results/server_load.json.
+FAKTORY is the binary of the original server; each round then puts the same loads on it, after ours. Uses PostgreSQL as
+it is configured; BENCH_DATABASE=sqlite selects SQLite. Prints medians; every round is in results/server_load.json.
 """
 
 import argparse
@@ -29,13 +29,16 @@ LOADS = {
 
 
 def load(jobs, kind, connections, workers):
-    """Jobs a second; every one of them is in the database afterwards, or was taken from it."""
+    """Run one load; return jobs per second.
+
+    Raises RuntimeError unless every job is stored afterwards, or was taken.
+    """
     from django_faktory.models import Job
 
     empty()
     with node("--server-only") as (_, port):
         found = _jobs_per_s(port, jobs, kind, connections, workers)
-        waiting = Job.objects.filter(state="enqueued", failures=0).count()  # of the failed some may be due again by now
+        waiting = Job.objects.filter(state="enqueued", failures=0).count()  # failed jobs may be due again
     expected = 0 if kind == "both" else jobs
     if waiting != expected:
         raise RuntimeError(f"{kind}: expected {expected} jobs to wait after {jobs} were pushed, got {waiting}")
@@ -43,7 +46,7 @@ def load(jobs, kind, connections, workers):
 
 
 def load_beside(binary, jobs, *load):
-    """The same of the original server, which keeps jobs in a Redis that writes a snapshot each 30 seconds."""
+    """Run the same load on the original server, which uses a Redis that writes a snapshot every 30 seconds."""
     with original(binary) as (_, port):
         return _jobs_per_s(port, jobs, *load)
 
@@ -56,10 +59,10 @@ def _jobs_per_s(port, jobs, kind, connections, workers):
 
 
 def idle_connections(count):
-    """kB of the server's memory for each connection that has said HELLO and nothing since."""
+    """Return kB of the server's memory per connection that has only sent HELLO."""
     empty()
     with node("--server-only") as (process, port):
-        Client(port).close()  # what the first one loads is no connection's
+        Client(port).close()  # warm-up: memory for the first connection is not counted
         before, _ = readings.memory_mb(readings.tree(process.pid))
         clients = [Client(port) for _ in range(count)]
         after, _ = readings.memory_mb(readings.tree(process.pid))
@@ -69,11 +72,14 @@ def idle_connections(count):
 
 
 def idle_node(seconds):
-    """Transactions a second, CPU in percent of a core, and memory of server, workers and supervisor with no job."""
+    """Return transactions per second, CPU in percent of a core, and memory, all without jobs.
+
+    The processes are server, workers and supervisor.
+    """
     empty()
     with node() as (process, _):
-        time.sleep(4)  # the workers have started, and said so
-        _transactions()  # PostgreSQL counts what a session did at the end of its next query, a second later at least
+        time.sleep(4)  # until the workers have started and registered
+        _transactions()  # PostgreSQL counts a session's transactions at its next query, at least 1 s later
         time.sleep(1.2)
         counted, since = _transactions(), time.monotonic()
         cpu = readings.cpu_s(readings.tree(process.pid))
@@ -83,9 +89,7 @@ def idle_node(seconds):
         used = readings.cpu_between(cpu, readings.cpu_s(pids))
         rss, pss = readings.memory_mb(pids)
     return {
-        "transactions_per_s": None
-        if counted is None
-        else (transactions - counted - 1) / lasted,  # one was the question
+        "transactions_per_s": None if counted is None else (transactions - counted - 1) / lasted,  # minus this query
         "cpu_percent": used / lasted * 100,
         "processes": len(pids),
         "rss_mb": rss,
@@ -104,7 +108,7 @@ def _transactions():
 
 
 def measured(options):
-    """Every round's figures: each is measured once a round, in turns."""
+    """Run all rounds, which measure everything once; return the figures of all rounds by name."""
     found = {}
     for turn in range(options.rounds):
         figures = {}

@@ -1,7 +1,7 @@
-"""A project with nothing but the benchmarks' tasks, on PostgreSQL unless BENCH_DATABASE says otherwise.
+"""Settings of a project with only the benchmarks' tasks, on PostgreSQL unless BENCH_DATABASE selects another database.
 
-BENCH_SYNCHRONOUS is SQLite's: NORMAL, or FULL, with which each commit waits for the disk. BENCH_FAKTORY is
-FAKTORY, as JSON.
+BENCH_SYNCHRONOUS is SQLite's setting: NORMAL, or FULL, with which each commit waits for the disk. BENCH_FAKTORY is the
+setting FAKTORY as JSON.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the benchmarks run."""
+"""Tasks that the benchmarks run."""
 
 import time
 

@@ -1,6 +1,6 @@
-"""How Sphinx makes a site of these pages: `make site`. The pages stay what they are: Markdown with links between files.
+"""Configure Sphinx for `make site`. The pages remain Markdown with links between files.
 
-The navigation is read from `index.md`, whose lists of pages are for people on a forge, too.
+The navigation is generated from the lists of pages in `index.md`, which readers on a code host use too.
 """
 
 import re
@@ -19,7 +19,7 @@ release = re.search(r'^__version__ = "(.+)"$', (ROOT / "django_faktory" / "__ini
 
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
-myst_heading_anchors = 4  # links such as page.md#a-heading, as a forge makes them
+myst_heading_anchors = 4  # for links such as page.md#a-heading, as code hosts generate them
 html_theme = "furo"
 html_title = f"django_faktory {release}"
 html_copy_source = False
@@ -30,13 +30,16 @@ _LISTED = re.compile(r"^- \[[^\]]+\]\(([^)#\s]+)\.md\)", re.MULTILINE)
 
 
 def repository():
-    """Where files are that are no pages: the address that pyproject.toml names, or ""."""
+    """Return the address in pyproject.toml under which files that are not pages are found, or an empty string."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
     return next((urls[name].rstrip("/") for name in ("Source", "Repository") if name in urls), "")
 
 
 def point_outside(page, text):
-    """Links to files outside of docs/ lead to the repository; where its address is not known, they name the file."""
+    """Return the text with links to files outside docs/ replaced by links to the repository.
+
+    If its address is not known, they are replaced by the names of the files.
+    """
     base = repository()
 
     def replaced(match):
@@ -51,7 +54,7 @@ def point_outside(page, text):
 
 
 def with_navigation(text):
-    """The front page, and for each of its sections that lists pages a hidden tree of them."""
+    """Return the front page with a hidden toctree for each section that lists pages."""
     trees = []
     for section in text.split("\n## ")[1:]:
         pages = _LISTED.findall(section)
@@ -62,13 +65,13 @@ def with_navigation(text):
 
 
 def read(_app, docname, source):
-    """What Sphinx is given in place of a file's text."""
+    """Replace a page's text before Sphinx parses it."""
     source[0] = point_outside(HERE / f"{docname}.md", source[0])
     if docname == "index":
         source[0] = with_navigation(source[0])
 
 
 def setup(app):
-    """Called by Sphinx."""
-    app.add_lexer("mermaid", TextLexer)  # a forge draws it; here the lines are read
+    """Register the lexer and the handler; Sphinx calls this function."""
+    app.add_lexer("mermaid", TextLexer)  # code hosts draw the diagram; here it is shown as text
     app.connect("source-read", read)

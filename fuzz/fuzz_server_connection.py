@@ -1,9 +1,9 @@
-"""The server's side of a connection under a fuzzer that sees which code its bytes reach: `make fuzz`.
+"""Fuzz the server's side of a connection, guided by coverage: `make fuzz`.
 
     python fuzz/fuzz_server_connection.py [libFuzzer's options] [folders]
 
-Without atheris it says so, and fails where CI=true. What it finds is written to a file named crash-…; give that file
-as the only argument to see it again. The promises are those of tests/core/hostile.py.
+Without atheris it prints a message, and fails if CI=true. A failing input is written to a file named crash-…; pass that
+file as the only argument to run it again. The checks are those of tests/core/hostile.py.
 """
 
 import os
@@ -27,7 +27,10 @@ from tests.core.hostile import HELLO, check
 
 
 def one_input(data):
-    """The first byte says how the rest is cut, and who sends it."""
+    """Check one input. Its first byte selects the size of the pieces that the other bytes are split into.
+
+    It also selects the client: one that must log in first, or one that has sent HELLO, with a small or a large limit.
+    """
     if not data:
         return
     shape, rest = data[0], data[1:]

@@ -1,7 +1,7 @@
-"""Make a virtual environment with all that `make` needs, from nothing but Python; the second run is quick.
+"""Create a virtual environment with everything that `make` needs, from Python alone; a second run is fast.
 
-Standard library only, and no syntax that an old Python cannot read: it must say what it expects instead.
-MariaDB's driver is compiled on the spot. Where that cannot be done, it is left out, and said.
+Standard library only, and only syntax that an old Python can parse: it must be able to print which version it expects.
+MariaDB's driver is compiled here. If that is not possible, it is left out with a message.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main():
     wanted = {"place": [sys.version, str(ROOT)], "content": fingerprint(options)}
     found = read(stamp)
     if found != wanted:
-        if folder.is_symlink():  # what is made anew is emptied first, and this one belongs to somebody else
+        if folder.is_symlink():  # making it again empties the folder, which belongs to another checkout
             sys.exit(f"{options.venv} is a link to {folder.resolve()}, made for another checkout: remove the link")
         say(f"installing into {options.venv} (once; some minutes on a slow line)")
         if found.get("place") != wanted["place"]:
@@ -57,7 +57,7 @@ def arguments():
 
 
 def fingerprint(options):
-    """What is installed depends on this: with the same, it need not be done again."""
+    """Return a hash of what decides the installed packages; if it is the same, nothing is installed again."""
     project = (ROOT / "pyproject.toml").read_bytes()
     return hashlib.sha256(project + str(options.django).encode()).hexdigest()
 
@@ -78,7 +78,8 @@ def install(folder, options):
 def make_venv(folder):
     if not has_ensurepip() and not apt_install(["python{}.{}-venv".format(*sys.version_info[:2])]):
         sys.exit("expected Python's ensurepip, which is not there; on Debian and Ubuntu: apt-get install python3-venv")
-    # In a process of its own: what was just installed is not known to this one. --clear: another Python's is no use.
+    # In a new process, because this one does not see packages that were just installed. With --clear, because an
+    # environment of another Python cannot be used.
     done = subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=False)
     if done.returncode != 0:
         sys.exit(f"could not make a virtual environment in {folder} (see above)")
@@ -111,7 +112,7 @@ def add_mysqlclient(folder):
 
 
 def missing_for_mysqlclient():
-    """Debian's names of the packages that compiling needs and this machine lacks."""
+    """Return the names of the Debian packages that compiling needs and this machine lacks."""
     packages = []
     if shutil.which("gcc") is None and shutil.which("cc") is None:
         packages.append("gcc")
@@ -131,15 +132,15 @@ def is_known_to_pkg_config(name):
 
 
 def requirement(extra):
-    """The one thing that this extra of the package needs."""
-    import tomllib  # from Python 3.11 on, which `main` has made sure of by now
+    """Return the only requirement of this extra."""
+    import tomllib  # new in Python 3.11; `main` has checked the version
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return project["project"]["optional-dependencies"][extra][0]
 
 
 def add_fuzzer(folder):
-    """Install it where there is one for this machine; the program that needs it says so where there is none."""
+    """Install atheris if it is available for this machine; if it is not, the fuzzer prints a message."""
     found = subprocess.run([str(folder / "bin" / "python"), "-c", "import atheris"], check=False, capture_output=True)
     if found.returncode != 0:
         say("installing atheris, for fuzzing")
@@ -147,7 +148,7 @@ def add_fuzzer(folder):
 
 
 def apt_install(packages):
-    """Install Debian packages, where this is Debian and we may; returns whether they are there now."""
+    """Install Debian packages if this is Debian and we are root; return True if they are installed."""
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         return False
     say(f"installing Debian's {', '.join(packages)}")
@@ -158,7 +159,7 @@ def apt_install(packages):
 
 
 def add_node_client():
-    """Install Node's Faktory client, where npm is; `scripts/test.py` says what it means where it is not."""
+    """Install Node's Faktory client if npm is available; if not, `scripts/test.py` reports the tests left out."""
     wanted = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["faktory-worker"]
     found = read(NODE_FOLDER / "node_modules" / "faktory-worker" / "package.json").get("version")
     if found == wanted or shutil.which("npm") is None:
@@ -170,11 +171,11 @@ def add_node_client():
 
 
 def add_chromium(folder):
-    """Install it where there is none: as Debian's package, else as Playwright fetches it."""
+    """Install Chromium if it is missing: Debian's package, or else Playwright's download."""
     ask = "import sys; sys.path.insert(0, '.'); from tests.services import chromium_path; sys.exit(not chromium_path())"
     if subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0:
         return
-    if not apt_install(["chromium", "fonts-dejavu-core"]):  # without a font its pages are empty boxes
+    if not apt_install(["chromium", "fonts-dejavu-core"]):  # without a font its pages show empty boxes
         say("fetching Chromium, for the tests with it")
         fetch = [str(folder / "bin" / "playwright"), "install", "chromium"]
         if subprocess.run(fetch, check=False).returncode != 0:

@@ -1,7 +1,7 @@
-"""Run the example project with its web server and runfaktory, put real jobs through, and show how they fare.
+"""Run the example project with its web server and runfaktory, enqueue real jobs, and show their states.
 
---once: end by itself, with a summary, and exit code 0 only if every job came to its expected end.
-Ctrl-C stops everything it started.
+--once: end after the jobs, with a summary, and with exit code 0 only if every job ended as expected. Ctrl-C stops
+everything that the script started.
 """
 
 import argparse
@@ -28,7 +28,7 @@ COLOURS = {"succeeded": 32, "dead": 31, "retries": 33, "working": 36, "scheduled
 
 
 class Expected(NamedTuple):
-    """A job of the demo: what it shows, and where it ends."""
+    """A job of the demo: what it shows, and the expected state and number of attempts."""
 
     jid: str
     shows: str
@@ -102,7 +102,7 @@ def put_jobs_through(checks, *, once, within_s):
 
 
 def place_orders(since_now):
-    """Do what a customer would, and enqueue a few tasks by hand; returns what is to come of them."""
+    """Place an order as a customer does, and enqueue a few more tasks; return the expected outcomes."""
     from django.utils import timezone
 
     from example_project.shop import tasks
@@ -124,7 +124,7 @@ def place_orders(since_now):
 
 
 def send_delivery():
-    """Three orders become parcels that leave together: seven batches, three deep."""
+    """Create three orders that are delivered together as parcels: seven batches, three levels deep."""
     from example_project.shop.models import Order
     from example_project.shop.orders import deliver
 
@@ -134,7 +134,7 @@ def send_delivery():
 
 
 def tree_of(delivery):
-    """The batch of a delivery and all below it."""
+    """Return the batch of a delivery and all its descendants."""
     from django_faktory.models import Batch
 
     found, level = [], list(Batch.objects.filter(bid=delivery.bid))
@@ -149,7 +149,7 @@ def is_open(delivery):
 
 
 def batches_summary(delivery):
-    """Print how each batch ended, a child below its parent; returns the exit code."""
+    """Print how each batch ended, a child below its parent; return the exit code."""
     tree = tree_of(delivery)
     good = [batch for batch in tree if (batch.pending, batch.success_st) == (0, "2")]
     print(f"\n{'batch':<50} {'jobs':>5} {'pending':>7}  success callback")
@@ -175,7 +175,7 @@ def has_ended(jobs, expected):
 
 
 def summary(jobs, expected):
-    """Print what came of each job; returns the exit code."""
+    """Print the outcome of each job; return the exit code."""
     found = {job.jid: job for job in jobs}
     good = 0
     print(f"\n{'task':<16} {'shows':<34} {'state':<10} {'tries':>5}  as expected")
@@ -191,7 +191,7 @@ def summary(jobs, expected):
 
 
 class Screen:
-    """The jobs' states: redrawn in a terminal, one line for each change elsewhere."""
+    """Shows the jobs' states: redrawn in a terminal, otherwise one line for each change."""
 
     def __init__(self, shows):
         self.note = ""
@@ -236,13 +236,13 @@ class Screen:
 
 @contextmanager
 def running(name, command, *, port, logs):
-    """A process with its log in a file, ready once it accepts connections, and stopped in the end.
+    """Run a process with its output in a file; it is ready when it accepts connections, and stopped at the end.
 
     Yields a function that ends the demo if the process has ended.
     """
     path = logs / f"{name}.log"
     with path.open("w") as log:
-        # A session of its own: Ctrl-C comes to us, and we stop it in order.
+        # A session of its own: only this script receives Ctrl-C, and then stops its processes in order.
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -273,7 +273,7 @@ def give_up(why, log):
 
 
 def stop(name, process):
-    """Ask it to end, and wait; a second Ctrl-C does not wait."""
+    """Ask the process to end, and wait; a second Ctrl-C kills it at once."""
     process.terminate()
     try:
         process.wait(STOPPED_WITHIN_S)
@@ -281,7 +281,7 @@ def stop(name, process):
         say(f"{name} did not stop within {STOPPED_WITHIN_S} s and is killed")
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # the session is its own, and so is the group
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a process group of its own
             process.wait()
 
 
@@ -292,7 +292,7 @@ def accepts(port):
 
 
 def free_port(wanted):
-    """This port, or the next that nobody listens on."""
+    """Return this port, or the next free one."""
     for port in range(wanted, wanted + 100):
         with closing(socket.socket()) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -305,7 +305,7 @@ def free_port(wanted):
 
 
 def admin_password():
-    """Make the admin's login, or give it a new password: it is shown, so it must not last."""
+    """Create the admin's login, or change its password: it is printed, so it must not stay valid."""
     from django.contrib.auth import get_user_model  # after django.setup()
 
     user, _ = get_user_model().objects.get_or_create(username="admin")

@@ -1,7 +1,8 @@
 """Run Django's own tests of the Tasks framework with our backends in place of Django's: `docs/django-tasks.md`.
 
-The tests come with Django's source package; pip downloads it once, into `.demo/`, which is not committed. Needs a Python
-with Django 6.0 or newer. Fails unless exactly the exceptions below fail: a test that begins to pass has to be taken out.
+The tests are part of Django's source package; pip downloads it once into `.demo/`, which is not committed. Needs a
+Python with Django 6.0 or newer. Fails unless exactly the exceptions below fail: an exception that passes must be
+removed from the list.
 """
 
 import json
@@ -18,7 +19,7 @@ import django
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".demo" / "django-suite"
 TESTS = {(6, 0): 76, (6, 1): 85}
-"""How many there are in each version: fewer would mean that some were not found."""
+"""Number of tests in each version: fewer would mean that some were not found."""
 
 DUMMY, IMMEDIATE = "django.tasks.backends.dummy", "django.tasks.backends.immediate"
 
@@ -30,7 +31,7 @@ class Variant:
     immediate: str
     exceptions: dict
     more: dict = field(default_factory=dict)
-    """Further replacements."""
+    """Additional replacements: {old text: new text}."""
 
     def rewritten(self, text):
         for module, name, ours in (
@@ -93,7 +94,7 @@ def main():
 
 
 def downloaded(version):
-    """The folder `tests/tasks` of this Django's source package."""
+    """Return the folder `tests/tasks` of this Django's source package; download it if it is missing."""
     folder = CACHE / version
     if not (folder / "tasks").is_dir():
         fresh = CACHE / "fresh"

@@ -1,4 +1,4 @@
-"""Settings under which `django_suite.py` runs Django's own tests of the Tasks framework."""
+"""Settings with which `django_suite.py` runs Django's own tests of the Tasks framework."""
 
 import os
 from pathlib import Path
@@ -15,4 +15,4 @@ SECRET_KEY = "tests only"
 USE_TZ = True
 TEST_RUNNER = "django_suite_support.Runner"
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}  # makes the tasks ours
-FAKTORY = {"MAX_ATTEMPTS": 1}  # Django's tasks are tried once: its tests expect a failure to be final
+FAKTORY = {"MAX_ATTEMPTS": 1}  # Django's tests expect one attempt, and a failure to be final

@@ -1,4 +1,4 @@
-"""What `django_suite.py` puts in place of Django's backends and its test runner."""
+"""Backends and a test runner that `django_suite.py` puts in place of Django's."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from django_faktory.testing import drain
 
 
 class KeptBackend(FaktoryBackend):
-    """The real backend, with the two names that only a dummy has."""
+    """The real backend, with the two additional names that a dummy backend has."""
 
     def __init__(self, alias, params):
         super().__init__(alias, params)
@@ -30,7 +30,7 @@ class KeptBackend(FaktoryBackend):
 
 
 class DrainedBackend(FaktoryBackend):
-    """The real backend, and after each enqueue the real worker's execution of what is ready."""
+    """The real backend; after each enqueue the real worker code runs all ready jobs."""
 
     def enqueue_many(self, task, calls):
         results = super().enqueue_many(task, calls)
@@ -41,7 +41,7 @@ class DrainedBackend(FaktoryBackend):
 
 
 class Runner(DiscoverRunner):
-    """Writes down which tests ran and which of them did not pass."""
+    """Records which tests ran, and which of them did not pass."""
 
     def suite_result(self, suite, result, **kwargs):
         bad = [*result.failures, *result.errors, *((test, "") for test in result.unexpectedSuccesses)]

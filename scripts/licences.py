@@ -1,9 +1,9 @@
-"""Write docs/reference/licences.md: what the package needs and its extras bring, down to the last, with their licences.
+"""Write docs/reference/licences.md: all packages that this package and its extras install, with their licences.
 
     python scripts/licences.py [--check]
 
-Read from the packages that are installed here. With `--check` nothing is written: it fails where a licence is none of
-those we accept, or where a direct dependency is missing on the page.
+The data come from the packages that are installed here. `--check` writes nothing: it fails if a licence is not
+accepted, or if a direct dependency is missing on the page.
 """
 
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "licences.md"
 OURS = "django-faktory"
 NOT_OURS = ("dev", "fuzz", "docs")
-"""Extras for those who work on this package: nobody gets them with it."""
+"""Extras for developers of this package; users do not install them."""
 
 ACCEPTED = {
     "0BSD": "may be used, changed and passed on",
@@ -57,7 +57,7 @@ packages' own words. Versions, and what only some systems or Pythons need, depen
 
 
 def direct():
-    """name → the extras that ask for it, "" for the package itself."""
+    """Return {name: extras that require it}; the package itself is the extra with the empty name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
     found = {}
@@ -73,7 +73,7 @@ def name_of(requirement):
 
 
 def everything():
-    """The same for all that they need in turn, as far as it is installed here; and those that are not."""
+    """Return the same with all transitive dependencies that are installed, and the names of missing ones."""
     found, waiting, absent = direct(), list(direct()), []
     while waiting:
         name = waiting.pop()
@@ -101,7 +101,7 @@ def is_installed(name):
 
 
 def licence(name):
-    """By the SPDX expression, else by the field, else by the classifier."""
+    """Return the licence from the SPDX expression, or else from the field, or else from the classifier."""
     about = distribution(name).metadata
     told = [about.get("License-Expression") or "", about.get("License") or ""]
     classified = [one for one in about.get_all("Classifier") or [] if one.startswith("License ::")]

@@ -10,7 +10,7 @@ END = "<!-- end of limits -->\n"
 
 
 def render():
-    """The table's text."""
+    """Return the text of the table between its markers."""
     from django_faktory.protocol.limits import LIMITS  # found by the path that `main` sets
 
     rows = "".join(f"| `{one.verb}` | {one.field} | {one.text} | {one.beyond} |\n" for one in LIMITS)

@@ -1,8 +1,9 @@
-"""Plant one defect after the other into a copy of the source, and see that the tests notice each.
+"""Plant one defect after the other in a copy of the source, and check that the tests detect each.
 
-A suite that passes says something only if it can fail. Each plant (`scripts/plants.py`) runs the few tests that should
-notice it, until the first fails; before that, the same tests pass without plants. Ends with a table; the exit code is 1
-where a plant survived, was not where it should be, or broke more than it should. `--sample 3`: some, others each commit.
+A suite that passes proves something only if it can fail. For each plant (`scripts/plants.py`), the few tests that
+should detect it run until the first failure; before that, the same tests must pass without plants. Prints a table. The
+exit code is 1 if a plant survived, if its text was not found exactly once, or if pytest failed in another way.
+`--sample 3`: only three plants, different ones at each commit.
 """
 
 import argparse
@@ -29,7 +30,7 @@ LONGEST_S = 120
 
 
 class Found(NamedTuple):
-    """What became of a plant."""
+    """The result of one plant, with the test that caught it."""
 
     name: str
     database: str
@@ -39,14 +40,14 @@ class Found(NamedTuple):
 
 
 class Field:
-    """The copy. Tests run there, in a database of their own."""
+    """A copy of the source in which the tests run, with their own database."""
 
     def __init__(self, folder):
         self._folder = folder
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
 
     def planted(self, plant):
-        """Plant it, run its tests, and pull it out again."""
+        """Apply the plant, run its tests, and revert it."""
         begun = time.monotonic()
         path = self._folder / plant.path
         text = path.read_text(encoding="utf-8")
@@ -65,7 +66,7 @@ class Field:
         return Found(plant.name, plant.database, "".join(caught[:1]), trouble, time.monotonic() - begun)
 
     def run(self, database, *tests):
-        """pytest's exit code, and what it said."""
+        """Return pytest's exit code and its output."""
         command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-rf", "--no-header", "-p", "no:cacheprovider"]
         own = {"PYTHONPATH": str(self._folder), "FAKTORY_TEST_DB": database, "COLUMNS": "400"}
         own |= {"FAKTORY_TEST_TAG": f"planted{os.getpid()}", "FAKTORY_MODEL_STEPS": "500"}
@@ -84,7 +85,7 @@ class Field:
         return done.returncode, done.stdout + done.stderr[-1000:]
 
     def is_sound(self, plants):
-        """Whether the tests pass as they are: else who fails below says nothing."""
+        """Return True if the tests pass without a plant: otherwise a later failure proves nothing."""
         for database in sorted({plant.database for plant in plants}):
             for tests in sorted({plant.tests for plant in plants if plant.database == database}):
                 code, told = self.run(database, *tests)
@@ -139,7 +140,7 @@ def chosen(options):
 
 
 def commits():
-    """How many there are: the sample goes round with them."""
+    """Return the number of commits, which selects the sample."""
     counted = subprocess.run(
         ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,6 +1,7 @@
-"""The defects that `scripts/planted.py` plants, each an exact replacement of text in one module, and who must notice.
+"""Defects that `scripts/planted.py` inserts, each with the tests that must detect it.
 
-A plant whose text is not there exactly once is an error: mend it together with the code it was for.
+A plant replaces exact text in one module. It is an error if the text does not occur exactly once: update the plant when
+you change that code.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ OUTSIDE = "tests/outside/test_outside.py"
 
 
 class Plant(NamedTuple):
-    """`old` becomes `new` in `path`; `tests` are pytest's arguments, run on `database`."""
+    """A replacement of `old` by `new` in `path`; `tests` are pytest's arguments, run on `database`."""
 
     name: str
     path: str

@@ -1,8 +1,9 @@
-"""Look for secrets in the files of the repository, and for known holes in what it is installed with.
+"""Scan the repository's files for secrets, and the installed packages for known vulnerabilities.
 
-`scan.py secrets`: detect-secrets finds keys and tokens that `.secrets.baseline` does not have; `--accept` writes it anew,
-after somebody has looked. Passwords that are merely called so are ruff's to find (S105 to S107). `scan.py audit`:
-pip-audit asks PyPI's vulnerability service; where that cannot be reached it says so, and that is no failure.
+`scan.py secrets`: detect-secrets reports keys and tokens that are not in `.secrets.baseline`; `--accept` rewrites that
+file, after a person has checked them. Passwords that are recognizable by name are left to ruff (S105 to S107).
+`scan.py audit`: pip-audit queries PyPI's vulnerability service; if that cannot be reached, it prints so and does not
+fail.
 """
 
 import json
@@ -14,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / ".secrets.baseline"
 BIN = Path(sys.executable).parent
 AUDIT_S = 20
-"""The service may hang as well as be away; CI does not wait longer."""
+"""The service may hang or be unreachable; CI does not wait longer than this."""
 
 
 def secrets(*, accept):
-    """Exit code 1 where there is a secret that nobody has accepted."""
+    """Return exit code 1 if there is a secret that has not been accepted."""
     command = [BIN / "detect-secrets", "scan", "--no-verify", "--disable-plugin", "KeywordDetector"]
     told = subprocess.run(
         [*command, "--exclude-files", r"\.secrets\.baseline"], cwd=ROOT, capture_output=True, check=True
@@ -46,7 +47,7 @@ def secrets(*, accept):
 
 
 def audit():
-    """Exit code 1 where an installed package has a known hole."""
+    """Return exit code 1 if an installed package has a known vulnerability."""
     command = [
         BIN / "pip-audit",
         "--local",
@@ -76,7 +77,7 @@ def audit():
 
 
 def left_out(reason):
-    """Say so; a service that is away is not a fault of the code."""
+    """Print the reason and return 0: an unreachable service is not a fault of the code."""
     print(f"audit: left out: PyPI's vulnerability service cannot be asked: {reason}")
     return 0
 

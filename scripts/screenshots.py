@@ -1,6 +1,6 @@
-"""Take a picture of every page of the admin, in light and dark, and write docs/screens.md, which shows them.
+"""Take a screenshot of every admin page, in light and dark, and write docs/screens.md, which shows them.
 
-The pages and what is on them are those of tests/browser/test_pages.py, which also looks whether anything sticks out.
+The pages and their data are those of tests/browser/test_pages.py, which also checks the layout.
 """
 
 import os
@@ -49,14 +49,14 @@ pages.
 
 
 def _shrink(picture: Path) -> None:
-    """64 colours are enough for a page of the admin, and a third of the size."""
+    """Reduce the picture to 64 colours: enough for a page of the admin, and a third of the size."""
     with Image.open(picture) as seen:
         small = seen.convert("RGB").quantize(64, dither=Image.Dither.NONE)
     small.save(picture, optimize=True)
 
 
 def main() -> int:
-    """Returns the exit code of the tests."""
+    """Return the exit code of the tests, or 1 if a page has no title."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     for old in PICTURES.glob("*.png"):
         old.unlink()

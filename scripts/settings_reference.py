@@ -1,4 +1,4 @@
-"""Write docs/reference/settings.md from `django_faktory.conf`; tests/test_house_rules.py checks that it is up to date."""
+"""Write docs/reference/settings.md from `django_faktory.conf`; tests/test_house_rules.py checks that it is current."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ REST = """
 
 
 def render():
-    """The page's text."""
+    """Return the text of the whole page."""
     from django_faktory import conf  # found by the path that `main` sets
 
     rows = "".join(f"| `{key}` | `{shown(value)}` | {conf.DOCS[key]} |\n" for key, value in conf.DEFAULTS.items())

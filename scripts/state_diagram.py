@@ -1,4 +1,4 @@
-"""Write the diagram of a job's states into docs/protocol.md; the house rules' test sees that it is in step."""
+"""Write the diagram of a job's states into docs/protocol.md; tests/test_house_rules.py checks that it is up to date."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ END = "<!-- Here the diagram ends. -->\n"
 
 
 def render():
-    """The page's text, with the diagram as the table in the code has it."""
+    """Return the page's text with the diagram generated from the table in the code."""
     text = PAGE.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -20,7 +20,7 @@ def render():
 
 
 def diagram():
-    """One arrow for each two states that follow each other, with all that leads from the one to the other."""
+    """Return the diagram: an arrow from each state to each possible next one, with all events that lead there."""
     from django_faktory.lifecycle import GONE, TRANSITIONS, State  # found by the path that `main` sets
 
     places = [GONE, *State]

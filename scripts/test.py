@@ -28,8 +28,11 @@ from tests.programs import WITH_US  # noqa: E402
 
 PROCESSES = 4
 QUICK_PROCESSES = min(12, 3 * (os.cpu_count() or 2))
-"""Quick tests wait for two thirds of their time. Each process costs 4 s of CPU to collect them, too much for the few tests
-of the other databases; and tests left to --all need a core for themselves more often."""
+"""Quick tests wait for two thirds of their time.
+
+Each process needs 4 s of CPU to collect them, which is too much for the few tests of the other databases. Tests that
+are left to --all need a whole core more often.
+"""
 
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / ".demo" / "compiled")}
 """If the environment disables bytecode files, each of some 2,000 processes would compile the whole project again."""
@@ -46,7 +49,7 @@ NOTHING_CHOSEN = 5
 
 
 class Run:
-    """The tests on one database: pytest's own process, and what it said."""
+    """The tests on one database: pytest's own process, and its results."""
 
     def __init__(self, kind, *, is_first, is_quick, measure, more):
         self.kind = kind
@@ -62,10 +65,10 @@ class Run:
         self._processes = QUICK_PROCESSES if is_quick and is_first else PROCESSES
         self.counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         self.unsteady = []
-        """Tests that failed in company and passed alone."""
+        """Tests that failed in parallel with others and passed alone."""
 
     def __call__(self, *, again):
-        """Run the tests; with `again` a few that failed have a second try."""
+        """Run the tests; with `again`, run a few failed tests a second time."""
         begun = time.monotonic()
         suites = self._pytest("-n", str(self._processes), "--dist", "worksteal")
         self._count(suites)
@@ -99,7 +102,7 @@ class Run:
 
 
 def main():
-    # A shell's background job ignores INT and QUIT, and nohup HUP: every process that the tests start would inherit that.
+    # A shell's background job ignores INT and QUIT, and nohup ignores HUP; all processes of the tests would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -134,7 +137,7 @@ def run_all(wanted, options, more):
 
 
 def names_tests(more):
-    """Whether arguments of pytest's name files or folders."""
+    """Return True if pytest's arguments name files or folders."""
     return any((ROOT / word.partition("::")[0]).exists() for word in more)
 
 
@@ -157,7 +160,7 @@ def arguments():
 
 
 def covered(*, enough):
-    """Report the coverage of all runs together; it must be high where there was `enough` to run."""
+    """Report the coverage of all runs together; it must reach the minimum if `enough` databases ran."""
     coverage("combine", "--quiet")
     return coverage("report", *([] if enough else ["--fail-under=0"])) == 0
 

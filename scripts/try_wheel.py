@@ -1,8 +1,8 @@
-"""Build wheel and sdist, look at what is in them, and use the wheel as a stranger would: in an empty environment.
+"""Build wheel and sdist, check their contents, and use the wheel as a new user does: in an empty environment.
 
     python scripts/try_wheel.py [--keep FOLDER]
 
-A new Django project follows the README: install, migrate, enqueue, `runfaktory` until it is done, look at the admin.
+A new Django project follows the README: install, migrate, enqueue, `runfaktory` until the job is done, open the admin.
 Needs the packages build, twine and check-wheel-contents, which `make setup` installs.
 """
 
@@ -101,7 +101,7 @@ def main():
 
 
 def build(dist):
-    """Both, the wheel from the sdist: what is missing there is missing in it."""
+    """Build both, the wheel from the sdist: a file that is missing there is missing in the wheel too."""
     say("building")
     run(sys.executable, "-m", "build", "--quiet", "--outdir", dist, ROOT)
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
@@ -111,7 +111,7 @@ def build(dist):
 def check(wheel, sdist):
     say("looking at what is in them")
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
-    # W004: migrations are numbered, and no import statement can say that.
+    # W004: migrations begin with a digit, so no import statement can name them.
     run(Path(sys.executable).with_name("check-wheel-contents"), "--ignore", "W004", wheel)
     ours = committed()
     in_wheel = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -125,7 +125,7 @@ def check(wheel, sdist):
 
 
 def committed():
-    """Files of the repository, as git knows them; new ones too, unless they are ignored."""
+    """Return the repository's files as git lists them, with new files unless they are ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for name in told.splitlines() if (ROOT / name).exists()}
@@ -138,7 +138,7 @@ def expect(is_so, what, found, wanted):
 
 
 def use(wheel, folder):
-    """A project of somebody who has the README and nothing else."""
+    """Set up a project and run a job, with only what the README says."""
     say("installing it into an empty environment")
     python = folder / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", folder / "venv")
@@ -166,7 +166,7 @@ def use(wheel, folder):
 
 
 def typed(python, place):
-    """Each public name has a type, right calls pass, and a wrong one is found."""
+    """Check that each public name has a type, that correct calls pass, and that a wrong one is found."""
     say("types, as a user's mypy sees them")
     asked = "import django_faktory; print(*django_faktory.__all__); print(django_faktory.__file__)"
     names, where = subprocess.run(
@@ -189,7 +189,7 @@ def typed(python, place):
 
 
 def clean_environment():
-    """Without what would lead to this checkout."""
+    """Return the environment without variables that lead to this checkout."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DJANGO_SETTINGS_MODULE")}
 
 

@@ -1,1 +1,1 @@
-"""This project beside its peers, in one run: `python -m benchmarks.peers` (see ../README.md)."""
+"""Compare this project with its peers in one run: `python -m benchmarks.peers` (see ../README.md)."""

@@ -1,4 +1,4 @@
-"""Measure this project beside its peers.
+"""Compare this project with its peers.
 
 python -m benchmarks.peers                       everything, in less than half an hour on two cores
 python -m benchmarks.peers --only huey,django-faktory --rounds 1 --jobs 300 --no-docs
@@ -42,7 +42,7 @@ def arguments():
 
 
 class Run:
-    """One run: every system is set up first, then all take turns, measure by measure, round by round."""
+    """One run: set up every system, then measure them in turn, measure by measure, round by round."""
 
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
@@ -110,7 +110,7 @@ class Run:
 
 def main():
     options, began = arguments(), time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left running
     RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
         run = Run(options, Path(folder))

@@ -1,4 +1,4 @@
-"""What the harness has done inside of a system's environment: one command a line, as JSON, and one answer a line.
+"""Run the harness's commands in a system's environment: one command per line as JSON, and one answer per line.
 
 python -m benchmarks.peers.agent        (started by `asking.Agent`, with the environment that it sets)
 """
@@ -17,18 +17,18 @@ import django
 from benchmarks.peers.arithmetic import median
 from benchmarks.peers.systems import SYSTEMS
 
-CALLS = 25  # in a turn of `enqueue_turns`
+CALLS = 25  # per round of `enqueue_turns`
 POSTGRESQL = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_connections")
 
 
 class Agent:
-    """The commands; each is a method."""
+    """Implements the commands: each public method is one."""
 
     def __init__(self, system):
         self.system = system
 
     def prepare(self):
-        """Make the database and its tables anew."""
+        """Create an empty database with its tables; return the versions in use."""
         from django.core.management import call_command
         from django.db import connection
 
@@ -46,7 +46,7 @@ class Agent:
             administer("DROP DATABASE IF EXISTS {} WITH (FORCE)")
 
     def versions(self):
-        """The system's own packages and what they stand on."""
+        """Return the versions of the system's own packages, and of the packages that it depends on."""
         named = [re.split(r"[\[<>=]", name)[0] for name in self.system.requirements if not name.startswith(("-", "."))]
         if self.system.ours:
             named.append("django-faktory")
@@ -55,7 +55,7 @@ class Agent:
         return found | {"python": platform.python_version()}
 
     def database(self):
-        """The database and the settings a figure cannot be read without."""
+        """Return the database's settings without which a figure cannot be interpreted."""
         from django.db import connection
 
         with connection.cursor() as cursor:
@@ -67,7 +67,7 @@ class Agent:
         return self.system.redis().info("server")["redis_version"]
 
     def empty(self):
-        """No job, no row, and no dead row of an earlier measure."""
+        """Delete all jobs and rows of earlier measures; on PostgreSQL, without leaving dead rows."""
         from django.db import connection
 
         self.system.empty()
@@ -83,7 +83,7 @@ class Agent:
             cursor.execute("PRAGMA foreign_keys = ON")
 
     def settle(self):
-        """Give the planner what a database has that has been running for a while, and write out what is waiting."""
+        """Update the planner's statistics as in a database that has run for a while, and flush pending writes."""
         from django.db import connection
 
         with connection.cursor() as cursor:
@@ -94,19 +94,22 @@ class Agent:
                 cursor.execute("ANALYZE")
 
     def enqueue_many(self, kind, count):
-        """The seconds it took; by the call for many, where there is one."""
+        """Enqueue `count` jobs, with the bulk call if there is one; return the seconds it took."""
         begun = time.perf_counter()
         self.system.enqueue_many(kind, range(count))
         return time.perf_counter() - begun
 
     def enqueue(self, kind, number):
-        """When the call began."""
+        """Enqueue one job; return the time at which the call began."""
         begun = time.time()
         self.system.enqueue(kind, number)
         return begun
 
     def enqueue_turns(self, calls):
-        """One by one beside a bare `create()`, in turns: microseconds a call, and the medians of the turns' ratios."""
+        """Alternate single enqueues and bare `create()` calls.
+
+        Returns microseconds per call, and the medians of the ratios between them.
+        """
         ways = (bare, self._alone, bare_with_row, self._with_row)
         for way in ways:
             timed(way, 5)
@@ -131,13 +134,16 @@ class Agent:
         return self.system.left()
 
     def rows(self):
-        """How many rows the tasks wrote, and for how many jobs."""
+        """Return how many rows the tasks wrote, and for how many jobs."""
         from benchmarks.peers.project.models import Row
 
         return [Row.objects.count(), Row.objects.values("number").distinct().count()]
 
     def server_pids(self):
-        """PostgreSQL's processes for this database, without the one that serves this agent, and those for all."""
+        """Return the pids of PostgreSQL's processes for this database, and of those for all databases.
+
+        The process of this agent's own session is left out.
+        """
         from django.db import connection
 
         if connection.vendor != "postgresql":
@@ -150,7 +156,7 @@ class Agent:
             return [pid for (pid,) in cursor.fetchall()]
 
     def operations(self):
-        """Transactions of this database, or commands of Redis, so far."""
+        """Return the number of transactions of this database, or of commands of Redis, so far."""
         from django.db import connection
 
         if self.system.store == "Redis":
@@ -204,7 +210,7 @@ def administer(*statements):
 
 def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a package prints is no answer
+    os.dup2(2, 1)  # output of packages must not mix with the answers
     agent = Agent(SYSTEMS[os.environ["BENCH_SYSTEM"]])
     for line in sys.stdin:
         name, *arguments = json.loads(line)

@@ -1,22 +1,22 @@
-"""Medians, percentiles, and how many times the best of the peers."""
+"""Compute medians, percentiles and ratios to the best peer."""
 
 import statistics
 
 
 def median(values):
-    """Of those that are there; None if none is."""
+    """Return the median of the values that are not None, or None if there is none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def percentile(values, percent):
-    """The smallest value that at least so many percent of them do not exceed."""
+    """Return the smallest value that at least `percent` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def best(values, *, more_is_better):
-    """The best of those that are there; None if none is."""
+    """Return the best of the values that are not None, or None if there is none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -24,5 +24,5 @@ def best(values, *, more_is_better):
 
 
 def ratio(value, to):
-    """`value / to`; None where there is nothing to compare."""
+    """Return `value / to`, or None if there is nothing to compare."""
     return None if value is None or not to else value / to

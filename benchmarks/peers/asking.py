@@ -1,4 +1,4 @@
-"""The processes of a run, seen from the harness: a system's agent, its workers, and a Redis of our own."""
+"""Manage the processes of a run: each system's agent, its workers, and a Redis of this run."""
 
 import json
 import os
@@ -17,11 +17,11 @@ STOP_S = 15
 
 
 class Failed(Exception):
-    """A measure did not come to its end; says why in one line."""
+    """A measure could not be completed; the message gives the reason in one line."""
 
 
 class Place:
-    """Where one system runs: its Python, its database, its marks, its log."""
+    """The environment of one system: its Python, its database, its folder of marks, its log."""
 
     def __init__(self, system, python, folder, redis):
         self.system, self.python, self.redis = system, str(python), redis
@@ -48,7 +48,7 @@ class Place:
 
 
 class Agent:
-    """Asks a system's agent, which runs in the system's environment: `agent.left()` and the like."""
+    """Sends commands to the agent process in a system's environment: `agent.left()` and the like."""
 
     def __init__(self, place):
         self._place = place
@@ -82,7 +82,7 @@ class Agent:
 
 
 class Workers:
-    """A system's workers, while the block lasts."""
+    """Runs a system's workers while the block lasts."""
 
     def __init__(self, place):
         self._place = place
@@ -96,7 +96,7 @@ class Workers:
         return readings.tree(*(root.pid for root in self._roots))
 
     def require(self):
-        """Raises Failed if one of them has ended."""
+        """Raise Failed if one of the worker processes has ended."""
         for root in self._roots:
             if root.poll() is not None:
                 raise Failed(f"a worker ended by itself, exit code {root.returncode}; see {self._place.log}")
@@ -116,7 +116,10 @@ class Workers:
         self._bury(everyone)
 
     def _bury(self, pids):
-        """Those who outlived their parents: only what we started, told by the marks' folder in its environment."""
+        """Kill processes that outlived their parents.
+
+        Processes of this run are recognized by the folder of marks in their environment.
+        """
         ours = f"{marks.FOLDER}={self._place.marks}".encode()
         for pid in pids:
             try:
@@ -128,7 +131,7 @@ class Workers:
 
 
 class Redis:
-    """A Redis without persistence on a free port, so that nobody else's commands are counted as a system's."""
+    """A Redis without persistence on a free port, so that commands of other programs are not counted."""
 
     url = ""
     pid = None

@@ -1,17 +1,17 @@
-"""A chart as SVG, without a library: a few figures, a bar for each system, the best on top, ours in another colour."""
+"""Draw an SVG chart without a library: a few figures, a bar per system, the best on top, ours in another colour."""
 
 from html import escape
 
 from benchmarks.peers.figures import CHARTED, FIGURES, medians
 
 PANEL, GAP, MARGIN = 490, 20, 16
-LABEL, VALUE = 225, 70  # what the names and the figures take of a panel's width
+LABEL, VALUE = 225, 70  # widths of the names and of the values in a panel
 BAR, STEP, HEAD = 14, 22, 34
 OURS, THEIRS = "#0b7a75", "#9aa5b1"
 
 
 def chart(found):
-    """The charted figures' panels, two in a row."""
+    """Return the SVG with one panel for each charted figure, two in a row."""
     values = medians(found)
     figures = [figure for figure in FIGURES if figure.key in CHARTED]
     rows = max(1, len(found["systems"]))
@@ -30,7 +30,7 @@ def chart(found):
 
 
 def bars(figure, found, values):
-    """(name, value) of the systems that have the figure, the best first."""
+    """Return (name, value) of each system that has the figure, the best first."""
     known = [(name, values[name][figure.key]) for name in found["systems"] if values[name][figure.key] is not None]
     return sorted(known, key=lambda one: one[1], reverse=figure.more_is_better)
 

@@ -1,4 +1,4 @@
-"""A virtual environment for each system, made when it is first needed: our own dependencies stay free of the peers'."""
+"""Create a virtual environment for each system on first use, separate from our own dependencies."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ VERSIONS = ("3.12", "3.13", "3.14")
 
 
 class CannotInstall(Exception):
-    """The system cannot be had here; says why in one line."""
+    """A system cannot be installed here; the message gives the reason in one line."""
 
 
 def interpreter(wanted=""):
-    """A Python that Django 6.1 and all peers run on. Raises CannotInstall."""
+    """Return a Python that Django 6.1 and all peers support. Raises CannotInstall."""
     places = [Path(wanted)] if wanted else []
     for version in () if wanted else VERSIONS:
         on_path = shutil.which(f"python{version}")
@@ -32,7 +32,7 @@ def interpreter(wanted=""):
 
 
 def environment(system, python):
-    """The Python of this system's environment, made or brought up to date if need be. Raises CannotInstall."""
+    """Return the Python of this system's environment; create or update it if needed. Raises CannotInstall."""
     folder = FOLDER / system.environment
     wanted = [*EVERYWHERE, *system.requirements]
     stamp, content = folder / "installed.json", json.dumps([str(python), wanted, _project(system)])
@@ -47,7 +47,10 @@ def environment(system, python):
 
 
 def _project(system):
-    """Ours is installed as it lies here: only what it depends on can grow old."""
+    """Return a hash of our pyproject.toml; for a peer, an empty string.
+
+    Our package is installed in editable mode, so only its dependencies can be out of date.
+    """
     return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest() if system.ours else ""
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run: their names, which way is better, and each system's median beside the best peer's."""
+"""Define the figures of a run: names, which direction is better, and medians compared with the best peer's."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ class Figure:
 
     key: str
     heading: str
-    title: str  # of its part of the chart
+    title: str  # of its panel in the chart
     more_is_better: bool = False
 
     def shown(self, value):
-        """A number as a person reads it: three digits that count."""
+        """Format a number for people, with about three significant digits."""
         if value is None:
             return "–"
         if abs(value) >= 1000:
@@ -51,7 +51,7 @@ CHARTED = ("noop_per_s", "insert_per_s", "pick_up_p50_ms", "cpu_ms")
 
 
 def medians(found):
-    """{system: {figure: median of its rounds}}; what was not measured is None."""
+    """Return {system: {figure: median of its rounds}}; figures that were not measured are None."""
     return {
         name: {figure.key: median(about["samples"].get(figure.key, ())) for figure in FIGURES}
         for name, about in found["systems"].items()
@@ -62,7 +62,7 @@ SERVED = ("PostgreSQL", "Redis")
 
 
 def best_peers(found, *, stores=SERVED):
-    """{figure: the best median among the peers with such a store}; our own systems do not count."""
+    """Return {figure: best median among the peers with one of these stores}, without our own systems."""
     values, systems = medians(found), found["systems"].items()
     peers = [values[name] for name, about in systems if not about["ours"] and about["store"] in stores]
     return {
@@ -72,7 +72,10 @@ def best_peers(found, *, stores=SERVED):
 
 
 def ratios(found):
-    """{system: {figure: how many times the best peer's}}; what is on SQLite is compared with what is on SQLite."""
+    """Return {system: {figure: ratio to the best peer's}}.
+
+    Systems on SQLite are compared with peers on SQLite.
+    """
     served, on_sqlite, found_ratios = best_peers(found), best_peers(found, stores=("SQLite",)), {}
     for name, row in medians(found).items():
         to = on_sqlite if found["systems"][name]["store"] == "SQLite" else served

@@ -1,7 +1,7 @@
-"""Every start of a job leaves a mark: its number and the time. Written by workers, read by the harness.
+"""Record the start of each job as a mark: its number and the time. Workers write marks, the harness reads them.
 
-A mark is 16 bytes in a file that the process has mapped: no system call, no lock, and none is lost when the worker is
-killed. Each process has a file of its own, so that a job that two processes run shows twice.
+A mark is 16 bytes in a memory-mapped file: it needs no system call and no lock, and none is lost if the worker is
+killed. Each process has its own file, so that a job that two processes run appears twice.
 """
 
 import itertools
@@ -14,21 +14,21 @@ from pathlib import Path
 
 FOLDER = "BENCH_MARKS"
 _MARK = struct.Struct("<dq")
-_NUMBER = struct.Struct("<q")  # written last and read first: a mark that has it is whole
+_NUMBER = struct.Struct("<q")  # written last and read first: a mark that has it is complete
 _MOST = 1_000_000
 _own = []
 _opening = [threading.Lock()]
 
 
 def leave(number):
-    """Say that the job with this number begins, in this process, now."""
+    """Record that the job with this number starts in this process now."""
     file, places = _own[0] if _own else _open()
     _MARK.pack_into(file, next(places) * _MARK.size, time.time(), number + 1)
 
 
 def _open():
     with _opening[0]:
-        if not _own:  # else another thread was quicker
+        if not _own:  # otherwise another thread was faster
             path = Path(os.environ[FOLDER]) / f"{os.getpid()}.marks"
             with open(path, "x+b") as file:
                 file.truncate(_MOST * _MARK.size)
@@ -37,7 +37,10 @@ def _open():
 
 
 def _forget():
-    """A process that was forked has a file of its own, and no lock that a thread of its parent held."""
+    """Reset the state of a forked process.
+
+    It needs its own file, and must not inherit a lock that a thread of its parent held.
+    """
     _own.clear()
     _opening[0] = threading.Lock()
 
@@ -46,7 +49,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class Marks:
-    """All marks in a folder; each look reads what is new."""
+    """All marks in a folder; each call of `look` reads the new ones."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -57,11 +60,11 @@ class Marks:
             path.unlink()
 
     def look(self):
-        """The marks so far, as (number, time)."""
+        """Return the marks so far, as (number, time)."""
         for path in self.folder.glob("*.marks"):
             if path not in self._files:
                 if path.stat().st_size < _MOST * _MARK.size:
-                    continue  # it is being made
+                    continue  # it is still being created
                 with open(path, "rb") as file:
                     self._files[path] = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), 0]
             self._read(self._files[path])

@@ -1,4 +1,4 @@
-"""The measures: each takes a system's place and agent, and gives figures; each leaves nothing running."""
+"""Define the measures: each takes a system's place and agent, returns figures, and leaves no process running."""
 
 import random
 import time
@@ -8,32 +8,32 @@ from benchmarks.peers.arithmetic import median, percentile
 from benchmarks.peers.asking import Failed, Workers
 from benchmarks.peers.marks import Marks
 
-STUCK_S = 40  # without a job begun: no worker of any system needs as long to start
-CPU_FROM = 0.2  # of the jobs: by then all processes have started, so that a job's CPU is not the start's
+STUCK_S = 40  # maximum time in which no job begins; no system's workers take this long to start
+CPU_FROM = 0.2  # share of the jobs; by then all processes have started, so their start is not counted
 
 
 def one_by_one(place, agent, options):
-    """`enqueue()` beside a bare `create()`, alone and in a transaction with a row."""
+    """Compare `enqueue()` with a bare `create()`, alone and in a transaction with a row."""
     agent.empty()
     agent.settle()
     return agent.enqueue_turns(options.calls)
 
 
 def many(place, agent, options):
-    """The call for many jobs at once, where there is one."""
+    """Measure how many jobs per second are enqueued with the bulk call, or with a loop if there is none."""
     agent.empty()
     agent.settle()
     return {"many_per_s": options.many / agent.enqueue_many("noop", options.many)}
 
 
 def noop(place, agent, options):
-    """Jobs that do nothing: how many a second, and their CPU and memory."""
+    """Measure rate, CPU and memory with jobs that do nothing."""
     found = _drain(place, agent, "noop", options.jobs * place.system.times_jobs)
     return {"noop_per_s": found.pop("per_s")} | found
 
 
 def insert(place, agent, options):
-    """Jobs that write a row each."""
+    """Measure the rate of jobs that write one row each."""
     jobs = options.jobs * min(2, place.system.times_jobs)
     found = _drain(place, agent, "insert", jobs)
     if agent.rows() != [jobs, jobs]:
@@ -42,14 +42,14 @@ def insert(place, agent, options):
 
 
 def lone(place, agent, options):
-    """Workers with nothing to do, then one job now and then."""
+    """Measure idle workers, then the pick-up of single jobs."""
     agent.empty()
     marks = Marks(place.marks)
     with Workers(place) as workers:
         agent.enqueue("noop", 0)
         _wait_for(marks, 1, workers)
         time.sleep(options.idle_s / 4)
-        agent.operations()  # PostgreSQL counts what a session did at the end of its next query, a second later at least
+        agent.operations()  # PostgreSQL counts a session's transactions at its next query, at least 1 s later
         time.sleep(1.2)
         found = _idle(place, agent, workers, options.idle_s)
         found |= _pick_up(agent, marks, workers, options.lone)
@@ -89,7 +89,10 @@ def _drain(place, agent, kind, jobs):
 
 
 def _wait_for(marks, count, workers):
-    """Until so many jobs have begun; how many have. Raises Failed when none does for a while."""
+    """Wait until `count` jobs have begun; return how many have.
+
+    Raises Failed if no further job begins for `STUCK_S` seconds.
+    """
     before, since = len(marks.look()), time.monotonic()
     while (found := len(marks.look())) < count:
         if found > before:
@@ -103,7 +106,10 @@ def _wait_for(marks, count, workers):
 
 
 def _wait_until_done(agent, workers):
-    """Until its own store says so: a job counts once its end is kept, not when it begins."""
+    """Wait until the system's own store has no unfinished job.
+
+    A job counts when its end is stored, not when it begins.
+    """
     since = time.monotonic()
     while left := agent.left():
         if time.monotonic() - since > STUCK_S:
@@ -120,7 +126,7 @@ def _require_each_once(found, jobs):
 
 
 def _cpu(workers, agent, place):
-    """CPU of the workers, and of what keeps the jobs."""
+    """Return the CPU of the workers, and of the processes that store the jobs."""
     server = agent.server_pids() if place.system.store == "PostgreSQL" else []
     server += [place.redis.pid] if place.system.store == "Redis" else []
     return readings.cpu_s(workers.pids()), readings.cpu_s(server)
@@ -133,15 +139,15 @@ def _idle(place, agent, workers, idle_s):
     operations_over, lasted = agent.operations(), time.monotonic() - since
     cpu_over, server_over = _cpu(workers, agent, place)
     used = readings.cpu_between(cpu, cpu_over) + readings.cpu_between(server, server_over)
-    asked = None if operations is None else max(0, operations_over - operations - 1) / lasted  # one was the question
+    asked = None if operations is None else max(0, operations_over - operations - 1) / lasted  # minus this query
     return {"idle_cpu_percent": used / lasted * 100, "idle_operations_per_s": asked}
 
 
 def _pick_up(agent, marks, workers, count):
-    """Milliseconds from the call of `enqueue()` to the job's start."""
+    """Return percentiles of the milliseconds from the call of `enqueue()` to the job's start."""
     called = {}
     for number in range(1, count + 1):
-        time.sleep(random.uniform(0.02, 0.08))  # in step with no poll
+        time.sleep(random.uniform(0.02, 0.08))  # random, so not in phase with any polling
         called[number] = agent.enqueue("noop", number)
     _wait_for(marks, count + 1, workers)
     _require_each_once(marks.look(), count + 1)

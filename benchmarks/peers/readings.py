@@ -1,4 +1,4 @@
-"""CPU seconds and memory of processes, from /proc: of those that were started, and of all that they started."""
+"""Read CPU seconds and memory of processes and all their descendants from /proc."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tree(*roots):
-    """These processes and their descendants that run now."""
+    """Return the pids of these processes and of their running descendants."""
     children = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and (fields := _stat(int(path.name))):
@@ -21,17 +21,20 @@ def tree(*roots):
 
 
 def cpu_s(pids):
-    """CPU seconds of each, the children it has buried included: {pid: seconds}."""
+    """Return {pid: CPU seconds}, including children that have ended and were waited for."""
     return {pid: sum(int(field) for field in fields[11:15]) / TICKS for pid in pids if (fields := _stat(pid))}
 
 
 def cpu_between(before, after):
-    """CPU seconds used between two readings; a process that is new in the second began with none."""
+    """Return the CPU seconds used between two readings; a process that is only in the second started with 0."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
 def memory_mb(pids):
-    """RSS, in which shared pages count once a process, and PSS, in which they count once: (MB, MB)."""
+    """Return (RSS, PSS) in MB.
+
+    RSS counts a shared page once per process, PSS once in total.
+    """
     rss = pss = 0
     for pid in pids:
         try:
@@ -45,7 +48,10 @@ def memory_mb(pids):
 
 
 def _stat(pid):
-    """The fields after the process's name, which may hold anything; the first is its state. None: it is gone."""
+    """Return the fields of /proc/PID/stat from the state on, or None if the process has ended.
+
+    The process's name before them may contain any character.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -53,7 +59,7 @@ def _stat(pid):
 
 
 def machine():
-    """What the figures were measured on."""
+    """Return a description of the machine on which the figures were measured."""
     cpu = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "cpus": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""A run for people: the machine, a table, what was not measured; and the same for docs/performance.md."""
+"""Write a run's report: the machine, a table, and what was not measured; and update docs/performance.md."""
 
 from benchmarks.peers.arithmetic import ratio
 from benchmarks.peers.chart import chart
@@ -8,13 +8,13 @@ BEGIN, END = "<!-- peers: begin; written by python -m benchmarks.peers -->", "<!
 
 
 def page(found):
-    """Everything there is to say, in Markdown."""
+    """Return the whole report in Markdown."""
     parts = (_machine(found), table(found), beside_the_best(found), _set_ups(found), _problems(found))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def table(found):
-    """A line for each system: medians, and in brackets how many times the best peer's."""
+    """Return a line for each system: medians, and in brackets the ratios to the best peer's."""
     values, beside = medians(found), ratios(found)
     lines = [
         "| | " + " | ".join(figure.heading for figure in FIGURES) + " |",
@@ -28,7 +28,10 @@ def table(found):
 
 
 def beside_the_best(found):
-    """A line for each figure: ours, the best peer's, and the best of those who keep jobs as durably as we do."""
+    """Return a line for each figure: ours, the best peer's, and the best peer's on PostgreSQL.
+
+    Peers on PostgreSQL keep jobs as durably as this project.
+    """
     systems = found["systems"].items()
     ours = next((name for name, about in systems if about["ours"] and about["store"] == "PostgreSQL"), None)
     if ours is None:
@@ -83,7 +86,10 @@ def _problems(found):
 
 
 def is_whole(found, systems, measures):
-    """Whether a run may stand in the docs: every system, every measure, and enough of both rounds and jobs."""
+    """Return True if a run is complete enough for the docs.
+
+    It needs every system and every measure, and enough rounds and jobs.
+    """
     options = found["options"]
     wanted = (set(systems), set(measures))
     got = (set(options["only"]), set(options["measures"]))
@@ -91,7 +97,7 @@ def is_whole(found, systems, measures):
 
 
 def write(found, docs):
-    """The chart and the block between the markers of performance.md. Raises ValueError where they are missing."""
+    """Write the chart, and the block between the markers of performance.md. Raises ValueError without markers."""
     place = docs / "performance.md"
     text = with_block(place.read_text(encoding="utf-8"), f"![The same as bars](img/peers.svg)\n\n{page(found)}")
     (docs / "img").mkdir(exist_ok=True)
@@ -100,7 +106,7 @@ def write(found, docs):
 
 
 def with_block(text, block):
-    """The page with this between its markers, and all else as it was."""
+    """Return the page with `block` between its markers, and all other text unchanged."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

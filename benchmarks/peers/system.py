@@ -1,6 +1,6 @@
-"""What the harness asks of a system. One module of `systems/` for each; none imports its package before it is asked.
+"""The interface between the harness and a system. Each module of `systems/` imports its package only when called.
 
-`settings`, `commands` and the attributes are read by the harness, in the project's own Python; the rest runs in the
+The harness reads `settings`, `commands` and the attributes in the project's own Python; all other methods run in the
 system's environment, with Django set up.
 """
 
@@ -11,28 +11,28 @@ ON_SQLITE = "as durable as SQLite with these settings; enqueued with the busines
 
 
 class System:
-    """One system in one set-up."""
+    """One system in one configuration."""
 
     name = ""
     title = ""
-    store = "PostgreSQL"  # or Redis, SQLite: where its jobs are
+    store = "PostgreSQL"  # or Redis, SQLite: the store of its jobs
     ours = False
     requirements = ()
-    environment = ""  # systems with the same share one
+    environment = ""  # systems with the same name share one
     tasks = ""
-    tasks_found_by_name = True  # by the project's tasks.py; else the settings say where they are
+    tasks_found_by_name = True  # the project's tasks.py imports them; otherwise the settings name their module
     apps = ()
-    layout = ""  # for the reader: processes, threads, what is not the default
+    layout = ""  # shown in the report: processes, threads, options that differ from the default
     promise = "durable; enqueued with the business row"
-    measures = None  # all, unless it says which
-    times_jobs = 1  # a drain that is over in an instant measures nothing: the quick ones get more
+    measures = None  # names of measures; None for all
+    times_jobs = 1  # factor for fast systems, because a very short drain measures nothing
 
     def settings(self):
-        """The Django settings that this system adds."""
+        """Return the Django settings that this system adds."""
         return {}
 
     def commands(self):
-        """What to start as its workers: the arguments of Python, a list for each."""
+        """Return the Python arguments with which to start its workers, a list for each process."""
         raise NotImplementedError
 
     def task(self, kind):
@@ -42,22 +42,22 @@ class System:
         self.task(kind).enqueue(number, "x")
 
     def enqueue_with_row(self, kind, number):
-        """Enqueue inside of a transaction, as its documentation says that it is done there."""
+        """Enqueue inside a transaction, in the way that the system's documentation recommends."""
         self.enqueue(kind, number)
 
     def enqueue_many(self, kind, numbers):
         raise NotImplementedError
 
     def empty(self):
-        """Forget every job that is not in the database's tables; those are emptied anyway."""
+        """Delete every job that is not in the database's tables; the tables are emptied separately."""
 
     def left(self):
-        """The number of jobs that its own store does not hold for done."""
+        """Return the number of jobs that the system's own store does not record as done."""
         raise NotImplementedError
 
 
 class RedisSystem(System):
-    """One whose jobs are in Redis: they are sent once the transaction has committed."""
+    """A system that stores jobs in Redis, and sends them after the transaction has committed."""
 
     store = "Redis"
     apps = ()
@@ -83,5 +83,5 @@ def redis_url():
 
 
 def django(*arguments):
-    """The arguments of Python for one of Django's commands."""
+    """Return the Python arguments of a Django command."""
     return ["-m", "django", *arguments]

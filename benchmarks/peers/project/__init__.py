@@ -1,1 +1,1 @@
-"""The Django project that every system runs in, each with its own settings and its own tasks."""
+"""The Django project in which every system runs, with its own settings and tasks."""

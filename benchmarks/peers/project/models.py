@@ -1,10 +1,10 @@
-"""The business row: what tasks write, and what a bare `create()` is measured with."""
+"""The business row that tasks write, and that a bare `create()` is measured with."""
 
 from django.db import models
 
 
 class Row(models.Model):
-    """A row like any other."""
+    """An ordinary row of an application."""
 
     number = models.IntegerField()
     text = models.CharField(max_length=100)

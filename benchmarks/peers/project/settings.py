@@ -1,4 +1,4 @@
-"""The settings of the project; those of the system that BENCH_SYSTEM names are added."""
+"""Settings of the project, plus those of the system that BENCH_SYSTEM names."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Where systems look for tasks: leads to those of the one that runs."""
+"""Import the tasks of the running system, for systems that look for tasks in this module."""
 
 import importlib
 import os

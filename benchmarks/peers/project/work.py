@@ -1,4 +1,4 @@
-"""What the tasks of every system do."""
+"""Functions that the tasks of every system call."""
 
 from benchmarks.peers import marks
 

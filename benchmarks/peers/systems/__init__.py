@@ -1,4 +1,4 @@
-"""All systems, in the order of the tables."""
+"""All systems, in the order in which tables show them."""
 
 from .celery import Celery
 from .dj_queue import DjQueue, DjQueueSqlite

@@ -1,4 +1,4 @@
-"""dj-queue: a supervisor that forks, NOTIFY on."""
+"""dj-queue with a supervisor that forks, and with NOTIFY on."""
 
 from ..system import ON_SQLITE, System, django
 

@@ -1,4 +1,4 @@
-"""django-ox: one supervisor, processes and threads."""
+"""django-ox with one supervisor, processes and threads."""
 
 from ..system import ON_SQLITE, System, django
 

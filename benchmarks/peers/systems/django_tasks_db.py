@@ -1,4 +1,4 @@
-"""django-tasks-db: a worker runs one job at a time, so there are four; it has no bulk call."""
+"""django-tasks-db with four workers, because each runs one job at a time; it has no bulk call."""
 
 from ..system import ON_SQLITE, System, django
 

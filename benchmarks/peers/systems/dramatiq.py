@@ -1,4 +1,4 @@
-"""Dramatiq on Redis, with django-dramatiq: without the middleware that writes a row at each change of a job."""
+"""Dramatiq on Redis with django-dramatiq, without the middleware that writes a row at each change of a job."""
 
 from ..system import RedisSystem, django, redis_url
 

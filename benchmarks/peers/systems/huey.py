@@ -1,4 +1,4 @@
-"""Huey on Redis: processes, no results. A job is taken from the queue before it runs: a crash loses it."""
+"""Huey on Redis with processes, without results. It takes a job from the queue before running it: a crash loses it."""
 
 import os
 from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""This project: `runfaktory --worker-only` as it comes; with atomic tasks; on SQLite."""
+"""This project: `runfaktory --worker-only` with its defaults, with atomic tasks, and on SQLite."""
 
 from ..system import ON_SQLITE, System, django
 

@@ -1,4 +1,4 @@
-"""Procrastinate: its Django connector enqueues, the worker has a pool of its own."""
+"""Procrastinate: its Django connector enqueues; the worker has its own connection pool."""
 
 from ..system import System, django
 

@@ -1,1 +1,1 @@
-"""The same two tasks, as each system declares them."""
+"""The same two tasks, declared for each system."""

@@ -1,4 +1,4 @@
-"""Celery's app and tasks."""
+"""Declare the app and both tasks for Celery."""
 
 from celery import Celery
 

@@ -1,4 +1,4 @@
-"""Tasks for every backend of Django's own Tasks."""
+"""Declare both tasks for every backend of Django's Tasks framework."""
 
 from django.tasks import task
 

@@ -1,4 +1,4 @@
-"""Dramatiq's actors."""
+"""Declare both tasks as actors of Dramatiq."""
 
 import dramatiq
 

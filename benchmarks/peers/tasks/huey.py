@@ -1,4 +1,4 @@
-"""Huey's tasks; the one that uses the database is a `db_task`, as its documentation asks."""
+"""Declare both tasks for Huey; the task with database access is a `db_task`, as Huey's documentation recommends."""
 
 from huey.contrib.djhuey import db_task, task
 

@@ -1,4 +1,4 @@
-"""django_faktory's tasks."""
+"""Declare both tasks for django_faktory."""
 
 from benchmarks.peers.project import work
 from django_faktory import task

@@ -1,4 +1,4 @@
-"""django_faktory's tasks, whose work and end are one transaction."""
+"""Declare both tasks for django_faktory, each in one transaction with the end of its job."""
 
 from benchmarks.peers.project import work
 from django_faktory import task

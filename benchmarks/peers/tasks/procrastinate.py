@@ -1,4 +1,4 @@
-"""Procrastinate's tasks."""
+"""Declare both tasks for Procrastinate."""
 
 from procrastinate.contrib.django import app
 
