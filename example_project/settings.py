@@ -1,4 +1,4 @@
-"""Settings of the example project: SQLite beside it, unless DATABASE_URL names another database.
+"""Settings of the example project. It uses SQLite unless DATABASE_URL names another database.
 
 DATABASE_URL   such as postgres://user@127.0.0.1:5432/shop or mysql://user@127.0.0.1:3306/shop
 REDIS_URL      such as redis://127.0.0.1:6379/0: Django's cache, shared by all processes
@@ -59,7 +59,7 @@ DATABASES = {"default": dj_database_url.config(default=f"sqlite:///{HERE / 'db.s
 DATABASES["default"]["OPTIONS"] = {
     **DATABASES["default"].get("OPTIONS", {}),
     **{
-        # What workers need of SQLite: writers that queue up instead of failing, and readers that never wait.
+        # Workers need these settings of SQLite: writers wait instead of failing, and readers never wait.
         "django.db.backends.sqlite3": {
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
@@ -74,10 +74,10 @@ if REDIS_URL:
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
 
 TASKS = {"default": {"BACKEND": "django_faktory.backend.FaktoryBackend", "QUEUES": []}}
-# Tasks speak the language and live in the time zone of who enqueued them, and know the request they come from.
+# Tasks run with the language, time zone and request id of the code that enqueued them.
 FAKTORY = {
     "MIDDLEWARE": [f"django_faktory.middleware.{name}" for name in ("Language", "TimeZone", "Trace")],
-    # Once a year, and for a worker in any language: nobody here runs it. The report of each day is in shop/tasks.py.
+    # Once a year, for a worker in another language: no worker here runs it. The daily report is in shop/tasks.py.
     "CRON": {
         "year's end": {
             "schedule": "0 9 31 12 *",
@@ -89,7 +89,7 @@ FAKTORY = {
     },
 }
 
-# Mail goes to the console; Django 6.1 has its own word for it.
+# Mail goes to the console. Django 6.1 has another setting for it.
 if django.VERSION >= (6, 1):
     MAILERS = {"default": {"BACKEND": "django.core.mail.backends.console.EmailBackend"}}
 else:

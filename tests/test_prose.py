@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package are plain technical English (CONTRIBUTING.md)."""
+"""Docstrings and comments of the package, its tests and its tools are plain technical English (CONTRIBUTING.md)."""
 
 import ast
 import io
@@ -7,7 +7,7 @@ import tokenize
 
 import pytest
 
-from tests.test_house_rules import PACKAGE, name, tree
+from tests.test_house_rules import OURS, PACKAGE, TESTS, name, tree
 
 pytestmark = pytest.mark.core
 
@@ -45,8 +45,9 @@ def prose_of(path):
     return CODE.sub(" ", " ".join([*(text for _, text in docstrings(path)), *comments(path)]))
 
 
-def test_docstrings_and_comments_are_written_in_the_words_of_today():
-    prose = {name(path): prose_of(path) for path in PACKAGE}
+@pytest.mark.parametrize("files", [PACKAGE, [*OURS, *TESTS]], ids=["package", "everything"])
+def test_docstrings_and_comments_are_written_in_the_words_of_today(files):
+    prose = {name(path): prose_of(path) for path in files}
     found = {path: words for path, text in prose.items() if (words := OLD_WORDS.findall(text))}
     count = sum(len(text.split()) for text in prose.values())
     assert sum(map(len, found.values())) <= MAX_OLD_WORDS * count, found
@@ -56,7 +57,7 @@ def test_a_docstring_says_more_than_a_name():
     """Four words or more; a private function with a clear name needs none."""
     short = [
         f"{name(path)}:{line}: {text}"
-        for path in PACKAGE
+        for path in [*OURS, *TESTS]
         for line, text in docstrings(path)
         if len(text.split()) <= 3 and "`" not in text
     ]

@@ -1,4 +1,4 @@
-"""The shop in the admin; its jobs are there too, under Faktory."""
+"""Register the shop's models in the admin. Its jobs are there under Faktory."""
 
 from django.contrib import admin
 

@@ -1,5 +1,3 @@
-"""The app."""
-
 from django.apps import AppConfig
 
 

@@ -1,5 +1,3 @@
-"""The order form."""
-
 from typing import ClassVar
 
 from django import forms

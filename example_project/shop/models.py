@@ -1,4 +1,4 @@
-"""Orders, and what tasks make of them."""
+"""Models of the shop: orders, and the rows that tasks create for them."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Order(models.Model):
-    """Something a customer wants. Placing one enqueues its tasks in the same transaction."""
+    """An order of a customer. `place_order` enqueues its tasks in the same transaction."""
 
     customer = models.EmailField()
     item = models.CharField(max_length=100)
@@ -23,7 +23,7 @@ class Order(models.Model):
 
 
 class Invoice(models.Model):
-    """At most one for each order: a task that runs twice finds the first one."""
+    """The invoice of an order. One per order: a task that runs twice finds the first one."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE)
     sent_at = models.DateTimeField(null=True, editable=False)
@@ -33,7 +33,7 @@ class Invoice(models.Model):
 
 
 class WebhookCall(models.Model):
-    """What the shop's partner received. It answers the first call for an order with 503, as partners do."""
+    """A call that the shop's partner received. The partner answers the first call for each order with 503."""
 
     order = models.ForeignKey(Order, on_delete=models.CASCADE)
     answer = models.PositiveSmallIntegerField()
@@ -44,7 +44,7 @@ class WebhookCall(models.Model):
 
 
 class Delivery(models.Model):
-    """Parcels that leave together. It is born with the batch that makes them ready."""
+    """Parcels that leave together. Created in the same transaction as the batch that prepares them."""
 
     bid = models.CharField(max_length=255, editable=False)
     left_at = models.DateTimeField(null=True, editable=False)
@@ -57,7 +57,7 @@ class Delivery(models.Model):
 
 
 class Parcel(models.Model):
-    """What one order becomes. Its steps are in order because batches are: picked, weighed, closed."""
+    """The parcel of one order. Batches keep its steps in order: picked, weighed, closed."""
 
     delivery = models.ForeignKey(Delivery, on_delete=models.CASCADE, related_name="parcels")
     order = models.OneToOneField(Order, on_delete=models.CASCADE)
@@ -71,7 +71,7 @@ class Parcel(models.Model):
 
 
 class DailyReport(models.Model):
-    """What was sold on one day."""
+    """Number and total of the orders of one day."""
 
     day = models.DateField(unique=True)
     orders = models.PositiveIntegerField()

@@ -1,4 +1,4 @@
-"""What the shop does when an order comes in."""
+"""Store orders and deliveries, and enqueue the jobs that follow from them."""
 
 from datetime import timedelta
 
@@ -11,7 +11,7 @@ from .models import Delivery, Order, Parcel
 
 
 def place_order(*, customer, item, price):
-    """Store an order and enqueue what follows from it: both happen, or neither does."""
+    """Store an order and enqueue its jobs in one transaction."""
     with transaction.atomic():
         order = Order.objects.create(customer=customer, item=item, price=price)
         tasks.send_invoice.using(about=order).enqueue(order.pk)
@@ -22,10 +22,10 @@ def place_order(*, customer, item, price):
 
 
 def deliver(orders):
-    """Make parcels of these orders, and a delivery of the parcels: A → B → C, one batch inside of the other.
+    """Create a delivery with one parcel for each order, as nested batches: A inside B inside C.
 
-    The jobs run in any order, and many at once; the callbacks of the inner batches come before those of the outer ones.
-    Rows and batches are born together: an order that is in a parcel already leaves nothing of all this behind.
+    The jobs run in any order and concurrently. Callbacks of an inner batch run before those of the outer batch.
+    Rows and batches are created in one transaction: if one order already has a parcel, nothing is stored.
     """
     with transaction.atomic():
         delivery = Delivery.objects.create()

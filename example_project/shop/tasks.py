@@ -1,4 +1,4 @@
-"""The shop's tasks. Each may run twice (after a crash, say) and does its work once all the same."""
+"""Tasks of the shop. Each is idempotent, because a job may run twice, for example after a crash."""
 
 import asyncio
 import json
@@ -19,17 +19,17 @@ from .models import DailyReport, Delivery, Invoice, Order, Parcel
 
 
 class CardDeclined(Exception):
-    """The bank says no."""
+    """The bank has declined the card."""
 
 
 def after_a_second(_exception, _task_result):
-    """Partners are back soon; without this the first retry comes after 15 seconds or more."""
+    """Retry after one second. The default backoff waits for 15 seconds or more before the first retry."""
     return 1
 
 
 @task(queue_name="mail", priority=10, max_attempts=5)
 def send_invoice(order_id):
-    """Mail the invoice, unless it was."""
+    """Mail the invoice unless it was mailed before."""
     try:
         order = Order.objects.get(pk=order_id)
     except Order.DoesNotExist:
@@ -44,16 +44,16 @@ def send_invoice(order_id):
 
 @task
 async def check_stock(order_id):
-    """Ask the warehouse, which takes its time: other async tasks run meanwhile, in the same thread."""
+    """Ask the warehouse. While this task waits, other async tasks run in the same thread."""
     await asyncio.sleep(0.2)
     await Order.objects.filter(pk=order_id).aupdate(in_stock=True)
 
 
 @task(max_attempts=5, retry_on=[URLError, TimeoutError, TaskTimeout], backoff=after_a_second, timeout=30, limit=8)
 def call_webhook(order_id):
-    """Tell the partner about an order. The partner is not always there: a refusal is tried again.
+    """Report an order to the partner, and retry if the partner is unavailable.
 
-    Nor is it large: eight of these run at a time, on however many workers.
+    `limit=8`: at most eight of these jobs run at a time on all workers together.
     """
     url = settings.SHOP_URL + reverse("shop:partner")
     body = json.dumps({"order": order_id}).encode()
@@ -64,7 +64,7 @@ def call_webhook(order_id):
 
 @task(max_attempts=2, backoff=after_a_second)
 def charge_card(order_id, card):
-    """Take the money. A card that ends in 0002 is declined, again and again: the job ends up dead, to be looked at."""
+    """Charge the card. A card that ends in 0002 is always declined, so its job ends up dead."""
     if card.endswith("0002"):
         raise CardDeclined(f"order {order_id}: the bank declined card …{card[-4:]}")
     Order.objects.filter(pk=order_id, paid_at=None).update(paid_at=timezone.now())
@@ -72,29 +72,29 @@ def charge_card(order_id, card):
 
 @task(queue_name="mail", priority=-50, expires_in=86_400, missing="discard")
 def ask_for_review(order):
-    """Scheduled for some time after the order, and in no hurry then; but a day late nobody wants to be asked.
+    """Ask the customer for a review, some time after the order. The job expires if it is a day late.
 
-    The order travels as its key and is as it is by then; where it was deleted there is nobody to ask.
+    The job stores the key of the order, and the worker loads the row. If the row was deleted, the job is discarded.
     """
     send_mail("How do you like it?", f"You ordered {order.item}.", None, [order.customer])
 
 
 @task
 def pick(parcel_id):
-    """Fetch the goods from their shelf."""
+    """Record when the goods were picked."""
     Parcel.objects.filter(pk=parcel_id, picked_at=None).update(picked_at=timezone.now())
 
 
 @task
 def write_label(parcel_id):
-    """Say where it goes."""
+    """Write the address of the customer on the parcel."""
     parcel = Parcel.objects.select_related("order").get(pk=parcel_id)
     Parcel.objects.filter(pk=parcel_id).update(label=f"To {parcel.order.customer}")
 
 
 @task
 def weigh(parcel_id):
-    """A: the goods are there. No job looks after that: this one is the callback of the batch that brings them."""
+    """A: weigh the parcel. This is the callback of the batch that gets the goods, so the goods are there."""
     goods = Parcel.objects.select_related("order")
     parcel = goods.get(pk=parcel_id, picked_at__isnull=False, order__in_stock=True)
     parcel.grams = 100 + 900 * len(parcel.order.item)
@@ -103,7 +103,7 @@ def weigh(parcel_id):
 
 @task
 def close_parcel(parcel_id):
-    """B: after A, and when the label is written."""
+    """B: close the parcel, after A and when the label is written."""
     parcel = Parcel.objects.get(pk=parcel_id, grams__isnull=False, label__gt="")
     parcel.closed_at = parcel.closed_at or timezone.now()
     parcel.save(update_fields=["closed_at"])
@@ -111,7 +111,7 @@ def close_parcel(parcel_id):
 
 @task(priority=20, takes_context=True)
 def send_off(context, delivery_id):
-    """C: after each parcel's B. A callback can read how its batch went."""
+    """C: send the delivery, after B of each parcel. A callback can read the status of its batch."""
     delivery = Delivery.objects.get(pk=delivery_id)
     if delivery.parcels.filter(closed_at=None).exists():
         raise RuntimeError(f"{delivery} of batch {context.batch.bid} has an open parcel: this must not happen")
@@ -124,7 +124,7 @@ def send_off(context, delivery_id):
 def daily_report(day=""):
     """Sum up one day, given as 2026-05-01, and return the number of its orders.
 
-    Comes by itself each night for the day before; where no node was up at that time, once when one is.
+    Enqueued each night for the day before. If no node runs at that time, it is enqueued once when a node starts.
     """
     day = day or (timezone.localdate() - timedelta(days=1)).isoformat()
     begin = timezone.make_aware(datetime.fromisoformat(day))

@@ -1,4 +1,4 @@
-"""The shop's page, and the partner that its webhook calls."""
+"""Views of the shop, and of the partner that its webhook calls."""
 
 import json
 
@@ -17,7 +17,7 @@ from .orders import deliver, place_order
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def home(request):
-    """The form, and the latest orders."""
+    """Show the order form and the latest orders."""
     form = OrderForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         order = place_order(**form.cleaned_data)
@@ -36,7 +36,7 @@ def home(request):
 
 @require_POST
 def deliver_all(request):
-    """Every order that is in no parcel goes."""
+    """Create a delivery of all orders that have no parcel."""
     orders = list(Order.objects.filter(parcel=None)[:100])
     if orders:
         messages.success(request, f"This is {deliver(orders)}; it leaves when its parcels are closed.")
@@ -44,7 +44,7 @@ def deliver_all(request):
 
 
 def _status(delivery):
-    """How its batch is doing; a batch stays readable for a week after its end."""
+    """Return the status of its batch, which is kept for a week after its end."""
     try:
         return Batch.find(delivery.bid).status()
     except UnknownBatch:
@@ -54,7 +54,7 @@ def _status(delivery):
 @csrf_exempt  # machines call it, without a session
 @require_POST
 def partner(request):
-    """Stands for somebody else's service: refuses the first call about each order, so that a retry can be seen."""
+    """Play the partner's service. Refuse the first call for each order, to show a retry."""
     try:
         order = Order.objects.get(pk=json.loads(request.body)["order"])
     except (ValueError, KeyError, TypeError, Order.DoesNotExist):
