@@ -182,6 +182,16 @@ def test_a_callback_before_its_member_or_while_the_batch_is_open_again_is_early(
     assert len(told.found(referee.callbacks, {"m": GOOD})) == 2
 
 
+def test_a_member_that_failed_with_its_session_has_run_though_it_noted_nothing(told):
+    batch(told, member_ends=9)
+    told.note(4, "called", "c", "t", "complete")
+    told.note(10, "called", "s", "t", "success")
+    told.note(3, "dbfault")
+    assert told.found(referee.callbacks, {"m": GOOD})
+    failed = GOOD._replace(failures=1, errors=["django.db.utils.OperationalError"])
+    assert told.found(referee.callbacks, {"m": failed}) == []
+
+
 def test_a_refusal_needs_a_fault_of_the_database(told):
     told.note(1, "sent", "a", json.dumps(PLAIN, separators=(",", ":")))
     told.note(4, "refused", "a", "-ERR_database_unavailable")
