@@ -1,3 +1,5 @@
+"""Configuration of the shop as a Django app."""
+
 from django.apps import AppConfig
 
 

@@ -1,3 +1,5 @@
+"""The form that places an order."""
+
 from typing import ClassVar
 
 from django import forms

@@ -1,3 +1,5 @@
+"""Addresses of the shop's pages."""
+
 from django.urls import path
 
 from . import views
