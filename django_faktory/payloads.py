@@ -279,6 +279,17 @@ class HandedOut(NamedTuple):
     ago_s: float
 
 
+def interruption(job: Reservation, message: str) -> Interruption:
+    """Return the report of a job that the shutdown of its worker interrupted."""
+    return Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
+
+
+def rollback(job: Reservation, message: str) -> Interruption:
+    """Return the report of an atomic task whose end the database rolled back."""
+    report = interruption(job, message)
+    return msgspec.structs.replace(report, errtype="EndRolledBack", summary="rolled back by the database")
+
+
 def interruption_failure(interruption: Interruption) -> Failure:
     """Return the failure that replaces an interruption where the job cannot be released."""
     return failure(

@@ -22,7 +22,6 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
-import msgspec
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
@@ -237,17 +236,14 @@ class Execution:
         object.__setattr__(self.result, "_return_value", self._value)
 
     def _not_succeeded(self, error: BaseException) -> Failure | Interruption:
-        job, message = self.reservation, str(self.control.reason)
-        report = Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=message)
-        if isinstance(error, EndRolledBack):
-            report = msgspec.structs.replace(
-                report, message=str(error), errtype="EndRolledBack", summary="rolled back by the database"
-            )
-        elif not isinstance(self.control.reason, WorkerShutdown):
+        is_rolled_back = isinstance(error, EndRolledBack)
+        if not is_rolled_back and not isinstance(self.control.reason, WorkerShutdown):
             return self._failed(error)
         # The result object stays unfinished: an interrupted job runs again (ADR 25).
         self._is_over = False
-        return report
+        if is_rolled_back:
+            return payloads.rollback(self.reservation, str(error))
+        return payloads.interruption(self.reservation, str(self.control.reason))
 
     def _failed(self, error: BaseException) -> Failure:
         job = self.reservation

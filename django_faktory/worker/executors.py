@@ -178,7 +178,7 @@ class Executors:
 
 def interruption(job: Reservation, reason: str, broker: Broker) -> Interruption:
     """Log that the worker's stop interrupted this job and return its Interruption."""
-    report = Interruption(jid=job.jid, wid=job.wid, attempt=job.attempt, queue=job.queue, message=reason)
+    report = payloads.interruption(job, reason)
     _log_interruption(job, report, broker)
     return report
 
