@@ -78,6 +78,8 @@ class _Watch:
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
         self.running: dict[int, tuple[float, BaseDatabaseWrapper] | None] = {}
+        self.stood_still_s = 0.0
+        """Time during which the whole process did not run (SIGSTOP, a paused machine); it counts for no limit."""
 
     def start(self) -> None:
         """Start the thread; it ends when another watch replaces this one."""
@@ -87,16 +89,23 @@ class _Watch:
     def limited(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
         """Cut the connection if the block takes longer than the limit."""
         me = id(connection)  # by connection: the event loop's thread waits on several
-        self.running[me] = (time.monotonic() + getattr(_of_thread, "within_s", self.within_s), connection)
+        self.running[me] = (self.now() + getattr(_of_thread, "within_s", self.within_s), connection)
         try:
             yield
         finally:
             self.running.pop(me, None)
 
+    def now(self) -> float:
+        """Return a monotonic time, in seconds, that excludes the time during which the process stood still."""
+        return time.monotonic() - self.stood_still_s
+
     def _run(self) -> None:
         while transactions.around == self.limited:
+            before = time.monotonic()
             time.sleep(LOOK_EVERY_S)
-            now = time.monotonic()
+            # Replies may have arrived meanwhile, so the waiting threads get the rest of their time to read them.
+            self.stood_still_s += max(0.0, time.monotonic() - before - 2 * LOOK_EVERY_S)
+            now = self.now()
             for number, entry in list(self.running.items()):
                 if entry and now >= entry[0]:
                     self.running[number] = None  # cut only once

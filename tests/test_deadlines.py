@@ -54,6 +54,33 @@ def test_verbs_in_time_are_left_alone_however_many_there_are(limits):
     assert [run("default", sleep(0.06)) for _ in range(5)] == ["done"] * 5
 
 
+class Clock:
+    """Stand-in for the `time` module: each sleep takes the next of the given durations."""
+
+    def __init__(self, *durations):
+        self.now, self.durations = 1000.0, list(durations)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, _):
+        self.now += self.durations.pop(0)
+        if not self.durations:
+            transactions.around = None  # ends the watch
+
+
+@pytest.mark.parametrize(("durations", "is_cut"), [([1, 60, 1, 1], False), ([1] * 12, True)])
+def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durations, is_cut):
+    cuts = []
+    monkeypatch.setattr(deadlines, "_cut", cuts.append)
+    monkeypatch.setattr(deadlines, "time", Clock(*durations))
+    watch = deadlines._Watch(10)
+    monkeypatch.setattr(transactions, "around", watch.limited)
+    with watch.limited(connection):
+        watch._run()
+    assert bool(cuts) == is_cut
+
+
 def test_a_thread_may_be_allowed_more(limits, monkeypatch):
     limits(0.1)
     monkeypatch.setattr(deadlines._of_thread, "within_s", 60, raising=False)

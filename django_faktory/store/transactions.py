@@ -74,6 +74,7 @@ def run(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with around(connection):
+                _leave_an_ended_session(connection)
                 _leave_an_old_primary(connection)
                 return _carry_out(connection, verb, atomic=atomic, writes=writes, snapshot=snapshot)
         except (OperationalError, InterfaceError, InternalError) as error:
@@ -196,12 +197,20 @@ def _read(connection: BaseDatabaseWrapper, verb: Callable[[BaseDatabaseWrapper],
 def is_at_hand(connection: BaseDatabaseWrapper) -> bool:
     """Return True if the connection can be used at once, without blocking.
 
-    It must be open, outside a transaction, and not suspected to lead to an old primary.
+    It must be open, outside a transaction, not ended by the server, and not suspected to lead to an old primary.
     """
     raw = connection.connection
     if raw is None or connection.in_atomic_block or not connection.autocommit:
         return False
+    if dialect_of(connection).was_ended(connection):
+        return False
     return not (refusals := _refusals[connection.alias]) or _survived.get(raw, 0) >= refusals
+
+
+def _leave_an_ended_session(connection: BaseDatabaseWrapper) -> None:
+    """Replace the connection if its session was ended while it was idle, for example by an administrator."""
+    if connection.connection is not None and connection.autocommit and dialect_of(connection).was_ended(connection):
+        _discard(connection)
 
 
 def _leave_an_old_primary(connection: BaseDatabaseWrapper) -> None:

@@ -1,15 +1,19 @@
 """Collisions are retried, an unavailable database raises BrokerUnavailable, a caller's transaction is left alone."""
 
+import select
+
 import pytest
 from django.db import InterfaceError, OperationalError, connection, transaction
 
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job
 from django_faktory.store import jobs, transactions
+from django_faktory.store.dialects import dialect_of
 from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
 from tests.store.test_claims import in_threads
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,6 +108,53 @@ def test_a_real_lost_connection_is_told_and_the_next_verb_has_a_new_one():
         run("default", end_own_session)
     jobs.push([payload()], using="default")
     assert Job.objects.count() == 1
+
+
+END_SESSION = {"postgresql": "SELECT pg_terminate_backend(%s, 5000)", "mysql": "KILL %s"}
+OWN_SESSION = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
+
+
+def end_idle_session():
+    """End the session of this thread's idle connection from another connection."""
+    with connection.cursor() as cursor:
+        cursor.execute(OWN_SESSION[connection.vendor])
+        (session,) = cursor.fetchone()
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute(END_SESSION[connection.vendor], [session])
+    finally:
+        other.close()
+    wait_until(lambda: dialect_of(connection).was_ended(connection), 10)
+
+
+@needs_session("a pooler hides the session of a connection")
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_session_that_ended_while_it_was_idle_is_replaced_before_it_is_used(atomic):
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no sessions")
+    end_idle_session()
+    assert not transactions.is_at_hand(connection), "the event loop does not send on it either"
+    run("default", lambda _: JobFactory(), atomic=atomic)
+    assert Job.objects.count() == 1
+
+
+@needs_session("LISTEN belongs to a session")
+def test_a_session_with_notifications_to_read_is_not_replaced():
+    if connection.vendor != "postgresql":
+        pytest.skip("only PostgreSQL sends messages to an idle session")
+    with connection.cursor() as cursor:
+        cursor.execute("LISTEN faktory_test")
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("NOTIFY faktory_test")
+    finally:
+        other.close()
+    raw = connection.connection
+    assert select.select([raw.fileno()], [], [], 10)[0], "the notification has arrived"
+    run("default", lambda _: JobFactory())
+    assert connection.connection is raw
 
 
 @pytest.fixture

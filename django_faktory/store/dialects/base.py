@@ -465,6 +465,10 @@ class Dialect(ABC):
         """Return whether session settings persist on this connection and affect no other user of it."""
         return True
 
+    def was_ended(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
+        """Return whether the server has ended the session of this open, idle connection. Does not block."""
+        return False
+
     def joins(self, connection: BaseDatabaseWrapper) -> bool:  # noqa: ARG002
         """Return whether `exchange` is its own transaction, so that none needs to be opened around it."""
         return False

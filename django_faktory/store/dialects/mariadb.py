@@ -10,6 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from .base import replaceable
+from .idle import is_readable
 from .portable import PortableDialect, utc
 
 LEAST_WAIT_S = 0.1
@@ -62,6 +63,10 @@ class MariadbDialect(PortableDialect):
         """Return the SET statement for the session's lock wait, in whole seconds."""
         value = "DEFAULT" if seconds is None else 0 if seconds < LEAST_WAIT_S else math.ceil(seconds)
         return f"SET SESSION innodb_lock_wait_timeout = {value}"
+
+    def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether data or an end of file waits: MariaDB sends nothing else to an idle session."""
+        return is_readable(connection.connection.fileno())
 
     def await_claims(self, connection: BaseDatabaseWrapper) -> None:  # noqa: ARG002
         """Sleep for CLAIMED_WITHIN_S: MariaDB does not show which transactions have read a table.

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .cursor_hooks import has_own_cursor
+from .idle import is_readable
 
 Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]
@@ -135,9 +136,9 @@ class Flight(Generic[Told]):
         with self._connection.wrap_database_errors:
             with self._closed_by_errors():
                 self._pgconn.consume_input()
-                while not (is_whole := self._take()) and _is_more_here(self._pgconn):
+                while not (is_whole := self._take()) and is_readable(self._pgconn.socket):
                     self._pgconn.consume_input()  # drain: libuv reports a reset behind the data only once
-                self.is_last = is_whole and _is_more_here(self._pgconn)
+                self.is_last = is_whole and is_readable(self._pgconn.socket)
             return self._then(_answers(self._found, self._calls)) if is_whole else None
 
     def _take(self) -> bool:
@@ -165,13 +166,6 @@ class Flight(Generic[Told]):
             # After half a pipeline the next user of this connection would read results that are not its own.
             self._pgconn.finish()
             raise
-
-
-def _is_more_here(pgconn: Any) -> bool:
-    """Return whether data, an end of file or an error is waiting at the socket."""
-    readable = select.poll()
-    readable.register(pgconn.socket, select.POLLIN)
-    return bool(readable.poll(0))
 
 
 def _packed_all(calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Packed]:

@@ -33,6 +33,7 @@ from .base import (
     Tally,
     Underway,
 )
+from .idle import was_ended_by_postgresql
 from .pipeline import Rows
 from .postgresql_ahead import ahead_call, confirm, extend
 from .postgresql_failures import READ, failing_calls, save_calls
@@ -223,6 +224,10 @@ class PostgresqlDialect(Dialect):
         # Django's pool (5.1 and later) gives the session to other threads after each request.
         is_shared = bool(getattr(connection, "pool", None)) or not connection.autocommit
         return not is_shared and keeps_session(connection)
+
+    def was_ended(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the session was ended, for example by `pg_terminate_backend` or a restart."""
+        return was_ended_by_postgresql(connection.connection)
 
     def joins(self, connection: BaseDatabaseWrapper) -> bool:
         """Return whether several statements can be one message with this driver and its options."""

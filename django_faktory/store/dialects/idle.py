@@ -1,0 +1,37 @@
+"""Detect that a server has ended a session while its connection was idle.
+
+A statement sent on such a connection fails, although the database is available. It must not be repeated then: a lost
+connection does not show whether its last statement was committed.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import Any
+
+
+def is_readable(fd: int) -> bool:
+    """Return whether data, an end of file or an error is waiting at the socket. Does not block."""
+    readable = select.poll()  # `select.select` fails for descriptors from 1024 on
+    readable.register(fd, select.POLLIN)
+    return bool(readable.poll(0))
+
+
+def was_ended_by_postgresql(session: Any) -> bool:
+    """Return whether PostgreSQL has ended this session, of either driver.
+
+    Data at an idle connection may also be a notification or a changed setting, so the driver reads and classifies it.
+    """
+    if session.closed:
+        return True
+    if not is_readable(session.fileno()):
+        return False
+    try:
+        if hasattr(session, "pgconn"):  # psycopg 3
+            session.pgconn.consume_input()
+            session.pgconn.is_busy()  # parses what was read
+            return bool(session.pgconn.status != 0)  # ConnStatus.OK
+        session.poll()
+    except Exception:  # noqa: BLE001 - of the driver, not of Django
+        return True
+    return bool(session.closed)
