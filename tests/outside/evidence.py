@@ -71,7 +71,7 @@ class Evidence:
         self.ok = {note.rest[0]: note.at for note in history["ok"]}
         self.undone = history.jids("undone")
         self.refused = {note.rest[0]: (note.at, note.rest[1]) for note in history["refused"]}
-        self.acked = {(note.rest[0], note.rest[1]) for note in history["acked"]}
+        self.acked = {(note.rest[0], note.rest[1]): note.at for note in history["acked"]}
         self.kills = _by_pid(history["kill"])
         self.terms = _by_pid(history["term"])
         self.ends_of_sessions = sorted(note.at for note in history["dbfault"])
@@ -138,9 +138,11 @@ class Evidence:
         return any(attempt.begin <= at <= until for at in times)
 
     def is_reported(self, attempt):
-        """Return whether the server is known to have received the end of this attempt."""
+        """Return whether the server is known to have received the end of this attempt before it was lost."""
         if attempt.is_wire:
-            return (attempt.jid, attempt.executor) in self.acked
+            acked = self.acked.get((attempt.jid, attempt.executor))
+            mutes = self._mutes.get(attempt.executor, [])
+            return acked is not None and not any(attempt.noted_end <= at <= acked for at in mutes)
         latest = attempt.noted_end + REPORTED_S
         return not (self.is_killed(attempt, latest) or self._stands_still(attempt, latest))
 

@@ -31,14 +31,20 @@ def lost(evidence, left):
         if row is None or row.state not in FINAL:
             yield f"{jid} {spec['task']}: accepted, {row.state if row else 'not stored'} at the end; {_told(attempts)}"
         elif row.state != wanted:
-            if not (row.state == "dead" and row.losses >= MAX_LOSSES and _losses(evidence, attempts) >= MAX_LOSSES):
+            if not (row.state == "dead" and row.losses >= MAX_LOSSES and _are_real(evidence, jid, attempts)):
                 yield f"{jid} {spec['task']}: {row.state} {row.errtype}, wanted {wanted}; {_told(attempts)}"
         elif wanted == "succeeded" and not any(attempt.outcome == "ok" for attempt in attempts):
             yield f"{jid} {spec['task']}: succeeded, and no attempt ended well; {_told(attempts)}"
 
 
-def _losses(evidence, attempts):
-    return sum(attempt.is_suspect or evidence.is_killed(attempt, inf) for attempt in attempts)
+def _are_real(evidence, jid, attempts):
+    """Return whether processes were lost often enough for the maximum of losses.
+
+    A process may be killed between the claim and the first note of the attempt. Such a loss needs a kill of its own.
+    """
+    lost = [attempt for attempt in attempts if attempt.is_suspect or evidence.is_killed(attempt, inf)]
+    killed = {pid for pid, times in evidence.kills.items() if max(times) >= evidence.sent[jid]}
+    return bool(lost) and len(lost) + len(killed - {attempt.pid for attempt in lost}) >= MAX_LOSSES
 
 
 def _told(attempts):
@@ -74,8 +80,10 @@ def _is_run_again_rightly(evidence, jid, before, after):
         return True
     if evidence.is_killed(before, after.begin):
         return before.outcome != "ok" or not evidence.is_reported(before)
-    if not before.is_wire and not evidence.is_reported(before):
-        return True  # its process stood still before it could report the end, and was lost
+    if before.is_wire and (before.jid, before.executor) not in evidence.acked:
+        return False  # it insists until it has an answer
+    if not evidence.is_reported(before):
+        return True  # its process stood still, or its node did, before the end was reported, and it was lost
     spec = evidence.specs.get(jid, {})
     return bool(spec.get("effect")) and evidence.has_fault(before.begin, after.begin)
 

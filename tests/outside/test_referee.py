@@ -105,6 +105,28 @@ def test_a_second_attempt_after_an_answered_ack_is_wrong_though_its_client_was_k
     assert told.found(referee.run_twice)
 
 
+def test_a_second_attempt_is_right_if_the_first_client_had_no_answers_before_its_ack(told):
+    told.job("a")
+    told.attempt("a", 2, 3, executor="t.1")
+    told.attempt("a", 9, 9.5, pid="8", executor="t.2")
+    told.note(10, "acked", "a", "t.1")
+    assert told.found(referee.run_twice)
+    told.note(10, "mute", "t.1", "3.1")
+    assert told.found(referee.run_twice) == []
+
+
+def test_a_third_loss_may_happen_before_the_first_note_and_needs_a_kill(told):
+    told.job("a")
+    told.attempt("a", 2, 3, "", pid="7")
+    told.attempt("a", 5, 6, "", pid="8")
+    told.note(3, "kill", "7")
+    told.note(6, "kill", "8")
+    dead = {"a": GOOD._replace(state="dead", errtype="WorkerLost", losses=3)}
+    assert told.found(referee.lost, dead)
+    told.note(4, "kill", "9")
+    assert told.found(referee.lost, dead) == []
+
+
 def test_a_failure_that_no_script_wanted_is_noticed(told):
     told.job("a")
     told.attempt("a", 2, 3)
