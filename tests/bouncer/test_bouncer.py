@@ -17,6 +17,7 @@ from tests.project.tasks import noop
 from tests.server.raw import RawClient, push
 from tests.settings import KIND, VIA
 from tests.waiting import wait_until
+from tests.worker.test_connections import sequential_scans_in
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -94,6 +95,13 @@ def test_a_limit_of_lock_waits_stays_with_its_transaction(behind):
         inside = transactions.run("default", lambda _: asked_once("SHOW lock_timeout"), atomic=False)
     assert inside == "50ms"
     assert set(asked("SELECT current_setting('lock_timeout')")) == {"0"}
+
+
+def test_own_threads_change_no_setting_of_a_session_that_others_use(behind):
+    behind()
+    have_many_sessions()
+    assert sequential_scans_in("faktory-push-0") == "on"
+    assert set(asked("SELECT current_setting('enable_seqscan')")) == {"on"}
 
 
 def asked_once(sql):
