@@ -98,8 +98,7 @@ class Evidence:
 
     def _bound(self, attempt):
         """Set the attempt's latest possible end, and whether it is suspect."""
-        ends = [attempt.noted_end, *self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
-        end, lost = min(end for end in ends if end >= attempt.begin), self.lost_since(attempt)
+        end, lost = min([attempt.noted_end, *self._ends_of_process(attempt)]), self.lost_since(attempt)
         attempt.is_suspect = lost <= end
         attempt.end = max(attempt.begin, min(end, lost))
 
@@ -134,8 +133,12 @@ class Evidence:
 
     def is_killed(self, attempt, until):
         """Return True if its process was killed or asked to stop between its beginning and `until`."""
+        return any(at <= until for at in self._ends_of_process(attempt))
+
+    def _ends_of_process(self, attempt):
+        """Return when its process was ended. The note precedes the signal, so an attempt may begin in between."""
         times = [*self.kills.get(attempt.pid, []), *self.terms.get(attempt.pid, [])]
-        return any(attempt.begin <= at <= until for at in times)
+        return [max(at, attempt.begin) for at in times]
 
     def is_reported(self, attempt):
         """Return whether the server is known to have received the end of this attempt before it was lost."""

@@ -86,6 +86,14 @@ def test_a_second_attempt_needs_a_failure_or_a_killed_process(told):
     assert told.found(referee.run_twice) == []
 
 
+def test_an_attempt_may_begin_between_the_note_of_a_kill_and_the_signal(told):
+    told.job("a")
+    told.note(1.999, "kill", "7")
+    told.attempt("a", 2, 3)
+    told.attempt("a", 5, 6, pid="8", executor="8")
+    assert told.found(referee.run_twice) == []
+
+
 def test_a_second_attempt_is_right_if_the_process_stood_still_before_its_report(told):
     told.job("a")
     told.attempt("a", 2, 3)
