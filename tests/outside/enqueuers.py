@@ -24,11 +24,12 @@ from django_faktory import Batch, NotUnique, limiting  # noqa: E402
 from django_faktory.errors import FaktoryError  # noqa: E402
 from tests.faults.history import Scribe, Tally  # noqa: E402
 from tests.outside import profiles, tasks  # noqa: E402
+from tests.outside.evidence import STALL_S  # noqa: E402
 from tests.outside.playing import ALWAYS  # noqa: E402
 from tests.outside.wire import CALL_SCRIPT, UNIQUE_SCRIPT, compact  # noqa: E402
 from tests.project.models import Mark  # noqa: E402
 
-PAUSE_S, LOOK_S, STALL_S = 0.05, 0.2, 1.0
+PAUSE_S, LOOK_S = 0.05, 0.2
 CANARY_ROW = 10**9
 
 
@@ -285,9 +286,7 @@ class Canary(Thread):
 
 
 def main(folder, name, seed, profile_name):
-    profile = profiles.PROFILES[profile_name]
-    if django.db.connection.vendor == "sqlite":
-        profile = profiles.on_sqlite(profile)
+    profile = profiles.on(django.db.connection.vendor, profiles.PROFILES[profile_name])
     threads = [Enqueuer(folder, f"{name}-{n}", seed, profile) for n in range(profile.enqueuers)]
     threads += [Limiter(folder, f"{name}-limits", seed, profile)] * bool(profile.limits)
     threads += [Holder(folder, f"{name}-holds", seed, profile)] * profile.holds

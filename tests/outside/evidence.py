@@ -11,6 +11,8 @@ from typing import NamedTuple
 SUSPECT_S = 2.0
 """Seconds without running, or without the database, after which a process may have lost its jobs and locks."""
 
+STALL_S = 1.0
+"""Seconds that a write to the database takes at least when it is noted as a stall."""
 
 REPORTED_S = 3.0
 """Seconds within which a task worker reports the end of a job, unless it is killed."""

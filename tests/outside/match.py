@@ -17,7 +17,7 @@ from django_faktory.models import Batch, Gate, Job, JobLock
 from tests.faults.arena import SOON_S, Arena, kill
 from tests.faults.history import History, Scribe
 from tests.outside import profiles
-from tests.outside.evidence import Evidence
+from tests.outside.evidence import STALL_S, Evidence
 from tests.outside.referee import FINAL, callbacks, counters, judge
 from tests.programs import Program
 from tests.project.models import Mark
@@ -46,6 +46,7 @@ class Row(NamedTuple):
     state: str
     failures: int
     losses: int
+    interruptions: int
     errtype: str
     errors: list[str]
 
@@ -70,8 +71,7 @@ class Match(Arena):
         timeout_s = profiles.PROFILES[profile_name].worker_timeout_s
         super().__init__(folder, store, **profiles.SETTINGS | {"WORKER_TIMEOUT": timeout_s})
         self.seed, self.profile_name = seed, profile_name
-        profile = profiles.PROFILES[profile_name]
-        self.profile = profiles.on_sqlite(profile) if connection.vendor == "sqlite" else profile
+        self.profile = profiles.on(connection.vendor, profiles.PROFILES[profile_name])
         self.chance = random.Random(f"{seed} faults")
         self.pools, self.consumers, self._frozen = [], [], []
         self.faults = Counter()
@@ -213,14 +213,19 @@ class Match(Arena):
         with suppress(psutil.NoSuchProcess):
             process.suspend()
             now = time.monotonic()
-            self._frozen.append((now + self.chance.uniform(*FREEZE_S[what]), now, process))
+            # MariaDB's transactions have several statements: a suspended process may hold their locks.
+            holds_locks = connection.vendor == "mysql" and what != "consumer"
+            self._frozen.append((now + self.chance.uniform(*FREEZE_S[what]), now, process, holds_locks))
 
     def _thaw(self, *, at_once=False):
         for one in list(self._frozen):
-            until, since, process = one
+            until, since, process, holds_locks = one
             if at_once or time.monotonic() > until:
                 self._frozen.remove(one)
-                self.note("frozen", str(process.pid), f"{since:.6f}", f"{time.monotonic() - since:.3f}")
+                took_s = time.monotonic() - since
+                self.note("frozen", str(process.pid), f"{since:.6f}", f"{took_s:.3f}")
+                if holds_locks and took_s > STALL_S:
+                    self.note("stall", f"{since:.6f}", f"{took_s:.3f}")
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
 
@@ -286,11 +291,13 @@ class Match(Arena):
             return json.loads(client.ask("INFO"))["faktory"]
 
     def _left(self, info):
-        names = ("jid", "state", "failures", "losses", "errtype", "history", "callback_of")
+        names = ("jid", "state", "failures", "losses", "interruptions", "errtype", "history", "callback_of")
         jobs, callbacks = {}, set()
-        for jid, state, failures, losses, errtype, history, callback_of in Job.objects.values_list(*names):
+        for jid, state, failures, losses, interruptions, errtype, history, callback_of in Job.objects.values_list(
+            *names
+        ):
             errors = [one["errtype"] for one in json.loads(history or "[]")]
-            jobs[jid] = Row(state, failures, losses, errtype, errors)
+            jobs[jid] = Row(state, failures, losses, interruptions, errtype, errors)
             callbacks |= {jid} if callback_of else set()
         marks = Mark.objects.filter(text__startswith="effect ").values_list("text", flat=True)
         batches = list(Batch.objects.all())

@@ -155,7 +155,15 @@ PROFILES = {
 }
 
 
-def on_sqlite(profile):
+def on(vendor, profile):
+    """Return the profile with what this database can do."""
+    if vendor == "mysql":
+        # A transaction that reuses a unique key locks the gap beside it, so pushes of other keys wait for its end.
+        return profile._replace(holds=False)
+    return _on_sqlite(profile) if vendor == "sqlite" else profile
+
+
+def _on_sqlite(profile):
     """Return the profile for one node and without session faults, because SQLite has no sessions."""
     faults = {name: times for name, times in profile.faults.items() if name != "end_sessions"}
     # A transaction that writes locks the whole file: other transactions wait for it whatever their keys are.

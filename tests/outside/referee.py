@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from itertools import combinations, pairwise
 from math import inf
 
+from tests.outside.evidence import SUSPECT_S
+
 FINAL = {"succeeded", "dead"}
 MAX_LOSSES = 3
 EARLY_S = 0.05
@@ -31,10 +33,20 @@ def lost(evidence, left):
         if row is None or row.state not in FINAL:
             yield f"{jid} {spec['task']}: accepted, {row.state if row else 'not stored'} at the end; {_told(attempts)}"
         elif row.state != wanted:
-            if not (row.state == "dead" and row.losses >= MAX_LOSSES and _are_real(evidence, jid, attempts)):
+            is_poison = row.state == "dead" and row.losses >= MAX_LOSSES and _are_real(evidence, jid, attempts)
+            if not is_poison and not _has_expired(evidence, row, attempts):
                 yield f"{jid} {spec['task']}: {row.state} {row.errtype}, wanted {wanted}; {_told(attempts)}"
         elif wanted == "succeeded" and not any(attempt.outcome == "ok" for attempt in attempts):
             yield f"{jid} {spec['task']}: succeeded, and no attempt ended well; {_told(attempts)}"
+
+
+def _has_expired(evidence, row, attempts):
+    """Return whether the database was slow for so long that a living worker could not extend a reservation."""
+    return row.errtype == "ReservationExpired" and any(
+        s >= SUSPECT_S and at <= attempt.end and at + s >= attempt.begin
+        for at, s in evidence.stalls
+        for attempt in attempts
+    )
 
 
 def _are_real(evidence, jid, attempts):
@@ -67,14 +79,14 @@ def run_twice(evidence, left):
         for before, after in pairwise(attempts):
             if after.begin < before.end and not before.is_suspect and not after.is_suspect:
                 yield f"{jid}: two attempts at once: {before}; {after}"
-            elif not _is_run_again_rightly(evidence, jid, before, after):
+            elif not _is_run_again_rightly(evidence, left, before, after):
                 yield f"{jid}: run again without a reason: {before}; {after}"
 
 
-def _is_run_again_rightly(evidence, jid, before, after):
+def _is_run_again_rightly(evidence, left, before, after):
     """Return True if the first attempt failed or lost its process.
 
-    An atomic task may also lose its COMMIT together with its database session.
+    An atomic task may also be rolled back by the database: its session ends, or its end meets a deadlock.
     """
     if before.outcome == "fail" or before.is_suspect or after.is_suspect:
         return True
@@ -84,8 +96,10 @@ def _is_run_again_rightly(evidence, jid, before, after):
         return False  # it insists until it has an answer
     if not evidence.is_reported(before):
         return True  # its process stood still, or its node did, before the end was reported, and it was lost
-    spec = evidence.specs.get(jid, {})
-    return bool(spec.get("effect")) and evidence.has_fault(before.begin, after.begin)
+    if not evidence.specs.get(before.jid, {}).get("effect"):
+        return False
+    row = left.jobs.get(before.jid)
+    return bool(row and row.interruptions) or evidence.has_fault(before.begin, after.begin)
 
 
 def never_ended(evidence, left):

@@ -12,7 +12,7 @@ from tests.outside.match import Left, Row
 
 pytestmark = pytest.mark.core
 PLAIN = {"task": "wire", "queue": "wire", "fails": 0, "lane": "plain"}
-GOOD = Row("succeeded", 0, 0, "", [])
+GOOD = Row("succeeded", 0, 0, 0, "", [])
 
 
 class Told:
@@ -113,6 +113,14 @@ def test_a_second_attempt_after_an_answered_ack_is_wrong_though_its_client_was_k
     assert told.found(referee.run_twice)
 
 
+def test_an_atomic_task_that_the_database_rolled_back_runs_again(told):
+    told.job("a", effect=1)
+    told.attempt("a", 2, 3)
+    told.attempt("a", 3.1, 4, number="1")
+    assert told.found(referee.run_twice, {"a": GOOD})
+    assert told.found(referee.run_twice, {"a": GOOD._replace(interruptions=1)}) == []
+
+
 def test_a_second_attempt_is_right_if_the_first_client_had_no_answers_before_its_ack(told):
     told.job("a")
     told.attempt("a", 2, 3, executor="t.1")
@@ -121,6 +129,15 @@ def test_a_second_attempt_is_right_if_the_first_client_had_no_answers_before_its
     assert told.found(referee.run_twice)
     told.note(10, "mute", "t.1", "3.1")
     assert told.found(referee.run_twice) == []
+
+
+def test_a_reservation_may_expire_while_the_database_is_slow(told):
+    told.job("a")
+    told.attempt("a", 2, 3, "cut")
+    expired = {"a": GOOD._replace(state="dead", errtype="ReservationExpired")}
+    assert told.found(referee.lost, expired)
+    told.note(9, "stall", "2.5", "4.0")
+    assert told.found(referee.lost, expired) == []
 
 
 def test_a_third_loss_may_happen_before_the_first_note_and_needs_a_kill(told):
