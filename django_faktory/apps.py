@@ -17,12 +17,6 @@ class FaktoryConfig(AppConfig):
         `tasks.autodiscover`).
         """
         # Imported here because importing registers them, and models can be imported only once the apps are loaded.
-        from . import (  # noqa: F401
-            checks,
-            cron_checks,
-            gearmonkey_checks,
-            limit_checks,
-            pages,
-            security_checks,
-            task_checks,
-        )
+        from .checks import cron, limits, security, settings, tasks  # noqa: F401
+        from .contrib.gearmonkey import checks  # noqa: F401
+        from .models import proxies  # noqa: F401

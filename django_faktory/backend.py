@@ -16,9 +16,14 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.utils import timezone
 
-from . import batches, brokers, conf, middleware
-from .arguments import encoded_call
-from .compat import (
+from . import brokers, conf
+from .core.payloads import MAX_NAME, MIN_JID, JobPayload, queue_name
+from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
+from .tasks import batch as batches
+from .tasks import middleware
+from .tasks.arguments import encoded_call
+from .tasks.base import FaktoryTask, P, R, lookup, new_task
+from .tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
     Task,
@@ -27,13 +32,10 @@ from .compat import (
     TaskResultStatus,
     task_enqueued,
 )
-from .errors import FaktoryError, InvalidPayload, NotUnique, UnknownJobType
-from .middleware import Call
-from .moulds import Mould
-from .payloads import MAX_NAME, MIN_JID, JobPayload, queue_name
-from .refusals import name_of, problem_with, remedy_for
-from .results import JobResult, result_of
-from .tasks import FaktoryTask, P, R, lookup, new_task
+from .tasks.job_builder import Mould
+from .tasks.middleware import Call
+from .tasks.refusals import name_of, problem_with, remedy_for
+from .tasks.results import JobResult, result_of
 
 if TYPE_CHECKING:
     from .models import Job

@@ -21,7 +21,7 @@ except ImportError as error:
     sys.exit(1 if os.environ.get("CI") == "true" else 0)
 
 with atheris.instrument_imports(include=["django_faktory"]):
-    import django_faktory.protocol.connection  # noqa: F401
+    import django_faktory.core.protocol.connection  # noqa: F401
 
 from tests.core.hostile import HELLO, check
 

@@ -7,8 +7,9 @@ from django.core.checks import run_checks
 from django.db import connection, connections
 from django.test import override_settings
 
-from django_faktory import checks, conf
-from django_faktory.compat import Task, task_backends
+from django_faktory import conf
+from django_faktory.checks import settings as settings_checks
+from django_faktory.tasks.compat import Task, task_backends
 from tests.server.raw import CERTIFICATE
 from tests.settings import KIND
 
@@ -55,8 +56,8 @@ def test_local_times_are_refused():
 
 
 def test_every_setting_has_a_rule_and_its_meaning_and_its_default_passes():
-    assert checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
-    for key, (is_right, _) in checks.RULES.items():
+    assert settings_checks.RULES.keys() == conf.DEFAULTS.keys() == conf.DOCS.keys()
+    for key, (is_right, _) in settings_checks.RULES.items():
         assert is_right(conf.DEFAULTS[key]), key
 
 
@@ -251,7 +252,7 @@ def test_a_beat_too_slow_for_its_timeout_is_a_warning():
 )
 def test_tasks_without_our_backend_are_a_warning(entry):
     with override_settings(TASKS={"default": entry}):
-        assert ids(checks.check_tasks_setting()) == ["django_faktory.W001"]
+        assert ids(settings_checks.check_tasks_setting()) == ["django_faktory.W001"]
 
 
 def test_a_queue_name_the_protocol_cannot_carry_is_an_error():
@@ -345,15 +346,15 @@ def test_the_isolation_level_of_the_server_or_the_role_is_asked_with_database(le
     with connection.cursor() as cursor:
         cursor.execute(sql)
     try:
-        [message] = checks.check_isolation(databases=["default"])
+        [message] = settings_checks.check_isolation(databases=["default"])
     finally:
         with connection.cursor() as cursor:
             cursor.execute(sql.replace(level, "read committed"))
     assert message.id == "django_faktory.E016"
     assert f"expected read committed, got {level}" in message.msg.lower().replace("-", " ")
     assert re.search(r"read\W+committed", message.hint)
-    assert checks.check_isolation(databases=["default"]) == []
-    assert checks.check_isolation(databases=None) == []
+    assert settings_checks.check_isolation(databases=["default"]) == []
+    assert settings_checks.check_isolation(databases=None) == []
 
 
 def test_a_database_without_autocommit_is_an_error(database):
@@ -380,14 +381,14 @@ def test_the_database_of_the_tests_is_new_enough():
 
 def test_a_database_too_old_is_an_error(monkeypatch):
     name = "mariadb" if getattr(connection, "mysql_is_mariadb", False) else connection.vendor
-    monkeypatch.setitem(checks.OLDEST, name, (999,))
-    [message] = checks.check_database_version(databases=["default"])
+    monkeypatch.setitem(settings_checks.OLDEST, name, (999,))
+    [message] = settings_checks.check_database_version(databases=["default"])
     assert message.id == "django_faktory.E006"
     assert "jobs need 999 or newer" in message.msg
     assert connection.display_name in message.msg
 
 
 def test_no_database_is_asked_unless_django_names_it():
-    assert checks.check_database_version(databases=None) == []
-    assert checks.check_database_version(databases=["other"]) == []
+    assert settings_checks.check_database_version(databases=None) == []
+    assert settings_checks.check_database_version(databases=["other"]) == []
     assert "default" in connections

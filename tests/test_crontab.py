@@ -9,14 +9,17 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_faktory import Cron, cron_checks, crontab, tasks
+from django_faktory import Cron
 from django_faktory.backend import InvalidTask
 from django_faktory.brokers import get_broker
+from django_faktory.checks import cron
 from django_faktory.errors import InvalidCron, MissingObject
-from django_faktory.maintenance import Maintenance
 from django_faktory.models import CronEntry, CronRun, Job
-from django_faktory.store import crontab as rows
-from django_faktory.store import ticks
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.cron import entries as rows
+from django_faktory.store.cron import runs
+from django_faktory.tasks import base
+from django_faktory.tasks import cron as cron_entries
 from tests.project import tasks as work
 from tests.project.models import Mark
 from tests.waiting import wait_until
@@ -44,10 +47,10 @@ def in_settings():
 @pytest.fixture(autouse=True)
 def task(monkeypatch):
     """Define tasks that are unregistered at the end; cron entries of the example project are hidden meanwhile."""
-    tasks.autodiscover()
-    others = {name: known for name, known in tasks._registry.items() if not known.cron}
-    monkeypatch.setattr(tasks, "_registry", others)
-    return tasks.task
+    base.autodiscover()
+    others = {name: known for name, known in base._registry.items() if not known.cron}
+    monkeypatch.setattr(base, "_registry", others)
+    return base.task
 
 
 def greet(name, loud=False):
@@ -59,11 +62,11 @@ def idle():
 
 
 def take(now=NOON):
-    return ticks.take_due(crontab.enqueue, using="default", now=now)
+    return runs.take_due(cron_entries.enqueue, using="default", now=now)
 
 
 def begin(now=NOON - timedelta(hours=1)):
-    rows.sync(crontab.definitions(), using="default", now=now)
+    rows.sync(cron_entries.definitions(), using="default", now=now)
 
 
 def test_a_task_s_line_makes_an_entry_with_the_task_s_own_job(task):
@@ -152,7 +155,7 @@ def test_a_unique_task_s_second_job_is_noted_as_refused(in_settings):
 
 def problems(**entries):
     with override_settings(FAKTORY={"CRON": entries}):
-        return [(error.id.rpartition(".")[2], error.msg, error.hint) for error in cron_checks.check_cron()]
+        return [(error.id.rpartition(".")[2], error.msg, error.hint) for error in cron.check_cron()]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_a_wrong_entry_is_an_error_that_names_the_field_and_the_remedy(change, n
 def test_what_is_no_entry_is_said():
     assert [number for number, _, _ in problems(ring="0 * * * *")] == ["E044"]
     with override_settings(FAKTORY={"CRON": {7: RING}}):
-        [error] = cron_checks.check_cron()
+        [error] = cron.check_cron()
     assert "name: expected 1 to 255 printable characters" in error.msg
 
 
@@ -220,19 +223,19 @@ def test_a_task_called_wrongly_by_its_own_entry_is_an_error(task):
 @pytest.mark.parametrize("value", ["61 * * * *", 5, ["0 * * * *"], None])
 def test_a_task_with_a_wrong_line_is_refused_where_it_is_defined(value):
     with pytest.raises(InvalidTask, match="cron: schedule: "):
-        tasks.task(cron=value)(greet)
+        base.task(cron=value)(greet)
 
 
 def test_entries_are_looked_at_by_nobody_where_jobs_live_elsewhere():
     with override_settings(FAKTORY={"BROKER": "remote", "CRON": {"ring": RING}}):
-        [error] = cron_checks.check_cron()
+        [error] = cron.check_cron()
     assert error.id == "django_faktory.W040"
 
 
 def test_what_is_wrong_stops_the_reading_too(in_settings):
     in_settings(ring=RING | {"schedule": "* *"})
     with pytest.raises(InvalidCron, match=r"FAKTORY\['CRON'\]\['ring'\]: schedule: "):
-        list(crontab.definitions())
+        list(cron_entries.definitions())
 
 
 # --- on a node
@@ -292,7 +295,7 @@ def test_an_idle_node_sends_a_statement_a_look_with_entries_or_without(in_settin
 
 
 def test_a_node_that_could_not_read_the_entries_tries_again(in_settings, monkeypatch, caplog):
-    monkeypatch.setattr("django_faktory.maintenance.AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("django_faktory.runtime.maintenance.AFTER_FAILURE_S", 0.0)
     in_settings(ring=RING | {"schedule": "* *"})
     upkeeper = Maintenance("default")
     upkeeper._round()
@@ -306,7 +309,7 @@ def test_a_worker_in_any_language_gets_the_job(in_settings):
     in_settings(ring=RING)
     begin()
     take()
-    from django_faktory.payloads import FetchRequest
+    from django_faktory.core.payloads import FetchRequest
 
     [[job]] = get_broker().fetch([FetchRequest(queues=("default",), wid="ruby")])
     assert json.loads(job.text)["args"] == [1, "two"]

@@ -5,8 +5,8 @@ import time
 import pytest
 from django.db import connection
 
-from django_faktory import deadlines
 from django_faktory.errors import BrokerUnavailable
+from django_faktory.runtime import db_watchdog
 from django_faktory.store import transactions
 from django_faktory.store.transactions import run
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def limits(monkeypatch):
     """Return a function that sets a deadline for this process until the test ends; connection options are restored."""
-    monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     if connection.vendor != "postgresql":
         pytest.skip("others' drivers cannot be woken, and have limits of their own")
-    yield lambda within_s: deadlines.enforce("default", within_s)
+    yield lambda within_s: db_watchdog.enforce("default", within_s)
     connection.close()
     with connection.cursor() as cursor:  # no client waits for it, but while it runs no dead row here can be vacuumed
         cursor.execute(
@@ -72,9 +72,9 @@ class Clock:
 @pytest.mark.parametrize(("durations", "is_cut"), [([1, 60, 1, 1], False), ([1] * 12, True)])
 def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durations, is_cut):
     cuts = []
-    monkeypatch.setattr(deadlines, "_cut", cuts.append)
-    monkeypatch.setattr(deadlines, "time", Clock(*durations))
-    watch = deadlines._Watch(10)
+    monkeypatch.setattr(db_watchdog, "_cut", cuts.append)
+    monkeypatch.setattr(db_watchdog, "time", Clock(*durations))
+    watch = db_watchdog._Watch(10)
     monkeypatch.setattr(transactions, "around", watch.limited)
     with watch.limited(connection):
         watch._run()
@@ -83,7 +83,7 @@ def test_time_in_which_the_process_stood_still_is_not_counted(monkeypatch, durat
 
 def test_a_thread_may_be_allowed_more(limits, monkeypatch):
     limits(0.1)
-    monkeypatch.setattr(deadlines._of_thread, "within_s", 60, raising=False)
+    monkeypatch.setattr(db_watchdog._of_thread, "within_s", 60, raising=False)
     assert run("default", sleep(0.5)) == "done"
 
 
@@ -96,10 +96,10 @@ def test_a_driver_s_own_limits_are_set_where_the_project_has_not(monkeypatch, ve
     monkeypatch.setattr(transactions, "around", transactions.around)
     options = {**connection.settings_dict["OPTIONS"], "connect_timeout": 2}
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
-    deadlines.enforce("default", 30)
+    db_watchdog.enforce("default", 30)
     assert options["connect_timeout"] == 2
     options.pop("connect_timeout")
-    deadlines.enforce("default", 30)
+    db_watchdog.enforce("default", 30)
     assert wanted.items() <= options.items()
     connection.close()
     assert run("default", lambda _: "done") == "done", "the driver knows these options"

@@ -11,13 +11,15 @@ from django.db import connection, connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from django_faktory import maintenance
+from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.maintenance import Maintenance
 from django_faktory.models import Job, Tracking, WorkerProcess
-from django_faktory.payloads import Beat, WorkerIdentity
-from django_faktory.store import jobs, upkeep, workers
-from django_faktory.wakeups.postgresql import ANY_QUEUE
+from django_faktory.runtime import maintenance
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store import workers
+from django_faktory.store.jobs import pushes
+from django_faktory.store.maintenance import due as due_work
+from django_faktory.store.notifier.postgresql import ANY_QUEUE
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.waiting import wait_until
 
@@ -40,9 +42,9 @@ def test_every_step_does_its_part():
 
 
 def test_expired_jobs_are_dropped_by_chunks_and_told_once(caplog):
-    Job.objects.bulk_create(JobFactory.many(upkeep.CHUNK + 1, expires_at=ago(seconds=1)))
+    Job.objects.bulk_create(JobFactory.many(due_work.CHUNK + 1, expires_at=ago(seconds=1)))
     kept = JobFactory(expires_at=timezone.now() + timedelta(hours=1))
-    with caplog.at_level("INFO", logger="django_faktory.maintenance"):
+    with caplog.at_level("INFO", logger="django_faktory.runtime.maintenance"):
         Maintenance("default").run_once()
     assert [record.getMessage() for record in caplog.records] == ["jobs expired before a worker took them jobs=501"]
     assert Job.objects.get() == kept
@@ -59,7 +61,7 @@ def test_a_job_is_enqueued_when_it_is_due_and_its_queue_is_told(keeps_house):
     told, heard = [], threading.Event()
     keeps_house(on_work=lambda queues: (told.append(queues), heard.set()))
     at = timezone.now() + timedelta(seconds=0.4)
-    jobs.push([payload(at=at, queue="mail")], using="default")
+    pushes.push([payload(at=at, queue="mail")], using="default")
     assert heard.wait(20)
     row = Job.objects.get()
     assert (row.state, told) == ("enqueued", [{"mail"}])
@@ -75,7 +77,7 @@ def test_a_job_of_this_node_due_sooner_than_the_sleep_ends_it(keeps_house, monke
     )  # None: another node may have enqueued jobs, so fetchers look once too often
     wait_until(lambda: upkeeper._awake_at < math.inf)
     at = timezone.now() + timedelta(seconds=0.3)
-    jobs.push([payload(at=at)], using="default")
+    pushes.push([payload(at=at)], using="default")
     upkeeper.expect(at)
     assert heard.wait(10)
     assert Job.objects.get().enqueued_at >= at
@@ -98,7 +100,7 @@ def test_fetchers_are_woken_for_a_due_job_that_another_node_enqueued(monkeypatch
     upkeeper._enqueue_due()
     assert told == []
     Job.objects.filter(pk=job.pk).update(run_at=ago(seconds=1))
-    assert upkeep.enqueue_due(using="default"), "the other node"
+    assert due_work.enqueue_due(using="default"), "the other node"
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
     upkeeper._enqueue_due()
     upkeeper._enqueue_due()
@@ -118,7 +120,7 @@ def test_while_another_node_enqueues_what_is_due_this_one_looks_again_soon():
 
     waits = []
     with transaction.atomic():
-        assert upkeep.enqueue_due(using="default")
+        assert due_work.enqueue_due(using="default")
         busy = threading.Thread(target=look)
         busy.start()
         busy.join(10)  # it waits for no lock
@@ -181,7 +183,7 @@ def test_after_an_outage_workers_have_time_to_be_heard_before_they_count_as_lost
     upkeeper._round()
     assert WorkerProcess.objects.exists(), "the node has just started"
     with monkeypatch.context() as away:
-        away.setattr(maintenance.looking, "look", fail_with(BrokerUnavailable("away")))
+        away.setattr(maintenance.pending_work, "look", fail_with(BrokerUnavailable("away")))
         upkeeper._listens_since -= maintenance.HEARD_WITHIN_S
         upkeeper._round()
     upkeeper._look_around_at = time.monotonic()
@@ -238,7 +240,7 @@ def test_a_worker_that_never_beat_is_forgotten_in_the_end():
 
 
 def test_more_than_one_chunk_is_done_in_one_go():
-    many = upkeep.CHUNK + 5
+    many = due_work.CHUNK + 5
     Job.objects.bulk_create(JobFactory.many(many, scheduled=True, run_at=ago(seconds=5)))
     Job.objects.bulk_create(JobFactory.many(many, dead=True, purge_at=ago(seconds=5)))
     Maintenance("default").run_once()
@@ -321,7 +323,7 @@ def test_what_a_look_sees_is_done_in_the_same_round():
 
 def test_jobs_that_lost_workers_give_back_are_announced(monkeypatch):
     told, queues = [], []
-    monkeypatch.setattr(maintenance.wakeups, "announce", lambda alias, names: told.append(set(names)))
+    monkeypatch.setattr(maintenance.notifier, "announce", lambda alias, names: told.append(set(names)))
     WorkerFactory(wid="silent", beat_at=ago(seconds=61))
     JobFactory(working=True, wid="silent", reserved_until=timezone.now() + timedelta(hours=1))
     Maintenance("default", on_work=queues.append).run_once()

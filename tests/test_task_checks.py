@@ -6,7 +6,7 @@ import pytest
 from django.core.checks.registry import registry
 from django.test import override_settings
 
-from django_faktory import task_checks
+from django_faktory.checks import tasks
 
 OURS = "django_faktory.backend.FaktoryBackend"
 
@@ -41,14 +41,14 @@ def broken_app(tmp_path, monkeypatch, settings):
 )
 def test_a_backend_that_is_not_there_is_an_error_with_the_name_that_was_meant(path, said, hint):
     with override_settings(TASKS={"default": {"BACKEND": path}}):
-        [found] = task_checks.check_backends()
+        [found] = tasks.check_backends()
     assert (found.id, said in found.msg, hint in found.hint) == ("django_faktory.E014", True, True)
 
 
-@pytest.mark.parametrize("entry", [{"BACKEND": OURS}, {}, {"BACKEND": task_checks.FOR_TESTS[0]}])
+@pytest.mark.parametrize("entry", [{"BACKEND": OURS}, {}, {"BACKEND": tasks.FOR_TESTS[0]}])
 def test_backends_that_are_there_are_right(entry):
     with override_settings(TASKS={"default": entry}):
-        assert task_checks.check_backends() == []
+        assert tasks.check_backends() == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_backends_that_are_there_are_right(entry):
 )
 def test_a_tasks_module_that_fails_is_an_error_with_its_line(broken_app, text, line, said):
     file = broken_app(text)
-    [found] = [one for one in task_checks.check_tasks_modules() if "broken_app" in one.msg]
+    [found] = [one for one in tasks.check_tasks_modules() if "broken_app" in one.msg]
     assert found.id == "django_faktory.E015"
     assert found.msg.startswith("broken_app.tasks cannot be imported: ")
     assert said in found.msg
@@ -73,28 +73,28 @@ def test_a_tasks_module_that_fails_is_an_error_with_its_line(broken_app, text, l
 def test_tasks_modules_are_no_affair_of_ours_with_another_backend(broken_app):
     broken_app("import no_such_thing\n")
     with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
-        assert task_checks.check_tasks_modules() == []
+        assert tasks.check_tasks_modules() == []
 
 
 def test_a_good_tasks_module_is_imported(broken_app):
     broken_app("loaded = True\n")
-    task_checks.check_tasks_modules()
+    tasks.check_tasks_modules()
     assert sys.modules["broken_app.tasks"].loaded
 
 
-@pytest.mark.parametrize("path", task_checks.FOR_TESTS)
+@pytest.mark.parametrize("path", tasks.FOR_TESTS)
 def test_a_backend_for_tests_is_a_warning_where_it_is_to_be_deployed(path):
     with override_settings(TASKS={"default": {"BACKEND": path, "QUEUES": []}}):
-        [found] = task_checks.check_backends_for_production()
+        [found] = tasks.check_backends_for_production()
     assert (found.id, found.hint) == ("django_faktory.W006", f'"BACKEND": "{OURS}"')
-    assert task_checks.check_backends_for_production() == []
-    assert task_checks.check_backends_for_production in registry.deployment_checks
-    assert task_checks.check_backends_for_production not in registry.registered_checks
+    assert tasks.check_backends_for_production() == []
+    assert tasks.check_backends_for_production in registry.deployment_checks
+    assert tasks.check_backends_for_production not in registry.registered_checks
 
 
 def test_where_no_backend_is_ours_a_worker_that_cannot_start_says_so(broken_app):
     broken_app("import no_such_thing\n")
-    [broken] = [one for one in task_checks.broken_modules() if one.name == "broken_app.tasks"]
-    assert task_checks.remedy_for(broken) == "correct it, or take broken_app out of INSTALLED_APPS"
+    [broken] = [one for one in tasks.broken_modules() if one.name == "broken_app.tasks"]
+    assert tasks.remedy_for(broken) == "correct it, or take broken_app out of INSTALLED_APPS"
     with override_settings(TASKS={"default": {"BACKEND": "quite.another.one"}}):
-        assert task_checks.remedy_for(broken).startswith("no entry of TASKS is ours: TASKS = {")
+        assert tasks.remedy_for(broken).startswith("no entry of TASKS is ours: TASKS = {")

@@ -13,22 +13,19 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
-from . import batch_admin as batch_admin  # noqa: PLC0414  (importing it registers its pages)
-from . import cron_admin as cron_admin  # noqa: PLC0414  (likewise)
-from . import gearmonkey_admin as gearmonkey_admin  # noqa: PLC0414
-from . import jsontext, redaction
-from . import limit_admin as limit_admin  # noqa: PLC0414
-from . import lock_admin as lock_admin  # noqa: PLC0414
-from .dashboard.jobs import JobAdmin
-from .dashboard.overview_admin import OverviewAdmin
-from .dashboard.queues import QueueAdmin
-from .dashboard.workers import WorkerProcessAdmin
-from .errors import FaktoryError
-from .look_only import CappedPaginator as CappedPaginator  # noqa: PLC0414  (documented import location)
-from .look_only import LongText, LookOnly, Styled, as_html, asks, log
-from .models import Job, OutboxEntry, Queue, WorkerProcess
-from .object_admin import JobsOfObjectMixin as JobsOfObjectMixin  # noqa: PLC0414
-from .pages import Overview
+from ..core.json import jsontext
+from ..errors import FaktoryError
+from ..models import Job, OutboxEntry, Queue, WorkerProcess
+from ..models.proxies import Overview
+from ..tasks import redaction
+from . import batches, cron, gearmonkey, limits, locks  # noqa: F401  (importing them registers their pages)
+from .base import CappedPaginator as CappedPaginator  # (documented import location)
+from .base import LongText, LookOnly, Styled, as_html, asks, log
+from .jobs.changelist import JobAdmin
+from .mixins import JobsOfObjectMixin as JobsOfObjectMixin
+from .overview.view import OverviewAdmin
+from .queues import QueueAdmin
+from .workers import WorkerProcessAdmin
 
 admin.site.register(Overview, OverviewAdmin)
 admin.site.register(Job, JobAdmin)

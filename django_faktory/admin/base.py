@@ -33,9 +33,10 @@ from django.urls import URLPattern, path, reverse
 from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
 
-from . import permissions, redaction
-from .readable import with_readable_text
-from .store import texts
+from ..models import permissions
+from ..store import texts
+from ..tasks import redaction
+from .sanitize import with_readable_text
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]

@@ -13,15 +13,17 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.timezone import localtime
 
-from . import acts, redaction
-from .acts import Verb
-from .batching import Kind, Progress, is_open
-from .errors import FaktoryError
-from .jsontext import decode
-from .lifecycle import State
-from .look_only import CappedPaginator, LongText, LookOnly, as_html, asks, capped, jobs_link, log
-from .models import Batch, Job
-from .store import scalars, trees
+from ..core.batch_rules import Kind, Progress, is_open
+from ..core.json.jsontext import decode
+from ..core.lifecycle import State
+from ..errors import FaktoryError
+from ..models import Batch, Job
+from ..operations import bulk
+from ..operations.bulk import Verb
+from ..store.batches import tree as batch_tree
+from ..store.statistics import bounded_counts
+from ..tasks import redaction
+from .base import CappedPaginator, LongText, LookOnly, as_html, asks, capped, jobs_link, log
 
 LONGEST_NAME = 200
 """Characters of a description that are shown; the protocol sets no limit on its length."""
@@ -180,7 +182,7 @@ class BatchAdmin(LookOnly):
         using = batch._state.db or Batch.objects.db  # noqa: SLF001  (documented)
         sets = [Job.objects.using(using).in_state(state).filter(bid=batch.bid) for state in State]
         # One more than is shown, to learn whether there are more.
-        counts = dict(zip(State, scalars.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
+        counts = dict(zip(State, bounded_counts.counts(sets, most=MOST_COUNTED + 1, using=using), strict=True))
         lines = [
             (jobs_link(bid=batch.bid, state=str(state)), _mark(state), capped(count, MOST_COUNTED), str(state))
             for state, count in counts.items()
@@ -199,7 +201,7 @@ class BatchAdmin(LookOnly):
         """Return the whole tree of the batch with the progress of each; this batch in bold."""
         if not batch.parent_bid and not batch.children:
             return format_html("{}", "neither parent nor children")
-        found = trees.tree_of(batch, most=MOST_SHOWN)
+        found = batch_tree.tree_of(batch, most=MOST_SHOWN)
         lines = [
             (
                 min(one.depth, 6),
@@ -227,7 +229,7 @@ class BatchAdmin(LookOnly):
         """Requeue the members and callbacks that are dead or wait for a retry."""
         bids = list(queryset.values_list("bid", flat=True))
         jobs = Job.objects.using(queryset.db).filter(Q(bid__in=bids) | Q(callback_of__in=bids))
-        count = acts.carry_out(Verb.RETRY, jobs)
+        count = bulk.carry_out(Verb.RETRY, jobs)
         # The log needs the names only; the texts of callbacks may be long.
         log(request, queryset.defer(None).defer("complete", "success"), "Retried what failed")
         said = f"Retried {count} job{'' if count == 1 else 's'}." if count else "Nothing to retry: no job has failed."

@@ -16,15 +16,17 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from . import crontab, jsontext, redaction, tasks
-from .buttons import Act, WithButtons
-from .cron import Schedule
-from .cron_models import CronEntry, CronRun
-from .errors import InvalidCron
-from .look_only import LongText, SafeChangeList, as_html, asks, jobs_link
-from .shapes import cron_call_of
-from .store import crontab as rows
-from .store import texts, ticks
+from ..core.cron import Schedule
+from ..core.json import jsontext
+from ..errors import InvalidCron
+from ..models.cron import CronEntry, CronRun
+from ..operations.serializers import cron_call_of
+from ..store import texts
+from ..store.cron import entries as rows
+from ..store.cron import runs as cron_runs
+from ..tasks import base, cron, redaction
+from .base import LongText, SafeChangeList, as_html, asks, jobs_link
+from .object_actions import Act, WithButtons
 
 if TYPE_CHECKING:
     EntryForm = forms.ModelForm[CronEntry]
@@ -50,7 +52,7 @@ class CronEntryForm(EntryForm):
     def clean(self) -> dict[str, Any]:
         """Validate like entries of the settings, so that no node finds an entry that it cannot run."""
         found: dict[str, Any] = super().clean() or {}
-        tasks.autodiscover()  # a web process may not have imported all tasks
+        base.autodiscover()  # a web process may not have imported all tasks
         try:
             self._check(found)
         except InvalidCron as error:
@@ -64,11 +66,9 @@ class CronEntryForm(EntryForm):
             return
         policies = {"missed": found["missed"], "window": found["window_s"], "overlap": found["overlap"]}
         plain = ("name", "schedule", "zone", "jobtype", "queue")
-        one = crontab.defined(
+        one = cron.defined(
             **{field: found.get(field, getattr(self.instance, field)) for field in plain},
-            **{
-                field: crontab.decode_member(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS
-            },
+            **{field: cron.decode_member(field, found.get(field, getattr(self.instance, field))) for field in _TEXTS},
             policies=policies,
             is_json=True,
         )
@@ -89,7 +89,7 @@ class CronList(SafeChangeList):
         """Attach the latest run to each entry of the page."""
         super().get_results(request)
         entries: list[Any] = list(self.result_list)
-        latest = ticks.latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
+        latest = cron_runs.latest([entry.pk for entry in entries], using=_alias(entries[0])) if entries else {}
         for entry in entries:
             entry.latest = latest.get(entry.pk)
         self.result_list = entries
@@ -128,7 +128,7 @@ def _resume(entry: CronEntry) -> str:
 
 
 def _run_now(entry: CronEntry) -> str:
-    return f"enqueued as {crontab.run_now(entry, using=_alias(entry)).jid}."
+    return f"enqueued as {cron.run_now(entry, using=_alias(entry)).jid}."
 
 
 @admin.register(CronEntry)
@@ -237,7 +237,7 @@ class CronEntryAdmin(WithButtons):
     def save_model(self, request: HttpRequest, obj: CronEntry, form: Any, change: bool) -> None:  # noqa: ARG002
         """Store the definition only, so that ticks taken by nodes since the form was loaded stay taken."""
         rows.save(obj, using=_alias(obj))
-        if crontab.task_of(obj.jobtype) is None:
+        if cron.task_of(obj.jobtype) is None:
             said = f"No task of this project is called {obj.jobtype}: a worker in another language must know it."
             self.message_user(request, said, messages.WARNING)
 
@@ -329,7 +329,7 @@ def _history(entry: CronEntry, *, has_notes: bool = False) -> SafeString | str:
     using = _alias(entry)
     runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
     # ACK does not update runs (ADR 14), so the current outcomes are read from the jobs.
-    known = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+    known = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
     lines = [
         (
             _shown(entry, run.tick) if run.tick else "by hand",

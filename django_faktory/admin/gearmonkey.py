@@ -8,10 +8,10 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
-from .errors import FaktoryError
-from .gearmonkey.settings import url_of, without_password
-from .look_only import LookOnly, asks
-from .pages import GearMonkeyFunction
+from ..contrib.gearmonkey.settings import url_of, without_password
+from ..errors import FaktoryError
+from ..models.proxies import GearMonkeyFunction
+from .base import LookOnly, asks
 
 
 @admin.register(GearMonkeyFunction)
@@ -35,8 +35,8 @@ class GearMonkeyAdmin(LookOnly):
             return HttpResponseRedirect(request.path)
         seen, trouble = None, ""
         try:
-            from .gearmonkey.address import connect  # needs redis-py
-            from .gearmonkey.looking import health
+            from ..contrib.gearmonkey.address import connect  # needs redis-py
+            from ..contrib.gearmonkey.inspection import health
 
             seen = health(connect(url_of()))
         except (FaktoryError, ImportError) as error:
@@ -54,9 +54,9 @@ class GearMonkeyAdmin(LookOnly):
 
     def _audit(self, request: HttpRequest) -> None:
         try:
-            from .gearmonkey.address import connect  # needs redis-py
-            from .gearmonkey.looking import look
-            from .gearmonkey.station import Station
+            from ..contrib.gearmonkey.address import connect  # needs redis-py
+            from ..contrib.gearmonkey.inspection import look
+            from ..contrib.gearmonkey.redis_worker import Station
 
             redis = connect(url_of())
             again = Station(redis, [seen.fn for seen in look(redis)], wid="admin").audit()

@@ -11,13 +11,13 @@ from django.db.models import Min, QuerySet, Sum
 from django.http import HttpRequest
 from django.utils.timezone import localtime
 
-from . import limiting
-from .buttons import Act, WithButtons
-from .errors import FaktoryError
-from .gating import Allowance, InvalidLimit, Scope, rate_text
-from .look_only import CappedPaginator, asks
-from .models import Limit
-from .store import limits
+from ..core.limits import Allowance, InvalidLimit, Scope, rate_text
+from ..errors import FaktoryError
+from ..models import Limit
+from ..store.limits import definitions
+from ..tasks import limits as task_limits
+from .base import CappedPaginator, asks
+from .object_actions import Act, WithButtons
 
 if TYPE_CHECKING:
     AnyLimitForm = forms.ModelForm[Limit]
@@ -53,7 +53,7 @@ class LimitForm(AnyLimitForm):
             if told or self.instance.paused_at is None:
                 self.allowance = Allowance.of(told)
             if "name" in found:
-                found["name"] = limiting.checked_name(found.get("scope", ""), found["name"])
+                found["name"] = task_limits.checked_name(found.get("scope", ""), found["name"])
         except InvalidLimit as error:
             # The message begins with the field's name, so it is shown next to that field.
             field = str(error).partition(":")[0]
@@ -76,15 +76,15 @@ def _task(limit: Limit) -> str:
 
 
 def _pause(limit: Limit) -> str:
-    return "paused." if limits.pause([_task(limit)], using=_alias(limit)) else "was paused already."
+    return "paused." if definitions.pause([_task(limit)], using=_alias(limit)) else "was paused already."
 
 
 def _resume(limit: Limit) -> str:
-    return "resumed." if limits.resume([_task(limit)], using=_alias(limit)) else "was not paused."
+    return "resumed." if definitions.resume([_task(limit)], using=_alias(limit)) else "was not paused."
 
 
 def _as_in_code(limit: Limit) -> str:
-    return "as in code again." if limiting.as_in_code(limit, using=_alias(limit)) else "was not edited."
+    return "as in code again." if task_limits.as_in_code(limit, using=_alias(limit)) else "was not edited."
 
 
 @admin.register(Limit)
@@ -139,12 +139,12 @@ class LimitAdmin(WithButtons):
         """Let the store write the limit, which updates its limiters and unblocks waiting jobs."""
         told = form.cleaned_data
         place = (obj.scope, obj.name) if change else (told["scope"], told["name"])
-        written = limits.put(*place, form.allowance, using=_alias(obj))
+        written = definitions.put(*place, form.allowance, using=_alias(obj))
         obj.__dict__.update(written.__dict__)  # the log entry shows the written values
 
     def delete_model(self, request: HttpRequest, obj: Limit) -> None:  # noqa: ARG002
         """Remove the limit and unblock all jobs that wait for it."""
-        limits.remove(obj, using=_alias(obj))
+        definitions.remove(obj, using=_alias(obj))
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Limit]) -> None:
         """Remove the limits one by one, because each removal unblocks jobs."""
@@ -178,8 +178,8 @@ class LimitAdmin(WithButtons):
         """Return the number of jobs that wait for it; those of a queue limit stay in their queue."""
         if limit.scope == Scope.QUEUE:
             return "in the queue"
-        count = limits.waiting(limit, using=_alias(limit))
-        return f"{count:,} or more" if count == limits.MOST_COUNTED else f"{count:,}"
+        count = definitions.waiting(limit, using=_alias(limit))
+        return f"{count:,} or more" if count == definitions.MOST_COUNTED else f"{count:,}"
 
     @admin.display(description="opens at")
     def opens_at(self, limit: Any) -> str:

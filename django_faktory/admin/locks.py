@@ -13,10 +13,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 
-from .lifecycle import State
-from .look_only import CappedPaginator, LookOnly, asks, jobs_link, log
-from .models import Job, JobLock
-from .store import operations
+from ..core.lifecycle import State
+from ..models import Job, JobLock
+from ..store.jobs import transitions
+from .base import CappedPaginator, LookOnly, asks, jobs_link, log
 
 MOST_COUNTED = 10_000
 """Largest number of waiting jobs that a page counts."""
@@ -83,7 +83,7 @@ class JobLockAdmin(LookOnly):
         if asked is not None:
             return asked
         # By token, not by key: a lock acquired since the page was shown has a new token and stays.
-        count = operations.free_locks([lock.pk for lock in held], using=queryset.db)
+        count = transitions.free_locks([lock.pk for lock in held], using=queryset.db)
         log(request, held, "Released by hand")
         self.message_user(request, f"Released {count} lock{'' if count == 1 else 's'}.", messages.SUCCESS)
         return None

@@ -16,13 +16,13 @@ from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from . import conf
-from .lifecycle import State
-from .look_only import jobs_link, looks
-from .models import Job
-from .permissions import may_see
-from .readable import readable
-from .subjects import about_of
+from .. import conf
+from ..core.lifecycle import State
+from ..models import Job
+from ..models.permissions import may_see
+from ..models.related_object import about_of
+from .base import jobs_link, looks
+from .sanitize import readable
 
 if TYPE_CHECKING:
     AnyAdmin = admin.ModelAdmin[Any]

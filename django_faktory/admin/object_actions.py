@@ -14,9 +14,9 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllow
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 
-from . import permissions
-from .errors import FaktoryError
-from .look_only import Styled, log
+from ..errors import FaktoryError
+from ..models import permissions
+from .base import Styled, log
 
 
 class Act(NamedTuple):

@@ -11,12 +11,12 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
-from .. import acts
-from ..gating import Scope
-from ..look_only import LookOnly, SafeChangeList, asks, jobs_link, log
+from ..core.limits import Scope
 from ..models import Limit, Queue
-from ..permissions import may, may_see
-from .overview import QueueLine, ago, minutes, queue_lines
+from ..models.permissions import may, may_see
+from ..operations import bulk
+from .base import LookOnly, SafeChangeList, asks, jobs_link, log
+from .overview.data import QueueLine, ago, minutes, queue_lines
 
 
 class QueueList(SafeChangeList):
@@ -122,7 +122,7 @@ class QueueAdmin(LookOnly):
     def _move(self, request: HttpRequest, queryset: QuerySet[Queue], done: str) -> None:
         rows = list(queryset)
         queues = Queue.objects.using(queryset.db).filter(pk__in=[row.pk for row in rows])
-        changed = (acts.pause if done == "Paused" else acts.resume)(queues)
+        changed = (bulk.pause if done == "Paused" else bulk.resume)(queues)
         log(request, rows, done)
         self.message_user(request, f"{done}: {changed} queue{'' if changed == 1 else 's'}.", messages.SUCCESS)
 

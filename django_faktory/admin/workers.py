@@ -9,11 +9,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from .. import permissions
-from ..look_only import LookOnly, SafeChangeList, asks, log
-from ..models import Job, WorkerProcess
+from ..models import Job, WorkerProcess, permissions
 from ..store import workers
-from .overview import ago, is_stale, memory
+from .base import LookOnly, SafeChangeList, asks, log
+from .overview.data import ago, is_stale, memory
 
 RUNS_SHOWN = 100
 _SHOWN = ("jid", "jobtype", "queue", "started_at")

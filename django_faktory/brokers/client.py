@@ -18,12 +18,12 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from django.views.decorators.debug import sensitive_variables
 
-from .. import tls
+from ..core.payloads import WorkerIdentity
+from ..core.protocol.commands import End
+from ..core.protocol.connection import ClientConnection
+from ..core.protocol.resp import Error, Reply
 from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
-from ..payloads import WorkerIdentity
-from ..protocol.commands import End
-from ..protocol.connection import ClientConnection
-from ..protocol.resp import Error, Reply
+from . import tls
 
 DEFAULT_PORT = 7419
 CONNECT_TIMEOUT_S = 5.0

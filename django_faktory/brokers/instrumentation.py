@@ -7,8 +7,8 @@ from functools import partial
 
 from django.db import transaction
 
-from ..measuring import Passed, Recorder
-from ..payloads import Reservation
+from ..core.histograms import Passed, Recorder
+from ..core.payloads import Reservation
 from ..store.dialects.base import Held
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 
-from .errors import FaktoryError
+from ..errors import FaktoryError
 
 
 class UnusableFile(FaktoryError):

@@ -10,10 +10,11 @@ from zoneinfo import available_timezones
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
 from django.core.exceptions import ImproperlyConfigured
 
-from . import conf, crontab
-from .errors import InvalidCron
-from .task_checks import broken_modules
-from .tasks import registered
+from .. import conf
+from ..errors import InvalidCron
+from ..tasks import cron
+from ..tasks.base import registered
+from .tasks import broken_modules
 
 _IDS = {"schedule": "E040", "zone": "E041", "task": "E042", "args": "E043", "kwargs": "E043"}
 _OTHER = "E044"
@@ -33,7 +34,7 @@ def check_cron(**_: Any) -> list[CheckMessage]:
         return []
     if not isinstance(settings, Mapping) or broken_modules():
         return []  # reported by other checks; an entry whose module fails to import would be a false E042
-    entries = list(crontab.read())
+    entries = list(cron.read())
     found: list[CheckMessage] = [_error(place, one) for place, one in entries if isinstance(one, InvalidCron)]
     if entries and broker == "remote":
         found.append(

@@ -17,10 +17,11 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004  (Django's name)
 from django.core.exceptions import ImproperlyConfigured
 
-from . import conf, sealing
-from .brokers.connection import parse_url
-from .errors import FaktoryError
-from .tasks import autodiscover, registered
+from .. import conf
+from ..brokers.client import parse_url
+from ..errors import FaktoryError
+from ..tasks import encryption
+from ..tasks.base import autodiscover, registered
 
 SHORTEST = 16
 """Characters: a recorded handshake can be attacked offline, with about 100,000 guesses a second on one processor."""
@@ -51,7 +52,7 @@ def check_encryption(**_: Any) -> list[CheckMessage]:
     """Check that encryption works if a setting or a task asks for it: otherwise enqueue() would fail."""
     values = _values()[0]
     is_asked_for = values["ENCRYPT_ARGUMENTS"] or values["ENCRYPTION_KEYS"] or _any_task_encrypts()
-    trouble = sealing.problem() if is_asked_for else ""
+    trouble = encryption.problem() if is_asked_for else ""
     hint = 'python -c "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"'
     return [Error(f"encryption of arguments: {trouble}", hint=hint, id="django_faktory.E060")] if trouble else []
 

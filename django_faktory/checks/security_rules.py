@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from . import conf
+from .. import conf
 
 
 def _are_commands(value: Any) -> bool:

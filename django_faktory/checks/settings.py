@@ -20,15 +20,16 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from . import conf, locket, tls
-from .backend import FaktoryBackend
-from .brokers import Broker
-from .compat import BaseTaskBackend, task_backends
-from .errors import InvalidPayload
-from .middleware import Middleware, made
-from .payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+from .. import conf
+from ..backend import FaktoryBackend
+from ..brokers import Broker, tls
+from ..core import locket
+from ..core.payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
+from ..errors import InvalidPayload
+from ..store.dialects import cursor_hooks
+from ..tasks.compat import BaseTaskBackend, task_backends
+from ..tasks.middleware import Middleware, made
 from .security_rules import SECURITY_RULES
-from .store.dialects import cursor_hooks
 
 _LARGEST = 2**31 - 1
 OLDEST = {"postgresql": (15,), "mariadb": (10, 6), "mysql": (8, 0, 11)}

@@ -17,14 +17,14 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  (Django's name)
 from django.utils.module_loading import import_string
 
-from .backend import FaktoryBackend
+from ..backend import FaktoryBackend
 
 OURS = "django_faktory.backend.FaktoryBackend"
 FOR_TESTS = ("django_faktory.testing.backends.DummyBackend", "django_faktory.testing.backends.ImmediateBackend")
 
 # Folders of the standard library, installed packages and this package: their frames are not the project's.
 _NOT_THE_PROJECTS = (
-    f"{Path(__file__).parent}{os.sep}",
+    f"{Path(__file__).parent.parent}{os.sep}",
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
 )
 

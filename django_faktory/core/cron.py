@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from .errors import InvalidCron
+from ..errors import InvalidCron
 
 ON_TIME_S = 60
 """Seconds within which a tick counts as on time; the restart of a node takes less."""

@@ -11,10 +11,10 @@ from datetime import datetime
 
 import msgspec
 
-from . import jsonsteps, jsontext
-from .errors import InvalidPayload
-from .jsonfields import ABSENT, instant, later, seconds, shown, string
-from .jsonsteps import Steps
+from ..errors import InvalidPayload
+from .json import incremental, jsontext
+from .json.fields import ABSENT, instant, later, seconds, shown, string
+from .json.incremental import Steps
 from .queries import is_about
 
 SEALED, SAME = "$encrypted", "same"
@@ -85,7 +85,7 @@ def read_options(jobtype: str, queue: str, args: str, custom: Mapping[str, str])
     # Fast path: most jobs have no options.
     if _KEYS.isdisjoint(custom):
         return None
-    return jsonsteps.run(read_options_in_steps(jobtype, queue, args, custom))
+    return incremental.run(read_options_in_steps(jobtype, queue, args, custom))
 
 
 def takes_long(args: str, custom: Mapping[str, str]) -> bool:
@@ -184,7 +184,7 @@ def lock_key(key: object) -> str:
 
 def default_lock_key(jobtype: str, args: str, kwargs: str = ABSENT) -> str:
     """Return the same key for the same jobtype and arguments, in any queue. Raises InvalidPayload, see `_digest`."""
-    return jsonsteps.run(_default_lock_key(jobtype, args, kwargs))
+    return incremental.run(_default_lock_key(jobtype, args, kwargs))
 
 
 def _default_lock_key(jobtype: str, args: str, kwargs: str) -> Steps[str]:
@@ -206,7 +206,7 @@ def unique_key(jobtype: str, queue: str, args: str, kwargs: str = ABSENT) -> str
 
     A Django task's keyword arguments count as arguments, although they are in `custom`.
     """
-    return jsonsteps.run(_unique_key(jobtype, queue, args, kwargs))
+    return incremental.run(_unique_key(jobtype, queue, args, kwargs))
 
 
 def _unique_key(jobtype: str, queue: str, args: str, kwargs: str) -> Steps[str]:
@@ -225,7 +225,7 @@ def _digest(head: str, values: Sequence[str]) -> Steps[str]:
         # A separator, so that the same texts split differently have another hash.
         digest.update(b",")
         try:
-            for _ in jsonsteps.canonical(value, written, most=MAX_COMPARED) if value else ():
+            for _ in incremental.canonical(value, written, most=MAX_COMPARED) if value else ():
                 digest.update(written)
                 written.clear()
                 yield
@@ -254,7 +254,7 @@ def _identity(args: str) -> Steps[str]:
     if SEALED not in args:
         return args
     found: list[str] = []
-    for part in jsonsteps.cut(args, "[]"):
+    for part in incremental.cut(args, "[]"):
         if part is None:
             yield
         # An envelope is the only argument, and an object; anything else is compared as it is.
@@ -264,7 +264,7 @@ def _identity(args: str) -> Steps[str]:
             found.append(part)
     if not found:
         return args
-    members = yield from jsonsteps.members(found[0], most=MAX_COMPARED, refuses_twice=False)
+    members = yield from incremental.members(found[0], most=MAX_COMPARED, refuses_twice=False)
     mark = string(members.get("same", ABSENT))
     return args if mark is None else jsontext.encode([mark])
 
@@ -272,5 +272,5 @@ def _identity(args: str) -> Steps[str]:
 def canonical(text: str) -> str:
     """Return canonical JSON: equal for equal values, independent of spacing, escapes and key order."""
     written = bytearray()
-    jsonsteps.run(jsonsteps.canonical(text, written))
+    incremental.run(incremental.canonical(text, written))
     return written.decode()

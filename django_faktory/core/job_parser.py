@@ -11,11 +11,11 @@ from datetime import datetime
 
 import msgspec
 
-from . import jsonsteps, jsontext
-from .errors import InvalidPayload
-from .jsonfields import ABSENT, instant, integer, shown, string
-from .jsonsteps import Steps
-from .options import kept_for, read_options, read_options_in_steps, takes_long
+from ..errors import InvalidPayload
+from .job_options import kept_for, read_options, read_options_in_steps, takes_long
+from .json import incremental, jsontext
+from .json.fields import ABSENT, instant, integer, shown, string
+from .json.incremental import Steps
 from .payloads import (
     DEFAULT_QUEUE,
     DEFAULT_RESERVE_FOR,
@@ -45,7 +45,7 @@ def parse_job(text: str) -> JobPayload:
     Raises InvalidPayload naming the field (W9).
     """
     # Most jobs are parsed directly; only jobs with long arguments need the generator.
-    return jsonsteps.run(found) if isinstance(found := begin_job(text), Generator) else found
+    return incremental.run(found) if isinstance(found := begin_job(text), Generator) else found
 
 
 def begin_job(text: str) -> JobPayload | Steps[JobPayload]:
@@ -72,16 +72,16 @@ def parse_long_job(text: str) -> Steps[JobPayload]:
 
     A long job has at most 10,000 members, and so has its `custom`.
     """
-    if len(text) <= jsonsteps.SHORT:
+    if len(text) <= incremental.SHORT:
         found_job = begin_job(text)
         return (yield from found_job) if isinstance(found_job, Generator) else found_job
     # Depth first: it protects the recursive parsers below.
-    yield from jsonsteps.check_depth(text)
-    found = yield from jsonsteps.members(text, most=MAX_MEMBERS)
+    yield from incremental.check_depth(text)
+    found = yield from incremental.members(text, most=MAX_MEMBERS)
     jid = _jid(found.get("jid", ABSENT))
     try:
-        if len(raw := found.get("custom", ABSENT)) > jsonsteps.SHORT and raw.startswith("{"):
-            custom = yield from jsonsteps.members(raw, most=MAX_MEMBERS, refuses_twice=False)
+        if len(raw := found.get("custom", ABSENT)) > incremental.SHORT and raw.startswith("{"):
+            custom = yield from incremental.members(raw, most=MAX_MEMBERS, refuses_twice=False)
         else:
             custom = _custom(found)
         job = _plain_job(jid, found, text, custom)

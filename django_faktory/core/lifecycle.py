@@ -10,7 +10,7 @@ from enum import StrEnum
 from random import Random
 from typing import NamedTuple
 
-from .errors import InvalidTransition
+from ..errors import InvalidTransition
 
 DEAD_FOR_S = 180 * 86_400
 """Seconds a dead job is kept: 180 days."""

@@ -13,7 +13,7 @@ from math import floor
 
 import msgspec
 
-from .errors import FaktoryError
+from ..errors import FaktoryError
 
 SET_S = 0.1
 """Seconds between two releases of jobs that wait for a rate: 100 per second are ten releases of ten jobs."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from . import jsontext
-from .errors import FaktoryError, InvalidPayload
-from .jsonfields import parse_instant
-from .options import JobOptions, default_lock_key, lock_key
+from ..errors import FaktoryError, InvalidPayload
+from .job_options import JobOptions, default_lock_key, lock_key
+from .json import jsontext
+from .json.fields import parse_instant
 from .payloads import JobPayload
 
 DEFAULTS: dict[str, Any] = {

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from . import jsontext
-from .errors import InvalidPayload
-from .jsonfields import parse_instant as parse_instant  # noqa: PLC0414  (many look for it here)
-from .jsonfields import quoted
-from .jsonfields import rfc3339 as rfc3339  # noqa: PLC0414
-from .options import JobOptions, kept_for, read_options
+from ..errors import InvalidPayload
+from .job_options import JobOptions, kept_for, read_options
+from .json import jsontext
+from .json.fields import parse_instant as parse_instant  # noqa: PLC0414  (many look for it here)
+from .json.fields import quoted
+from .json.fields import rfc3339 as rfc3339  # noqa: PLC0414
 
 # Defaults, ranges and lengths of the protocol: W9 for pushed jobs, W17 for failures.
 DEFAULT_QUEUE = "default"

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from . import jsontext
-from .errors import InvalidPayload, InvalidQuery
-from .jsonfields import shown
+from ..errors import InvalidPayload, InvalidQuery
+from .json import jsontext
+from .json.fields import shown
 from .lifecycle import State
 
 MAX_TEXT = 4000

@@ -11,18 +11,18 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from ..core.histograms import BUCKETS
+from ..core.lifecycle import State
 from . import permissions as may
-from .columns import ExactCharField
-from .cron_models import CronEntry as CronEntry  # noqa: PLC0414  (Django finds models here)
-from .cron_models import CronRun as CronRun  # noqa: PLC0414
+from .constraints import JOB_IS_SOUND
+from .cron import CronEntry as CronEntry  # Django finds models here
+from .cron import CronRun as CronRun
+from .fields import ExactCharField
 from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
-from .lifecycle import State
-from .limit_models import Gate as Gate  # noqa: PLC0414
-from .limit_models import Limit as Limit  # noqa: PLC0414
-from .measuring import BUCKETS
-from .querysets import JobQuerySet as JobQuerySet  # noqa: PLC0414  (many look for it here)
+from .limit import Gate as Gate
+from .limit import Limit as Limit
+from .querysets import JobQuerySet as JobQuerySet  # imported from here by other modules
 from .querysets import QueueQuerySet
-from .soundness import JOB_IS_SOUND
 
 _HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
 

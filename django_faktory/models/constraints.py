@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, F, Func, Q, When
 from django.db.models.sql.compiler import SQLCompiler
 
-from .lifecycle import State
+from ..core.lifecycle import State
 
 
 class OneOf(Func):

@@ -11,9 +11,9 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from ..core.cron import Missed, Outcome, Overlap
 from . import permissions as may
-from .columns import ExactCharField
-from .cron import Missed, Outcome, Overlap
+from .fields import ExactCharField
 
 
 class CronEntry(models.Model):

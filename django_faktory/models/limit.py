@@ -8,9 +8,9 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from ..core.limits import Allowance, Scope
 from . import permissions as may
-from .columns import ExactCharField
-from .gating import Allowance, Scope
+from .fields import ExactCharField
 from .indexes import IndexWhereSet
 
 _SCOPES = [(str(scope), str(scope)) for scope in Scope]

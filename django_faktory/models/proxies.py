@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from . import Queue
 from . import permissions as may
-from .models import Queue
 
 
 class Overview(Queue):

@@ -18,14 +18,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Now, Right, StrIndex
 
-from . import jsontext, queries
-from .arguments import encoded_call
-from .lifecycle import State
-from .queries import Pattern, Query, parse_query
-from .subjects import about_of
+from ..core import queries
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.queries import Pattern, Query, parse_query
+from ..tasks.arguments import encoded_call
+from .related_object import about_of
 
 if TYPE_CHECKING:
-    from .models import Job, Queue  # noqa: F401  (named in the types below)
+    from . import Job, Queue  # noqa: F401  (named in the types below)
 
     _Lookup = models.Lookup[Any]
 else:  # Django's own classes take no type parameters at run time
@@ -222,7 +223,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _carry_out(self, verb: str) -> int:
-        from .acts import Verb, carry_out  # acts imports the models, which import this module
+        from ..operations.bulk import Verb, carry_out  # acts imports the models, which import this module
 
         return carry_out(Verb(verb), self)
 
@@ -236,13 +237,13 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
     def pause(self) -> int:
         """Stop delivering jobs of these queues; return how many were not paused before."""
-        from .acts import pause  # acts imports the models
+        from ..operations.bulk import pause  # acts imports the models
 
         return pause(self)
 
     def resume(self) -> int:
         """Deliver jobs of these queues again; return how many were paused."""
-        from .acts import resume  # acts imports the models
+        from ..operations.bulk import resume  # acts imports the models
 
         return resume(self)
 

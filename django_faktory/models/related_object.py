@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from .queries import split_about
+from ..core.queries import split_about
 
 LONGEST = 255
 

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from django.db import transaction
 
-from . import conf, wakeups
-from .lifecycle import Event, State, sources
-from .models import Job, JobQuerySet
-from .querysets import QueueQuerySet
-from .store import many, operations, queues
-from .wakeups.postgresql import ANY_QUEUE
+from .. import conf
+from ..core.lifecycle import Event, State, sources
+from ..models import Job, JobQuerySet
+from ..models.querysets import QueueQuerySet
+from ..store import notifier, queues
+from ..store.jobs import bulk, transitions
+from ..store.notifier.postgresql import ANY_QUEUE
 
 TRIED_FOR_S = 3600
 """Seconds for which a job that was run by `try_one` keeps its row after it ended."""
@@ -59,7 +60,7 @@ def begin(verb: Verb, jobs: JobQuerySet) -> Under:
     """Find the jobs to change and return the steps; jobs created later are not included."""
     jobs = jobs.using(_writable(jobs))
     # Counted and changed on the same database: a replica that lags would list jobs that have changed since.
-    found, steps = many.change(jobs, STATES[verb], _change(verb))
+    found, steps = bulk.change(jobs, STATES[verb], _change(verb))
     return Under(found, _carried_out(verb, jobs.db, steps))
 
 
@@ -75,11 +76,11 @@ def spread(ids: Sequence[int], *, first_at: datetime, every_s: float, using: str
     Return the number of jobs changed.
     """
     changed = 0
-    for start in range(0, len(ids), many.CHUNK):
-        places = range(start, min(start + many.CHUNK, len(ids)))
+    for start in range(0, len(ids), bulk.CHUNK):
+        places = range(start, min(start + bulk.CHUNK, len(ids)))
         # Times depend on the place in `ids` and not on the clock, so a later chunk continues the pace of the first.
         times = {ids[place]: first_at + timedelta(seconds=every_s * place) for place in places}
-        changed += operations.defer(times, using=using)
+        changed += transitions.defer(times, using=using)
     if changed:
         _announce(using, {ANY_QUEUE})
     return changed
@@ -92,7 +93,7 @@ def try_one(job: Job) -> bool:
     """
     using = job._state.db or conf.get("DATABASE")  # noqa: SLF001  (documented)
     # Before the retry: a fast worker could end the job, and so remove its row, between the two statements.
-    operations.keep_for(job.pk, TRIED_FOR_S, using=using)
+    transitions.keep_for(job.pk, TRIED_FOR_S, using=using)
     return carry_out(Verb.RETRY, Job.objects.using(using).filter(pk=job.pk)) == 1
 
 
@@ -121,18 +122,18 @@ def _writable(rows: JobQuerySet | QueueQuerySet) -> str:
     return rows.db
 
 
-def _change(verb: Verb) -> operations.Change:
+def _change(verb: Verb) -> transitions.Change:
     match verb:
         case Verb.KILL:
-            return operations.killed(conf.get("DEAD_TTL"))
+            return transitions.killed(conf.get("DEAD_TTL"))
         case Verb.DISCARD:
-            return operations.discarded
+            return transitions.discarded
         case Verb.PRUNE:
-            return operations.purged
-    return operations.requeued
+            return transitions.purged
+    return transitions.requeued
 
 
-def _carried_out(verb: Verb, using: str, steps: Iterator[many.Step]) -> Iterator[int]:
+def _carried_out(verb: Verb, using: str, steps: Iterator[bulk.Step]) -> Iterator[int]:
     for step in steps:
         changed = step()
         # Workers are notified after each step and not at the end, so that they start while other steps run.
@@ -143,4 +144,4 @@ def _carried_out(verb: Verb, using: str, steps: Iterator[many.Step]) -> Iterator
 
 def _announce(using: str, names: set[str]) -> None:
     # After the commit: a worker that wakes up earlier would not see the jobs.
-    transaction.on_commit(partial(wakeups.announce, using, names), using=using)
+    transaction.on_commit(partial(notifier.announce, using, names), using=using)

@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 
 from django.db import transaction
 
-from . import brokers, jsontext, wakeups
-from .admission import parse_job
-from .errors import InvalidPayload, UnknownJobType
-from .jsonvalues import encoded
-from .lifecycle import State
-from .models import Job
-from .payloads import JobPayload, priority_to_wire, rfc3339
-from .sealing import is_sealed
-from .store import editing, queues
-from .tasks import autodiscover, lookup
+from .. import brokers
+from ..core.job_parser import parse_job
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.payloads import JobPayload, priority_to_wire, rfc3339
+from ..errors import InvalidPayload, UnknownJobType
+from ..models import Job
+from ..store import notifier, queues
+from ..store.jobs import edits
+from ..tasks.base import autodiscover, lookup
+from ..tasks.encryption import is_sealed
+from ..tasks.json_values import encoded
 
-EDITABLE = editing.EDITABLE
+EDITABLE = edits.EDITABLE
 
 
 class Changes(NamedTuple):
@@ -47,7 +49,7 @@ def edit(jid: str, changes: Changes, *, using: str) -> Job:
     NotUnique if another job has the key of the new arguments.
     """
     autodiscover()  # a web process may not have imported all tasks
-    job = editing.edit(jid, partial(_edited, changes), using=using)
+    job = edits.edit(jid, partial(_edited, changes), using=using)
     # Other states wait for a time, so no worker could take the job yet and a wakeup is useless.
     if job.state in (State.ENQUEUED, State.BLOCKED):
         transaction.on_commit(partial(_tell, job.queue, using), using=using)
@@ -62,7 +64,7 @@ def call_of(job: Job) -> tuple[list[Any], dict[str, Any]]:
     return jsontext.decode(found.get("args", "[]")), kwargs if isinstance(kwargs, dict) else {}
 
 
-def _edited(changes: Changes, row: Job) -> editing.Edit:
+def _edited(changes: Changes, row: Job) -> edits.Edit:
     found = jsontext.members(row.payload)
     _refuse_sealed(changes, found)
     if changes.args is not None:
@@ -81,7 +83,7 @@ def _edited(changes: Changes, row: Job) -> editing.Edit:
     if changes.args is not None or changes.kwargs is not None:
         check_call(job.jobtype, *call_of(Job(payload=job.text)))
     weight = row.weight if changes.priority is None else -changes.priority
-    return editing.Edit(job, weight, changes.run_at)
+    return edits.Edit(job, weight, changes.run_at)
 
 
 def _refuse_sealed(changes: Changes, found: Mapping[str, str]) -> None:
@@ -131,4 +133,4 @@ def check_call(jobtype: str, args: list[Any], kwargs: Mapping[str, Any]) -> None
 
 def _tell(queue: str, using: str) -> None:
     queues.add({queue}, using=using)
-    wakeups.announce(using, {queue})
+    notifier.announce(using, {queue})

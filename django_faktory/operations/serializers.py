@@ -11,13 +11,14 @@ from typing import Any
 
 from django.utils import timezone
 
-from . import jsontext, redaction
-from .cron_models import CronEntry, CronRun
-from .errors import InvalidPayload
-from .gating import rate_text
-from .models import Batch, Job, JobLock, Limit, WorkerProcess
-from .payloads import BatchStatus, rfc3339
-from .results import attempts_of, runs_of
+from ..core.json import jsontext
+from ..core.limits import rate_text
+from ..core.payloads import BatchStatus, rfc3339
+from ..errors import InvalidPayload
+from ..models import Batch, Job, JobLock, Limit, WorkerProcess
+from ..models.cron import CronEntry, CronRun
+from ..tasks import redaction
+from ..tasks.results import attempts_of, runs_of
 
 SHORT = (
     "id", "jid", "jobtype", "queue", "state", "weight", "failures", "losses", "interruptions", "errtype", "about",

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from .. import conf
-from ..measuring import OTHER, Series
-from ..store import measures, stats
-from ..store.shared import shared
+from ..core.histograms import OTHER, Series
+from ..store.shared_reads import shared
+from ..store.statistics import counts as statistics
+from ..store.statistics import histograms
 
 MOST_EXPORTED = 200
 """Maximum number of queues, and of pairs of queue and task, with series of their own. Clients choose their names, so
@@ -41,12 +42,12 @@ class Numbers:
 
 def read(*, using: str, most: int = MOST_EXPORTED) -> Numbers:
     """Return the figures. They may be one second old, or ten times the duration of the query if that is more."""
-    counts = stats.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
-    series = shared((measures.ever, most), partial(measures.ever, using=using, most=most), using=using)
+    counts = statistics.shared_counts(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    series = shared((histograms.ever, most), partial(histograms.ever, using=using, most=most), using=using)
     return _exported(counts, series, most)
 
 
-def _exported(counts: stats.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
+def _exported(counts: statistics.AllCounts, series: dict[tuple[str, str], Series], most: int) -> Numbers:
     latencies = counts.latencies
     if len(counts.queues) <= most:
         chosen, others = list(counts.queues), []

@@ -15,12 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections
 
-from .. import conf, tasks, tls
-from ..brokers.connection import parse_url
+from .. import conf
+from ..brokers import tls
+from ..brokers.client import parse_url
+from ..checks.security import is_loopback
+from ..contrib.gearmonkey.registry import served
+from ..contrib.gearmonkey.settings import url_of, without_password
 from ..errors import FaktoryError, InvalidPayload
-from ..gearmonkey.functions import served
-from ..gearmonkey.settings import url_of, without_password
-from ..security_checks import is_loopback
+from ..tasks import base
 from ..worker.queue_order import QueueOrder
 
 MOST_PROCESSES = 4
@@ -133,8 +135,8 @@ def doubts(plan: Plan) -> Iterator[str]:
     """Yield one line for each sign that the workers of a plan would wait without work."""
     if not plan.works:
         return
-    used = tasks.registered_queues()
-    if not tasks.registered():
+    used = base.registered_queues()
+    if not base.registered():
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
     for told in plan.queues:
         name = told.partition(":")[0]
@@ -218,7 +220,7 @@ def _queues(text: str | None) -> tuple[str, ...]:
     specs: Sequence[str] = (
         [spec.strip() for spec in text.split(",")]
         if text is not None
-        else conf.get("QUEUES") or tasks.registered_queues()
+        else conf.get("QUEUES") or base.registered_queues()
     )
     try:
         QueueOrder(specs)
@@ -234,7 +236,7 @@ def _gearmonkey(options: dict[str, Any]) -> str:
     if options["drain"]:
         raise CommandError("expected --drain or --gearmonkey, got both: GearMonkey jobs may come at any time")
     try:
-        from ..gearmonkey.address import check_url  # needs redis-py
+        from ..contrib.gearmonkey.address import check_url  # needs redis-py
     except ImportError as error:
         raise CommandError("--gearmonkey: redis-py is not installed: pip install django-faktory[redis]") from error
     try:

@@ -18,8 +18,8 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .logs import get_logger
-from .store import transactions
+from ..core.logs import get_logger
+from ..store import transactions
 
 logger = get_logger(__name__)
 

@@ -9,8 +9,8 @@ from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from .. import conf
+from ..core.lifecycle import State
 from ..errors import FaktoryError
-from ..lifecycle import State
 from ..models import Job, WorkerProcess
 from ..store.transactions import first_line
 from ..store.workers import living

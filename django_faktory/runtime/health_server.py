@@ -20,12 +20,12 @@ from typing import NamedTuple
 from django.db import connections
 
 from .. import conf
+from ..core.logs import get_logger
 from ..errors import FaktoryError
-from ..logs import get_logger
-from ..maintenance import Maintenance
-from ..metrics import health
-from ..server.listener import Server
-from ..worker.runner import Worker
+from ..server.server import Server
+from ..worker.worker import Worker
+from . import health
+from .maintenance import Maintenance
 
 logger = get_logger(__name__)
 

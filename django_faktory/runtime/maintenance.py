@@ -17,28 +17,22 @@ from typing import NamedTuple, TypeVar
 
 from django.db import connections
 
-from . import conf, crontab, deadlines, limiting, wakeups
-from .brokers import configured_locket
-from .errors import BrokerUnavailable
-from .logs import get_logger
-from .store import (
-    backfill,
-    batches,
-    counters,
-    failures,
-    gates,
-    giving_back,
-    locks,
-    looking,
-    measures,
-    queues,
-    ticks,
-    tracking,
-    upkeep,
-    workers,
-)
-from .store.tidying import Tidier
-from .wakeups.postgresql import ANY_QUEUE
+from .. import conf
+from ..brokers import configured_locket
+from ..core.logs import get_logger
+from ..errors import BrokerUnavailable
+from ..store import notifier, queues, workers
+from ..store.batches import batches
+from ..store.cron import runs
+from ..store.jobs import failures, releases, tracking
+from ..store.limits import limiters
+from ..store.locks import backfill, locks
+from ..store.maintenance import due, pending_work
+from ..store.maintenance.vacuum import Tidier
+from ..store.notifier.postgresql import ANY_QUEUE
+from ..store.statistics import counter_rows, histograms
+from ..tasks import cron, limits
+from . import db_watchdog
 
 R = TypeVar("R")
 D = TypeVar("D")
@@ -136,8 +130,8 @@ class Maintenance:
         return (
             Step("cron entries of code", WHEN_SEEN, self._read_crontab),
             Step("cron", WHEN_SEEN, self._take_ticks),
-            Step("cron outcomes", 300.0, lambda: ticks.note_ends(using=alias)),
-            Step("cron history", 600.0, lambda: ticks.forget_old(using=alias)),
+            Step("cron outcomes", 300.0, lambda: runs.note_ends(using=alias)),
+            Step("cron history", 600.0, lambda: runs.forget_old(using=alias)),
             # Workers first: a dead worker's reservations expire too, and its jobs must not fail for that.
             Step("workers", WHEN_SEEN, self._lose),
             Step("reservations", WHEN_SEEN, self._reap),
@@ -148,7 +142,7 @@ class Maintenance:
             Step("gates", WHEN_SEEN, self._open_gates),
             Step("gates not passed", 60.0, self._give_back_unpassed),
             Step("gates' counts", 10.0, self._look_after_gates),
-            Step("gates of keys", 600.0, lambda: gates.forget_idle(using=alias) == gates.CHUNK),
+            Step("gates of keys", 600.0, lambda: limiters.forget_idle(using=alias) == limiters.CHUNK),
             Step("locks", WHEN_SEEN, self._lapse),
             Step("locks not taken", 60.0, self._give_back_stranded),
             Step("blocked jobs", 60.0, self._look_after_blocked),
@@ -161,13 +155,13 @@ class Maintenance:
             Step("totals of tasks", 600.0, self._fold_measures),
             Step("queues in use", 600.0, self._list_queues),
             Step("unused queues", 600.0, self._forget_queues),
-            Step("counters", 600.0, lambda: counters.fold(using=alias) == counters.CHUNK),
+            Step("counters", 600.0, lambda: counter_rows.fold(using=alias) == counter_rows.CHUNK),
         )
 
     def run(self) -> None:
         """Loop until `stop`. Waits for an unreachable database; an error in one step stops no other step."""
         # Steps process hundreds of rows, so they get more time than a command (ADR 0017).
-        deadlines.allow_this_thread(LONGEST_STEP_S)
+        db_watchdog.allow_this_thread(LONGEST_STEP_S)
         while not self._stopping.is_set():
             sleep_s = self._round()
             if not self._stopping.is_set():
@@ -247,10 +241,10 @@ class Maintenance:
         if wait_s is None or wait_s > 0:
             self._hear_of_others(wait_s)
             return sleep_s if wait_s is None else min(wait_s, sleep_s)
-        queues = upkeep.enqueue_due(using=self.alias)
+        queues = due.enqueue_due(using=self.alias)
         if queues:
             self._next_due_at = None
-            wakeups.announce(self.alias, queues)
+            notifier.announce(self.alias, queues)
             self._on_work(queues)
             return 0
         self._next_due_at = time.monotonic()
@@ -262,7 +256,9 @@ class Maintenance:
         Every LOOK_AROUND_S the same query also checks for all other work.
         """
         looks_around = time.monotonic() >= self._look_around_at
-        found = looking.look(using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None)
+        found = pending_work.look(
+            using=self.alias, worker_timeout_s=conf.get("WORKER_TIMEOUT") if looks_around else None
+        )
         if looks_around:
             self._look_around_at = time.monotonic() + LOOK_AROUND_S
         tick_in_s = math.inf if found.tick_in_s is None else found.tick_in_s
@@ -290,14 +286,14 @@ class Maintenance:
         self._next_due_at = None if wait_s is None else now + wait_s
 
     def _read_crontab(self) -> bool:
-        crontab.sync(using=self.alias)
+        cron.sync(using=self.alias)
         return False
 
     def _take_ticks(self) -> bool:
         """Enqueue the jobs of due cron entries. The next query finds entries that were left over."""
-        queues = ticks.take_due(crontab.enqueue, using=self.alias)
+        queues = runs.take_due(cron.enqueue, using=self.alias)
         if queues:
-            wakeups.announce(self.alias, queues)
+            notifier.announce(self.alias, queues)
             self._on_work(queues)
         return False
 
@@ -328,7 +324,7 @@ class Maintenance:
             self._on_lost(wids)
             if jobs:
                 # `lose` does not return the queues of the jobs.
-                wakeups.announce(self.alias, {ANY_QUEUE})
+                notifier.announce(self.alias, {ANY_QUEUE})
                 self._on_work(None)
         return False
 
@@ -339,37 +335,37 @@ class Maintenance:
         return lapsed == locks.CHUNK
 
     def _read_limits(self) -> bool:
-        limiting.sync(using=self.alias)
+        limits.sync(using=self.alias)
         return False
 
     def _open_gates(self) -> bool:
         """Unblock the next jobs that wait for a rate. The next query finds later ones."""
-        self._tell(gates.open_due(using=self.alias))
+        self._tell(limiters.open_due(using=self.alias))
         return False
 
     def _look_after_gates(self) -> bool:
         """Check the limiters' counts; seldom while none is in use, so that an idle node sends few statements."""
-        if time.monotonic() >= self._gates_rest_until and gates.sweep(using=self.alias) is None:
+        if time.monotonic() >= self._gates_rest_until and limiters.sweep(using=self.alias) is None:
             self._gates_rest_until = time.monotonic() + IDLE_GATES_S
         return False
 
     def _give_back_unpassed(self) -> bool:
-        stranded = gates.stranded(VANISHED_S, using=self.alias)
-        if stranded and giving_back.release(stranded, using=self.alias):
+        stranded = limiters.stranded(VANISHED_S, using=self.alias)
+        if stranded and releases.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and have not passed their gates, given back jobs=%d", len(stranded))
             self._tell({job.queue for job in stranded})
-        return len(stranded) == gates.CHUNK
+        return len(stranded) == limiters.CHUNK
 
     def _tell(self, queues: set[str]) -> None:
         if queues:
-            wakeups.announce(self.alias, queues)
+            notifier.announce(self.alias, queues)
             self._on_work(queues)
 
     def _give_back_stranded(self) -> bool:
         stranded = locks.stranded(VANISHED_S, using=self.alias)
-        if stranded and giving_back.release(stranded, using=self.alias):
+        if stranded and releases.release(stranded, using=self.alias):
             logger.warning("jobs were claimed and their locks never taken, given back jobs=%d", len(stranded))
-            wakeups.announce(self.alias, {job.queue for job in stranded})
+            notifier.announce(self.alias, {job.queue for job in stranded})
             self._on_work(None)
         return len(stranded) == locks.CHUNK
 
@@ -407,9 +403,9 @@ class Maintenance:
     def _expire(self) -> bool:
         dropped = 0
         # A loop, not another round: one log line has the number of all expired jobs.
-        while count := upkeep.expire(using=self.alias):
+        while count := due.expire(using=self.alias):
             dropped += count
-            if count < upkeep.CHUNK or self._stopping.is_set():
+            if count < due.CHUNK or self._stopping.is_set():
                 break
         if dropped:
             logger.info("jobs expired before a worker took them jobs=%d", dropped)
@@ -421,14 +417,14 @@ class Maintenance:
         return False
 
     def _purge(self) -> bool:
-        return upkeep.purge(using=self.alias) == upkeep.CHUNK
+        return due.purge(using=self.alias) == due.CHUNK
 
     def _purge_measures(self) -> bool:
-        return measures.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == measures.CHUNK
+        return histograms.purge(using=self.alias, kept_for_s=conf.get("METRICS_TTL")) == histograms.CHUNK
 
     def _fold_measures(self) -> bool:
         """Fold all rows of totals, a bounded number at a time."""
-        self._folded_to = measures.fold_unused(using=self.alias, after=self._folded_to)
+        self._folded_to = histograms.fold_unused(using=self.alias, after=self._folded_to)
         return self._folded_to is not None
 
     def _list_queues(self) -> bool:

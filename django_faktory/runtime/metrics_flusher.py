@@ -12,12 +12,12 @@ import time
 from django.db import connections
 
 from .. import conf
+from ..contrib.metrics.statsd import Statsd, passed, sizes
+from ..core.histograms import Recorder
+from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
-from ..logs import get_logger
-from ..measuring import Recorder
-from ..store import measures
-from .numbers import read
-from .statsd import Statsd, passed, sizes
+from ..operations.statistics import read
+from ..store.statistics import histograms
 
 logger = get_logger(__name__)
 
@@ -70,7 +70,7 @@ class Bookkeeper:
             return
         try:
             # The database first: figures of a failed write are sent again later, and statsd would count them twice.
-            measures.add(taken, using=self._alias)
+            histograms.add(taken, using=self._alias)
             if self._statsd:
                 self._statsd.send(passed(taken))
         except Exception as error:  # the loop must survive any error

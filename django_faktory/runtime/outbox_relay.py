@@ -9,10 +9,10 @@ import threading
 
 from django.db import connections
 
-from . import brokers
-from .brokers.outbox import Outbox
-from .errors import BrokerUnavailable
-from .logs import get_logger
+from .. import brokers
+from ..brokers.outbox import Outbox
+from ..core.logs import get_logger
+from ..errors import BrokerUnavailable
 
 logger = get_logger(__name__)
 

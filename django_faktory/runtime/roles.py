@@ -12,30 +12,32 @@ from functools import partial
 from random import Random
 from typing import Any, NoReturn
 
-from .. import brokers, conf, deadlines, tls, wakeups
-from ..brokers import Broker
+from .. import brokers, conf
+from ..brokers import Broker, tls
+from ..core.histograms import Recorder
+from ..core.logs import get_logger
 from ..errors import FaktoryError
-from ..logs import get_logger
-from ..maintenance import Maintenance
-from ..measuring import Recorder
-from ..metrics.bookkeeping import bookkeeper
-from ..relay import relay
 from ..server.allocator import return_large_blocks
-from ..server.listener import Server
-from ..store import locks
+from ..server.server import Server
+from ..store import notifier
 from ..store.dialects.write_queue import queue_writers
-from ..worker.connections import set_up_own_connections
-from ..worker.forking import Forking
-from ..worker.launch import Role, live, obey, wait_for_turn
+from ..store.locks import locks
+from ..worker.db_cleanup import set_up_own_connections
 from ..worker.loop_watch import LoopWatch
-from ..worker.runner import Worker
-from ..worker.share import Share
-from ..worker.supervisor import Child, Supervisor
-from ..worker.terms import CANNOT_START, CLEAN, Launch
-from . import handing_over, probes
-from .beside import Beside
-from .losses import report_lost
-from .plan import Plan
+from ..worker.recycling import Share
+from ..worker.worker import Worker
+from . import db_watchdog, health_server
+from .background_loops import Beside
+from .config import Plan
+from .maintenance import Maintenance
+from .metrics_flusher import bookkeeper
+from .outbox_relay import relay
+from .supervisor import reexec
+from .supervisor.child import Role, live, obey, wait_for_turn
+from .supervisor.contract import CANNOT_START, CLEAN, Launch
+from .supervisor.forking import Forking
+from .supervisor.lost_workers import report_lost
+from .supervisor.supervisor import Child, Supervisor
 
 logger = get_logger(__name__)
 
@@ -52,18 +54,18 @@ def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = 
     With `may_become_slim` it need not return, because no code runs after it in this process.
     """
     neighbours = None
-    if plan.alias and not wakeups.has_hints(plan.alias):
+    if plan.alias and not notifier.has_hints(plan.alias):
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
-        neighbours = wakeups.Neighbours(plan.processes + 1)
-        wakeups.tell_also(neighbours.ring)
+        neighbours = notifier.Neighbours(plan.processes + 1)
+        notifier.tell_also(neighbours.ring)
     roles = _roles(plan, neighbours)
     grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
     silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
     then = None
     # A drain is short. Pipes between neighbours are known only to forked processes, so replacements must be forked.
-    if may_become_slim and not plan.drain and neighbours is None and handing_over.can_start_anew():
+    if may_become_slim and not plan.drain and neighbours is None and reexec.can_start_anew():
         bounds = {"grace_s": grace_s, "silence_s": silence_s, "parent": parent}
-        then = partial(handing_over.become_slim, common={"plan": asdict(plan)}, **bounds)
+        then = partial(reexec.become_slim, common={"plan": asdict(plan)}, **bounds)
     ways = Forking(roles, farewell=lambda wids: broker_of(plan).bye(wids))
     children = [Child(name=role.name, ends=role.ends) for role in roles]
     return Supervisor(children, ways, grace_s=grace_s, silence_s=silence_s, parent=parent).run(then=then)
@@ -85,13 +87,13 @@ def play(told: dict[str, Any]) -> NoReturn:
     """
     plan = Plan.from_json(told["plan"])
     if told["role"] is None:
-        handing_over.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
-    launch = handing_over.launch_of(told["launch"])
+        reexec.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
+    launch = reexec.launch_of(told["launch"])
     wait_for_turn(launch)
     live(next(role for role in _roles(plan, None) if role.name == told["role"]), launch)
 
 
-def _roles(plan: Plan, neighbours: wakeups.Neighbours | None) -> list[Role]:
+def _roles(plan: Plan, neighbours: notifier.Neighbours | None) -> list[Role]:
     roles = [Role(name="server", main=partial(_serve, plan, neighbours))] if plan.serves else []
     if plan.works:
         roles += [
@@ -99,7 +101,7 @@ def _roles(plan: Plan, neighbours: wakeups.Neighbours | None) -> list[Role]:
             for number in range(plan.processes)
         ]
     if plan.gearmonkey:
-        from .gearmonkey_roles import roles as gearmonkey_roles  # needs redis-py
+        from ..contrib.gearmonkey.roles import roles as gearmonkey_roles  # needs redis-py
 
         roles += gearmonkey_roles(plan)
     return roles
@@ -110,7 +112,7 @@ def broker_of(plan: Plan) -> Broker:
     return brokers.get_broker() if plan.alias else brokers.remote_broker(plan.url)
 
 
-def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
+def _serve(plan: Plan, neighbours: notifier.Neighbours | None, launch: Launch) -> int:
     """Run server and maintenance in one process; return its exit code."""
     assert plan.alias is not None  # noqa: S101  (a plan that serves has its own database)
     # glibc would keep freed blocks of large commands in the heap (`server.allocator` has the measurements).
@@ -118,10 +120,10 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     queue_writers()
     host, port = plan.address
     # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
-    deadlines.leave_pools()
+    db_watchdog.leave_pools()
     set_up_own_connections()
-    deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
-    crier = wakeups.Crier(plan.alias)
+    db_watchdog.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
+    crier = notifier.Crier(plan.alias)
     listen = partial(_listen, plan.alias, None, neighbours, plan.processes, is_own=crier.is_own)
     context = tls.server_context(*plan.tls) if plan.tls else None
     recorder = Recorder()
@@ -132,17 +134,19 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     locks.on_ready.append(lambda _, queues: server.wake(queues))
     obey(launch, stop=server.stop, responds=_loop_watch(server).check)
     checks = (
-        probes.of_processes(launch.alarm),
-        probes.of_server(server),
-        probes.of_maintenance(maintenance),
-        probes.of_database(plan.alias, works=plan.works),
+        health_server.of_processes(launch.alarm),
+        health_server.of_server(server),
+        health_server.of_maintenance(maintenance),
+        health_server.of_database(plan.alias, works=plan.works),
     )
     with Beside() as beside:
         beside.start(bookkeeper(plan.alias, recorder, tells_sizes=True), "measures")
         beside.start(maintenance, "maintenance", after=server.started)
         beside.start(relay(), "outbox")
         try:
-            beside.start(probes.Probes(plan.health, *checks) if plan.health else None, "probes", after=server.started)
+            beside.start(
+                health_server.Probes(plan.health, *checks) if plan.health else None, "probes", after=server.started
+            )
             server.run()
         except FaktoryError as error:
             logger.error("server cannot start: %s", error)  # noqa: TRY400  (one line, its own words)
@@ -151,18 +155,18 @@ def _serve(plan: Plan, neighbours: wakeups.Neighbours | None, launch: Launch) ->
     return CLEAN
 
 
-def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch: Launch) -> int:
+def _work(plan: Plan, number: int, neighbours: notifier.Neighbours | None, launch: Launch) -> int:
     """Run one worker; return its exit code.
 
     The first worker also runs maintenance, outbox and probes if no server of this plan does.
     """
     # Threads keep their connections from job to job: in a pool smaller than their number, some would wait endlessly.
-    deadlines.leave_pools()
+    db_watchdog.leave_pools()
     set_up_own_connections()
     recorder = Recorder()
     keeps_house = number == 0 and not plan.serves
     if plan.alias:
-        deadlines.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
+        db_watchdog.enforce(plan.alias, conf.get("DATABASE_TIMEOUT"))
     broker = brokers.working_broker(recorder) if plan.alias else broker_of(plan)
     worker = Worker(
         broker,
@@ -201,16 +205,16 @@ def _work(plan: Plan, number: int, neighbours: wakeups.Neighbours | None, launch
     return worker.exit_code()
 
 
-def _probes(plan: Plan, launch: Launch, worker: Worker, maintenance: Maintenance | None) -> probes.Probes | None:
+def _probes(plan: Plan, launch: Launch, worker: Worker, maintenance: Maintenance | None) -> health_server.Probes | None:
     """Return the probes of the first worker, if there is no server to run them; None without an address."""
     if plan.health is None:
         return None
-    checks = [probes.of_processes(launch.alarm), probes.of_worker(worker)]
+    checks = [health_server.of_processes(launch.alarm), health_server.of_worker(worker)]
     if maintenance:
-        checks.append(probes.of_maintenance(maintenance))
+        checks.append(health_server.of_maintenance(maintenance))
     if plan.alias:
-        checks.append(probes.of_database(plan.alias, works=False))
-    return probes.Probes(plan.health, *checks)
+        checks.append(health_server.of_database(plan.alias, works=False))
+    return health_server.Probes(plan.health, *checks)
 
 
 def _loop_watch(server: Server) -> LoopWatch:
@@ -222,16 +226,16 @@ def _loop_watch(server: Server) -> LoopWatch:
 def _listen(
     alias: str,
     queues: Sequence[str] | None,
-    neighbours: wakeups.Neighbours | None,
+    neighbours: notifier.Neighbours | None,
     place: int,
     *,
     is_own: Callable[[int], bool] = lambda _: False,
     tells: bool = True,
-) -> wakeups.Listener:
+) -> notifier.Listener:
     """Return a listener for the database's notifications, or for the pipes of neighbour processes."""
     if neighbours is None:
-        return wakeups.listen(alias, queues, is_own=is_own, tells=tells)
-    return wakeups.listen(alias, queues, otherwise=partial(neighbours.listener, place))
+        return notifier.listen(alias, queues, is_own=is_own, tells=tells)
+    return notifier.listen(alias, queues, otherwise=partial(neighbours.listener, place))
 
 
 def _names(plan: Plan) -> list[str]:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Generator
 from math import ceil
 from typing import TYPE_CHECKING, cast
 
+from ..core.logs import get_logger
+from ..core.payloads import WorkerIdentity
+from ..core.protocol import resp
+from ..core.protocol.commands import Command, Hello
+from ..core.protocol.connection import ServerConnection
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
-from ..logs import get_logger
-from ..payloads import WorkerIdentity
-from ..protocol import resp
-from ..protocol.commands import Command, Hello
-from ..protocol.connection import ServerConnection
-from .keepalive import keep_alive
-from .unfinished import SMALL_BYTES
+from .buffer_limits import SMALL_BYTES
+from .tcp_keepalive import keep_alive
 
 if TYPE_CHECKING:
-    from .desk import Place
-    from .listener import Server
+    from .long_commands import Place
+    from .server import Server
 
 logger = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ..core.payloads import MAX_NAME, HandedOut, Reservation
 from ..errors import FaktoryError
-from ..payloads import MAX_NAME, HandedOut, Reservation
 
 CONFIRM_S = 0.25
 """Seconds (up to 1.5 times this) until a prefetched job is confirmed; before, its row does not name its worker."""

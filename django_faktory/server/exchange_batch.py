@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..brokers.base import Broker, InFlight, Lent
-from ..payloads import Ack, FetchRequest, JobPayload
-from .committer import MAX_BATCH
+from ..core.payloads import Ack, FetchRequest, JobPayload
+from .group_commit import MAX_BATCH
 
 Item = list[JobPayload] | Ack | FetchRequest
 """A PUSH or PUSHB (its jobs), an ACK, or a FETCH."""

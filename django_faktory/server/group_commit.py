@@ -17,8 +17,8 @@ from queue import SimpleQueue
 from typing import Generic, NoReturn, TypeVar
 
 from ..brokers.base import InFlight
+from ..core.logs import get_logger
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..logs import get_logger
 
 logger = get_logger(__name__)
 

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..core.json.incremental import Steps
+from ..core.logs import get_logger
 from ..errors import FaktoryError
-from ..jsonsteps import Steps
-from ..logs import get_logger
 
 logger = get_logger(__name__)
 

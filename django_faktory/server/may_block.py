@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Beat, Failure, JobPayload, WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..logs import get_logger
-from ..payloads import Ack, Beat, Failure, JobPayload, WorkerIdentity
-from .turns import weight
+from .exchange_batch import weight
 
 logger = get_logger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from ..payloads import FetchRequest, Lease, Reservation
+from ..core.payloads import FetchRequest, Lease, Reservation
 
 HOLD_S = 0.05
 """Seconds a job stays in the buffer before it is released to its old place in the queue."""

@@ -21,29 +21,29 @@ from typing import Any, Protocol
 
 from .. import conf
 from ..brokers.base import Broker
+from ..core.event_loop import new_event_loop
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Beat, Failure, HandedOut, JobPayload, Reservation, WorkerIdentity
+from ..core.protocol import resp
+from ..core.protocol.commands import Command
 from ..errors import BrokerUnavailable, FaktoryError
-from ..event_loops import new_event_loop
-from ..logs import get_logger
-from ..payloads import Ack, Beat, Failure, HandedOut, JobPayload, Reservation, WorkerIdentity
-from ..protocol import resp
-from ..protocol.commands import Command
-from .committer import MAX_BATCH, Begin, Lane
+from .buffer_limits import LONGEST_AT_ONCE, Unfinished
 from .connection import Connection
-from .desk import Desk
-from .door import Door
-from .doorman import Doorman
-from .fetchers import Fetchers
-from .guard import Guard
-from .handed_out import HandOuts
+from .deliveries import HandOuts
+from .exchange_batch import Item, begin_turn, take_turn, weight
+from .group_commit import MAX_BATCH, Begin, Lane
+from .handlers.jobs import carry_out
+from .handshake_queue import Doorman
 from .intake import Intake
 from .lock_waits import WIDTH as LOCK_WAITS
 from .lock_waits import LockWaits
+from .login_throttle import Guard
+from .long_commands import Desk
 from .may_block import MayBlock, Work, answer_each, take_set, take_waiting, weight_of
-from .shelf import Shelf
-from .turns import Item, begin_turn, take_turn, weight
+from .prefetch_buffer import Shelf
+from .tls_transport import Door
 from .uncertain_batches import UncertainBatches
-from .unfinished import LONGEST_AT_ONCE, Unfinished
-from .verbs import carry_out
+from .waiting_fetches import Fetchers
 
 logger = get_logger(__name__)
 

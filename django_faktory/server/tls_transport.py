@@ -12,11 +12,11 @@ import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from ..logs import get_logger
+from ..core.logs import get_logger
 from .connection import Connection
 
 if TYPE_CHECKING:
-    from .listener import Server
+    from .server import Server
 
 logger = get_logger(__name__)
 

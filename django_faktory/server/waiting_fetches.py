@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from functools import partial
 from math import inf
 
+from ..core.payloads import FetchRequest, Reservation
 from ..errors import FaktoryError
-from ..payloads import FetchRequest, Reservation
-from .committer import Lane
+from .exchange_batch import Item
 from .fetch_index import Fetcher, FetchIndex
-from .shelf import Shelf
-from .turns import Item
+from .group_commit import Lane
+from .prefetch_buffer import Shelf
 
 WAIT_S = 2.0
 """Seconds after which a FETCH without a job is answered with null (W13)."""

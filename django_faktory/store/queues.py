@@ -15,13 +15,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from .. import jsontext
-from ..gating import Scope
-from ..lifecycle import State
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.limits import Scope
 from ..models import Job, Limit, Queue
 from .dialects import dialect_of
 from .dialects.base import JOB
-from .shared import shared
+from .shared_reads import shared
 from .transactions import run
 
 QUEUE = Queue._meta.db_table  # noqa: SLF001  (documented)

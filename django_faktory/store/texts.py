@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from django.db.models import Case, F, Model, TextField, When
 from django.db.models.functions import Length, Substr
 
+from ..core.json.jsontext import decode
 from ..errors import FaktoryError
-from ..jsontext import decode
 
 WHOLE = 1024 * 1024
 """Characters up to which a text is read completely for a page."""

@@ -19,9 +19,9 @@ from django.db import connections, models, router
 from django.utils.dateparse import parse_duration
 from django.utils.duration import duration_iso_string
 
-from .errors import Discard, InvalidArgument, MissingObject
-from .jsonvalues import UNCHANGED, normalized, plain
-from .options import SEALED
+from ..core.job_options import SEALED
+from ..errors import Discard, InvalidArgument, MissingObject
+from .json_values import UNCHANGED, normalized, plain
 from .redaction import HIDDEN, is_on, told
 
 _OURS = (TypeError, ValueError, InvalidArgument, MissingObject)

@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDic
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
-from .batches import Callback, RunningBatch
-from .brokers import get_broker
+from ..brokers import get_broker
+from ..core.cron import Cron, crons
+from ..core.job_control import Control
+from ..core.payloads import DEFAULT_QUEUE
+from ..errors import InvalidCron, UnknownJobType
+from ..models.related_object import about_of
+from .batch import Callback, RunningBatch
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     GenericContext,
@@ -28,12 +33,7 @@ from .compat import (
     TaskResult,
     task_backends,
 )
-from .control import Control
-from .cron import Cron, crons
-from .errors import InvalidCron, UnknownJobType
-from .payloads import DEFAULT_QUEUE
-from .subjects import about_of
-from .task_rules import RULES, classes_of, named_here, option_meant
+from .validation import RULES, classes_of, named_here, option_meant
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -341,7 +341,7 @@ def registered() -> tuple[FaktoryTask[..., Any], ...]:
 
 def registered_queues() -> tuple[str, ...]:
     """Return the sorted names of all queues of the project: of its tasks, of its backends, and `default`."""
-    from .backend import FaktoryBackend  # late, because backend imports this module at the top
+    from ..backend import FaktoryBackend  # late, because backend imports this module at the top
 
     ours = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
     used = {found.queue_name for found in _registry.values() if found.backend in ours}

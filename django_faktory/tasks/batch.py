@@ -15,13 +15,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.dispatch import Signal
 
-from . import brokers, conf
+from .. import brokers, conf
+from ..core.payloads import BatchStatus, JobPayload, NewBatch
+from ..errors import BatchClosed, FaktoryError, UnknownBatch
 from .compat import task_backends
-from .errors import BatchClosed, FaktoryError, UnknownBatch
-from .payloads import BatchStatus, JobPayload, NewBatch
 
 if TYPE_CHECKING:
-    from .tasks import FaktoryTask
+    from .base import FaktoryTask
 
 _current: ContextVar[_Open | None] = ContextVar("django_faktory_batch", default=None)
 

@@ -13,20 +13,22 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from . import brokers, conf, jsontext, wakeups
-from .admission import parse_job
+from .. import brokers, conf
+from ..backend import new_jid
+from ..core.cron import Cron, Schedule, check_policies
+from ..core.job_parser import parse_job
+from ..core.json import jsontext
+from ..core.payloads import MAX_NAME, JobPayload, queue_name
+from ..errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
+from ..models.cron import CronEntry
+from ..store import notifier
+from ..store.cron import entries, runs
+from ..store.cron.entries import Definition
+from ..store.cron.runs import Enqueued
 from .arguments import decoded_call, encoded_call
-from .backend import new_jid
-from .cron import Cron, Schedule, check_policies
-from .cron_models import CronEntry
-from .errors import FaktoryError, InvalidCron, InvalidPayload, UnknownJobType
-from .jsonvalues import encoded, normalized
-from .payloads import MAX_NAME, JobPayload, queue_name
+from .base import FaktoryTask, autodiscover, lookup, registered
+from .json_values import encoded, normalized
 from .redaction import told
-from .store import crontab, ticks
-from .store.crontab import Definition
-from .store.ticks import Enqueued
-from .tasks import FaktoryTask, autodiscover, lookup, registered
 
 JOB_MEMBERS = ("retry", "reserve_for", "priority", "backtrace", "custom")
 """Job members that an entry may set if its jobtype is not a task of this project, as in PUSH."""
@@ -39,7 +41,7 @@ _KEYS = ("schedule", "zone", "task", "jobtype", "queue", "args", "kwargs", "job"
 
 def sync(*, using: str) -> None:
     """Update the rows to the entries defined by this process. Import the tasks first."""
-    crontab.sync(definitions(), using=using)
+    entries.sync(definitions(), using=using)
 
 
 def definitions() -> Iterator[Definition]:
@@ -208,9 +210,9 @@ def run_now(entry: CronEntry, *, using: str) -> Enqueued:
     Raises FaktoryError if the job cannot be created.
     """
     autodiscover()  # a web process may not have imported all tasks
-    got = ticks.run_now(entry.pk, enqueue, using=using)
+    got = runs.run_now(entry.pk, enqueue, using=using)
     # After the commit: a worker that wakes up earlier would not see the job.
-    transaction.on_commit(partial(wakeups.announce, using, {got.queue}), using=using)
+    transaction.on_commit(partial(notifier.announce, using, {got.queue}), using=using)
     return got
 
 

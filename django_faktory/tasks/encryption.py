@@ -12,9 +12,10 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from . import conf, jsontext
-from .errors import CannotDecrypt, CannotEncrypt, InvalidPayload
-from .options import SAME, SEALED, canonical
+from .. import conf
+from ..core.job_options import SAME, SEALED, canonical
+from ..core.json import jsontext
+from ..errors import CannotDecrypt, CannotEncrypt, InvalidPayload
 
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet

@@ -9,13 +9,16 @@ from typing import Any
 from django.utils import timezone
 from msgspec.structs import replace
 
-from . import batches, conf, jsontext, sealing
+from .. import conf
+from ..core.json import jsontext
+from ..core.payloads import JobForm, JobPayload
+from ..errors import InvalidPayload
+from . import batch as batches
+from . import encryption
+from .base import FaktoryTask
 from .compat import TaskResult
-from .errors import InvalidPayload
 from .middleware import Call
-from .payloads import JobForm, JobPayload
-from .task_rules import TIMEOUT_MARGIN_S
-from .tasks import FaktoryTask
+from .validation import TIMEOUT_MARGIN_S
 
 
 class Mould:
@@ -23,7 +26,7 @@ class Mould:
 
     def __init__(self, task: FaktoryTask[..., Any], enqueued_at: datetime) -> None:
         self._task = task
-        self._is_sealed = sealing.is_wanted(task.encrypt)
+        self._is_sealed = encryption.is_wanted(task.encrypt)
         self._form = JobForm(
             jobtype=task.jobtype,
             queue=task.queue_name,
@@ -53,12 +56,12 @@ class Mould:
         """Return the arguments as the job carries them: encrypted if the task or the project asks for it."""
         task = self._task
         if not self._is_sealed:
-            if task.plain_json and sealing.is_sealed(result.args):
+            if task.plain_json and encryption.is_sealed(result.args):
                 raise InvalidPayload("args[0]: expected no Fernet token in $encrypted: it would be decrypted")
             return result.args, result.kwargs
         # Uniqueness and locks compare arguments, which encryption makes different each time: ask for a fingerprint.
         tells_same = task.unique_for is not None or task.lock is not None or bool(conf.get("LOCKET"))
-        return sealing.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
+        return encryption.seal(task.jobtype, result.args, result.kwargs, tells_same=tells_same), {}
 
 
 def _reserve_for(task: FaktoryTask[..., Any]) -> int:

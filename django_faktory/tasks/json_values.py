@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from . import jsontext
+from ..core.json import jsontext
 
 UNCHANGED = frozenset({str, int, bool, type(None)})
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import conf
-from .errors import InvalidPayload
-from .gating import Allowance, InvalidLimit, Scope
-from .models import Limit
-from .options import limit_key
-from .payloads import queue_name
-from .store import limits
-from .store.limits import Definition
-from .tasks import FaktoryTask, autodiscover, registered
+from .. import conf
+from ..core.job_options import limit_key
+from ..core.limits import Allowance, InvalidLimit, Scope
+from ..core.payloads import queue_name
+from ..errors import InvalidPayload
+from ..models import Limit
+from ..store.limits import definitions as limit_definitions
+from ..store.limits.definitions import Definition
+from .base import FaktoryTask, autodiscover, registered
 
 PLACES = {"queues": Scope.QUEUE, "tasks": Scope.TASK, "keys": Scope.KEY}
 """Keys of `FAKTORY["LIMITS"]` and their scopes."""
@@ -37,43 +37,43 @@ def pause(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
     Running jobs continue, and jobs can be enqueued. A task is given itself or by name, which may belong to a worker in
     another language.
     """
-    return limits.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
+    return limit_definitions.pause(map(_jobtype, tasks), using=conf.get("DATABASE"))
 
 
 def resume(*tasks: FaktoryTask[..., Any] | str) -> list[str]:
     """Let jobs of these tasks start again, within their limits; return the tasks that were paused."""
-    return limits.resume(map(_jobtype, tasks), using=conf.get("DATABASE"))
+    return limit_definitions.resume(map(_jobtype, tasks), using=conf.get("DATABASE"))
 
 
 def paused() -> list[str]:
     """Return the names of the paused tasks."""
-    return limits.paused_tasks(using=conf.get("DATABASE"))
+    return limit_definitions.paused_tasks(using=conf.get("DATABASE"))
 
 
 def set_limit(scope: str, name: str, value: object) -> Limit:
     """Create or change a limit, as an edit in the admin does: it overrides code. Raises InvalidLimit."""
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
-    return limits.put(scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
+    return limit_definitions.put(scope, checked_name(scope, name), Allowance.of(value), using=conf.get("DATABASE"))
 
 
 def remove_limit(scope: str, name: str) -> bool:
     """Remove a limit and return whether it existed. A definition in code takes effect again."""
     found = Limit.objects.using(conf.get("DATABASE")).filter(scope=scope, name=name).first()
     if found is not None:
-        limits.remove(found, using=conf.get("DATABASE"))
+        limit_definitions.remove(found, using=conf.get("DATABASE"))
     return found is not None
 
 
 def as_in_code(limit: Limit, *, using: str) -> bool:
     """Reset an edited limit: the definition in code takes effect at once. Return whether it was edited."""
-    if not limits.take_edit_back(limit, using=using):
+    if not limit_definitions.take_edit_back(limit, using=using):
         return False
     autodiscover()  # a web process may not have imported its tasks
     for one in read():
         # Without this the limit would differ from the code until the next `sync`.
         if isinstance(one, Definition) and (one.scope, one.name) == (limit.scope, limit.name):
-            limits.put(*one, using=using, origin=Limit.Origin.CODE)
+            limit_definitions.put(*one, using=using, origin=Limit.Origin.CODE)
     return True
 
 
@@ -83,7 +83,7 @@ def _jobtype(task: FaktoryTask[..., Any] | str) -> str:
 
 def sync(*, using: str) -> None:
     """Update the rows to the limits that this process's code defines. Tasks must have been imported."""
-    limits.sync(definitions(), using=using)
+    limit_definitions.sync(definitions(), using=using)
 
 
 def definitions() -> Iterator[Definition]:

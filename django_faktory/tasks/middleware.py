@@ -1,7 +1,7 @@
 """Middleware around every enqueue and every run; context travels in the `custom` of jobs.
 
-`FAKTORY = {"MIDDLEWARE": ["django_faktory.middleware.Language", …]}`, outermost first; `docs/middleware.md`. With an
-empty list nothing here is called.
+`FAKTORY = {"MIDDLEWARE": ["django_faktory.tasks.middleware.Language", …]}`, outermost first; `docs/middleware.md`.
+With an empty list nothing here is called.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from django.utils import timezone, translation
 from django.utils.module_loading import import_string
 
-from . import conf, tracing
+from .. import conf
+from ..errors import FaktoryError
+from . import tracing
 from .compat import TaskResult
-from .errors import FaktoryError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,8 @@ def made(path: str) -> Middleware:
     found = import_string(path)
     if not (isinstance(found, type) and issubclass(found, Middleware)):
         raise TypeError(
-            f"FAKTORY['MIDDLEWARE']: {path}: expected a subclass of django_faktory.middleware.Middleware, got {found!r}"
+            f"FAKTORY['MIDDLEWARE']: {path}: expected a subclass of django_faktory.tasks.middleware.Middleware, "
+            f"got {found!r}"
         )
     return found()
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from . import conf, jsontext
-from .errors import FaktoryError, InvalidQuery
-from .logs import get_logger
-from .queries import Query, parse_query
+from .. import conf
+from ..core.json import jsontext
+from ..core.logs import get_logger
+from ..core.queries import Query, parse_query
+from ..errors import FaktoryError, InvalidQuery
 
 logger = get_logger(__name__)
 

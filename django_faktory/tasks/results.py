@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
-from . import brokers, errors, jsontext, redaction, sealing
+from .. import brokers, errors
+from ..core.json import jsontext
+from ..core.lifecycle import State
+from ..core.payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
+from ..errors import InvalidPayload
+from . import encryption, redaction
 from .compat import GenericResult, InvalidTask, TaskError, TaskResult, TaskResultStatus
-from .errors import InvalidPayload
-from .lifecycle import State
-from .payloads import DEFAULT_RETRY, INTERRUPTED, Tracked, parse_instant
 
 if TYPE_CHECKING:
-    from .models import Job
-    from .payloads import Reservation
-    from .tasks import FaktoryTask
+    from ..core.payloads import Reservation
+    from ..models import Job
+    from .base import FaktoryTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,13 +70,13 @@ class Call(msgspec.Struct):
     @property
     def is_sealed(self) -> bool:
         """True if the arguments are encrypted."""
-        return sealing.is_sealed(self.args)
+        return encryption.is_sealed(self.args)
 
     def opened(self) -> Call:
         """Return the call with decrypted arguments. Raises CannotDecrypt, InvalidPayload."""
         if not self.is_sealed:
             return self
-        args, kwargs = sealing.opened(self.jobtype, self.args)
+        args, kwargs = encryption.opened(self.jobtype, self.args)
         custom = msgspec.structs.replace(self.custom or Custom(), kwargs=kwargs)
         return msgspec.structs.replace(self, args=args, custom=custom)
 
@@ -147,7 +149,7 @@ class JobResult(GenericResult[P, R]):  # type: ignore[misc]  # frozen in Django,
         """Return a repr without errors, with redacted arguments if the project redacts them."""
         jobtype = getattr(self.task, "jobtype", self.task.module_path)
         args, kwargs = redaction.shown(jobtype, self.args), redaction.shown(jobtype, self.kwargs)
-        if sealing.is_wanted(getattr(self.task, "encrypt", False)):
+        if encryption.is_wanted(getattr(self.task, "encrypt", False)):
             args = kwargs = redaction.HIDDEN
         return f"JobResult(id={self.id!r}, task={jobtype!r}, status={self.status!s}, args={args!r}, kwargs={kwargs!r})"
 
@@ -184,7 +186,7 @@ def result_of(job: Job, task: FaktoryTask[..., Any], *, backend: str) -> TaskRes
     if job.result is not None:
         value = jsontext.decode(job.result)
         # The dataclass is frozen, and Django sets the value in the same way.
-        object.__setattr__(result, "_return_value", sealing.opened_value(value) if call.is_sealed else value)
+        object.__setattr__(result, "_return_value", encryption.opened_value(value) if call.is_sealed else value)
     return result
 
 

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from typing import Any
 
-from .gating import Allowance, InvalidLimit
-from .payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
+from ..core.limits import Allowance, InvalidLimit
+from ..core.payloads import FUNCTION, MAX_BACKTRACE_LINES, MAX_NAME, MAX_RESERVE_FOR, MIN_RESERVE_FOR
 
 TIMEOUT_MARGIN_S = 30
 """Least seconds by which a reservation exceeds the timeout: the worker must report before the broker reclaims the job.

@@ -9,15 +9,15 @@ from datetime import datetime
 from typing import Any
 
 from .. import conf
-from ..admission import parse_job
-from ..arguments import encoded_call
-from ..compat import Task, task_backends
+from ..core.job_parser import parse_job
+from ..core.lifecycle import State
+from ..core.payloads import JobPayload, NewBatch
 from ..errors import FaktoryError
-from ..lifecycle import State
 from ..models import Batch, Job
-from ..payloads import JobPayload, NewBatch
-from ..results import call_of
-from ..tasks import FaktoryTask
+from ..tasks.arguments import encoded_call
+from ..tasks.base import FaktoryTask
+from ..tasks.compat import Task, task_backends
+from ..tasks.results import call_of
 from .backends import DummyBackend, ImmediateBackend
 
 _WAITING = (State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.RETRIES)

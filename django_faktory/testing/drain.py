@@ -20,16 +20,17 @@ from msgspec.structs import replace
 from .. import conf
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
-from ..compat import TaskResult
+from ..core.lifecycle import State
+from ..core.payloads import Ack, Failure, FetchRequest, Reservation, TrackUpdate
 from ..errors import FaktoryError
-from ..lifecycle import State
 from ..models import Job
-from ..payloads import Ack, Failure, FetchRequest, Reservation, TrackUpdate
-from ..results import call_of
-from ..store import batches, upkeep
-from ..worker.execute import prepare
+from ..store.batches import batches
+from ..store.maintenance import due as due_work
+from ..tasks.compat import TaskResult
+from ..tasks.results import call_of
+from ..worker.execution import prepare
 from .clock import Clock
-from .watching import Watched
+from .recorded_execution import Watched
 
 MOST_JOBS = 1000
 """Attempts after which `drain` assumes an endless loop."""
@@ -110,7 +111,7 @@ class _Drain:
         self._run_ready()
 
     def _next_due(self) -> datetime | None:
-        waiting: datetime | None = self._jobs().in_state(*upkeep.WAITING).aggregate(first=Min("run_at"))["first"]
+        waiting: datetime | None = self._jobs().in_state(*due_work.WAITING).aggregate(first=Min("run_at"))["first"]
         return waiting
 
     def _run_ready(self) -> None:
@@ -133,9 +134,9 @@ class _Drain:
     def _keep_house(self) -> None:
         alias, moment = self._broker.alias, self._clock.for_store()
         # The steps of maintenance that depend on time. Loops, because each call handles a bounded number of rows.
-        while upkeep.enqueue_due(using=alias, now=moment):
+        while due_work.enqueue_due(using=alias, now=moment):
             pass
-        while upkeep.expire(using=alias, now=moment):
+        while due_work.expire(using=alias, now=moment):
             pass
         while batches.expire(using=alias, now=moment):
             pass

@@ -8,11 +8,11 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from ..batches import batch_committed
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
-from ..compat import task_enqueued
-from .draining import Ran, drain
+from ..tasks.batch import batch_committed
+from ..tasks.compat import task_enqueued
+from .drain import Ran, drain
 
 
 @contextmanager

@@ -11,11 +11,12 @@ from uuid import uuid4
 from django.db import transaction
 from django.utils import timezone
 
-from .. import batching, conf
-from ..batching import Kind, Progress, Step
+from .. import conf
+from ..core import batch_rules
+from ..core.batch_rules import Kind, Progress, Step
+from ..core.lifecycle import State
+from ..core.payloads import BatchStatus, JobPayload, NewBatch
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
-from ..lifecycle import State
-from ..payloads import BatchStatus, JobPayload, NewBatch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,7 +163,7 @@ class MemoryBatches:
     def ended(self, job: JobPayload, to: State) -> None:
         """Count a member's end. A member given up after too many failures counts as dead."""
         if kept := self._of(job):
-            counted = batching.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
+            counted = batch_rules.count(to, has_run=False, counts_failed=False, succeeded=to is State.SUCCEEDED)
             kept.pending += counted.pending
             kept.unrun += counted.unrun
             kept.failed += counted.failed
@@ -187,7 +188,7 @@ class MemoryBatches:
             pass
 
     def _takes_steps(self, kept: Kept) -> bool:
-        steps = batching.advance(kept)
+        steps = batch_rules.advance(kept)
         parent = self.kept.get(kept.made.parent_bid)
         for step in steps:
             match step, parent:

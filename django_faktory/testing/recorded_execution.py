@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from asgiref.sync import async_to_sync
 
-from .. import batches
 from ..brokers.base import Broker
-from ..payloads import Ack, Failure
-from ..worker.execute import Execution
+from ..core.payloads import Ack, Failure
+from ..tasks import batch
+from ..worker.execution import Execution
 
 
 class Watched(Execution):
@@ -29,7 +29,7 @@ class Watched(Execution):
 
     def perform(self, broker: Broker) -> Ack | Failure | None:
         """Run the job now, a coroutine too; see `Execution.run`."""
-        with batches.in_none():  # a batch that this thread is filling must not adopt its jobs
+        with batch.in_none():  # a batch that this thread is filling must not adopt its jobs
             # The ORM calls of a coroutine use this thread's connections, and so the test's transaction.
             report = async_to_sync(self.arun)() if self.is_async else self.run(broker)
         return cast("Ack | Failure | None", report)  # no worker stops here, so no Interruption

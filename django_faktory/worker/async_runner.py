@@ -14,11 +14,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from ..event_loops import new_event_loop
-from ..logs import get_logger
-from ..payloads import Reservation
-from .connections import ASYNC_THREAD
-from .held import Report
+from ..core.event_loop import new_event_loop
+from ..core.logs import get_logger
+from ..core.payloads import Reservation
+from .db_cleanup import ASYNC_THREAD
+from .job_buffer import Report
 from .loop_watch import LoopWatch
 
 logger = get_logger(__name__)

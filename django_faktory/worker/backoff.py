@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from ..logs import get_logger
+from ..core.logs import get_logger
 
 logger = get_logger(__name__)
 

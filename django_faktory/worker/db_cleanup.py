@@ -20,7 +20,7 @@ from django.db import Error, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from ..poolers import is_pooled
+from ..store.dialects.postgresql.pooler import is_pooled
 
 _of_async_tasks: WeakKeyDictionary[asyncio.AbstractEventLoop, Sequence[BaseDatabaseWrapper]] = WeakKeyDictionary()
 """The connections that async tasks of each loop use."""

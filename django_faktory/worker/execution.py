@@ -27,9 +27,11 @@ from django.core.cache import caches
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
-from .. import payloads, sealing
 from ..brokers.base import Broker, Transaction
-from ..compat import TaskResultStatus, task_backends, task_finished, task_started
+from ..core import payloads
+from ..core.lifecycle import State, outcome_of_failure
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Failure, Interruption, Reservation
 from ..errors import (
     Cancelled,
     CannotDecrypt,
@@ -46,17 +48,16 @@ from ..errors import (
     UnknownJobType,
     WorkerShutdown,
 )
-from ..jsonvalues import encoded, normalized
-from ..lifecycle import State, outcome_of_failure
-from ..logs import get_logger
-from ..payloads import Ack, Failure, Interruption, Reservation
-from ..results import Attempt, Call, call_of, failures_of, running, task_error
-from ..tasks import FaktoryTask, lookup
-from .calling import acall, call
-from .connections import forget, in_transaction, tidy, tidy_async
-from .held import Report
-from .newer import left_for_newer
-from .stopping import Stoppable
+from ..tasks import encryption
+from ..tasks.base import FaktoryTask, lookup
+from ..tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
+from ..tasks.json_values import encoded, normalized
+from ..tasks.results import Attempt, Call, call_of, failures_of, running, task_error
+from .db_cleanup import forget, in_transaction, tidy, tidy_async
+from .interrupt import Stoppable
+from .invocation import acall, call
+from .job_buffer import Report
+from .unknown_jobs import left_for_newer
 
 logger = get_logger(__name__)
 
@@ -229,7 +230,7 @@ class Execution:
     def _kept(self) -> str:
         """Return the result as it is stored: encrypted if the arguments are."""
         text = encoded(self._value)
-        return encoded(sealing.seal_value(self._value)) if self._is_sealed else text
+        return encoded(encryption.seal_value(self._value)) if self._is_sealed else text
 
     def _succeeded(self) -> None:
         self._end(TaskResultStatus.SUCCESSFUL)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import Ack, FetchRequest, Lease, Reservation
 from ..errors import FaktoryError
-from ..logs import get_logger
-from ..payloads import Ack, FetchRequest, Lease, Reservation
-from ..wakeups import Listener, PollingListener
+from ..store.notifier import Listener, PollingListener
 from . import suspects
-from .held import STUCK_S, HeldJobs
-from .patience import Patience
+from .backoff import Patience
+from .job_buffer import STUCK_S, HeldJobs
 from .queue_order import QueueOrder
 
 logger = get_logger(__name__)

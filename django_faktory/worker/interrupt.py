@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from ..control import Control
+from ..core.job_control import Control
+from ..core.payloads import TrackUpdate
 from ..errors import FaktoryError, TaskTimeout
-from ..payloads import TrackUpdate
 
 
 class Stopped(BaseException):

@@ -10,14 +10,15 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from .. import jsontext, middleware
-from ..arguments import decoded_call, may_have_references
-from ..compat import TaskResult
-from ..control import Control
+from ..core.job_control import Control
+from ..core.json import jsontext
 from ..errors import Cancelled
-from ..middleware import Call
-from ..tasks import FaktoryTask, JobContext
-from .stopping import Stoppable
+from ..tasks import middleware
+from ..tasks.arguments import decoded_call, may_have_references
+from ..tasks.base import FaktoryTask, JobContext
+from ..tasks.compat import TaskResult
+from ..tasks.middleware import Call
+from .interrupt import Stoppable
 
 Arguments = tuple[list[Any], Mapping[str, Any]]
 

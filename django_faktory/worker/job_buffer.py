@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
-from ..payloads import Ack, Failure, Interruption, Reservation
-from .pace import Pace
+from ..core.payloads import Ack, Failure, Interruption, Reservation
+from .prefetch_window import Pace
 
 Report = Ack | Failure | Interruption
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
 from ..errors import Cancelled, FaktoryError, WorkerShutdown
-from ..logs import get_logger
-from .execute import Execution
-from .patience import Patience
-from .stopping import timed_out
+from .backoff import Patience
+from .execution import Execution
+from .interrupt import timed_out
 
 logger = get_logger(__name__)
 

@@ -10,10 +10,10 @@ import threading
 import time
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
 from ..errors import FaktoryError
-from ..logs import get_logger
-from .held import HeldJobs
-from .patience import Patience
+from .backoff import Patience
+from .job_buffer import HeldJobs
 
 logger = get_logger(__name__)
 

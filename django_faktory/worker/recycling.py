@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from random import Random
 
-from ..logs import get_logger
+from ..core.logs import get_logger
 from .heartbeat import rss_kb
 
 logger = get_logger(__name__)

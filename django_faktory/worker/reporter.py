@@ -13,11 +13,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Failure, Interruption
 from ..errors import BrokerUnavailable, FaktoryError, JobNotFound
-from ..logs import get_logger
-from ..payloads import Ack, Failure, Interruption
-from .held import Report
-from .patience import Patience
+from .backoff import Patience
+from .job_buffer import Report
 
 R = TypeVar("R", Ack, Failure, Interruption)
 

@@ -14,17 +14,17 @@ from queue import SimpleQueue
 
 from django.db import connections
 
-from .. import payloads
 from ..brokers.base import Broker
+from ..core import payloads
+from ..core.logs import get_logger
+from ..core.payloads import Ack, Failure, Interruption, Reservation
 from ..errors import FaktoryError
-from ..logs import get_logger
-from ..payloads import Ack, Failure, Interruption, Reservation
-from .connections import JOB_THREAD, NONE
-from .event_loop import EventLoop
-from .execute import Execution, prepare
-from .held import HeldJobs, Report
+from .async_runner import EventLoop
+from .db_cleanup import JOB_THREAD, NONE
+from .execution import Execution, prepare
+from .job_buffer import HeldJobs, Report
+from .job_monitor import Limits, Watch
 from .progress import Progress
-from .watch import Limits, Watch
 
 logger = get_logger(__name__)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from .. import conf, jsontext, payloads
+from .. import conf
+from ..core import payloads
+from ..core.json import jsontext
+from ..core.json.fields import parse_instant
+from ..core.logs import get_logger
+from ..core.payloads import Failure, Reservation
 from ..errors import InvalidPayload, UnknownJobType
-from ..jsonfields import parse_instant
-from ..logs import get_logger
-from ..payloads import Failure, Reservation
 
 logger = get_logger(__name__)
 

@@ -16,21 +16,21 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from ..brokers.base import Broker
+from ..core.logs import get_logger
+from ..core.payloads import WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError
-from ..logs import get_logger
-from ..payloads import WorkerIdentity
-from ..wakeups import Listener
-from .executors import Executors, interruption
-from .fetching import Fetcher
+from ..runtime.supervisor.contract import CLEAN, CRASHED, SPENT, new_wid
+from ..store.notifier import Listener
+from .backoff import Patience
+from .fetcher import Fetcher
 from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
-from .held import HeldJobs
-from .keeping import LockKeeper
-from .patience import Patience
+from .job_buffer import HeldJobs
+from .job_monitor import USUAL, Limits
+from .lock_renewal import LockKeeper
 from .queue_order import QueueOrder
-from .reports import Reporter
-from .share import Share
-from .terms import CLEAN, CRASHED, SPENT, new_wid
-from .watch import USUAL, Limits
+from .recycling import Share
+from .reporter import Reporter
+from .thread_pool import Executors, interruption
 
 logger = get_logger(__name__)
 

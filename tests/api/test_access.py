@@ -13,9 +13,9 @@ from django.db import OperationalError
 from django.test import Client
 
 from django_faktory import models
-from django_faktory.api.urls import RESOURCES
-from django_faktory.cron_models import CronEntry
+from django_faktory.contrib.api.urls import RESOURCES
 from django_faktory.models import Batch, JobLock, Limit
+from django_faktory.models.cron import CronEntry
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -225,7 +225,7 @@ def test_what_a_driver_says_of_itself_is_not_told(as_root, monkeypatch):
     def away(*_, **__):
         raise OperationalError('connection to "10.0.0.7" failed: password authentication failed for user "secret"')
 
-    monkeypatch.setattr("django_faktory.api.queues.rows.waiting", away)
+    monkeypatch.setattr("django_faktory.contrib.api.queues.rows.waiting", away)
     answer = as_root("GET", "queues/")
     assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert b"secret" not in answer.text

@@ -5,8 +5,8 @@ from urllib.parse import quote
 import pytest
 from django.contrib.auth.models import User
 
-from django_faktory.cron_models import CronEntry
 from django_faktory.models import Batch, Job, JobLock, OutboxEntry, Queue, Tracking, WorkerProcess
+from django_faktory.models.cron import CronEntry
 from tests.hostile import HARMLESS, TEXTS, asked, elements, fill
 
 pytestmark = pytest.mark.django_db

@@ -6,9 +6,9 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.admin.models import LogEntry
 
-from django_faktory import shapes
-from django_faktory.api import answers
+from django_faktory.contrib.api import answers
 from django_faktory.models import Job, JobQuerySet
+from django_faktory.operations import serializers
 from tests.factories import JobFactory
 from tests.project.tasks import add, once_a_group, send_invoice
 
@@ -125,8 +125,8 @@ def test_a_job_is_shown_however_long_ago_it_was_pushed(as_root, monkeypatch):
 
 
 def test_a_list_has_what_the_command_line_has():
-    assert list(answers.JobInList().fields) == list(shapes.job_of(job_in("dead")))
-    assert list(answers.WholeJob().fields) == list(shapes.whole_job_of(job_in("dead")))
+    assert list(answers.JobInList().fields) == list(serializers.job_of(job_in("dead")))
+    assert list(answers.WholeJob().fields) == list(serializers.whole_job_of(job_in("dead")))
 
 
 # --- enqueueing

@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.test import override_settings
 from rest_framework.settings import api_settings
 
-from django_faktory.api import access
+from django_faktory.contrib.api import access
 
 pytestmark = pytest.mark.django_db
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase
 from jsonschema import Draft202012Validator
 from rest_framework.views import APIView
 
-from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.models import Batch
+from django_faktory.models.cron import CronEntry, CronRun
 from tests.api.sessions import WithoutToken
 from tests.api.test_access import ENDPOINTS, rows  # noqa: F401  (a fixture)
 from tests.examples import examples
@@ -78,7 +78,7 @@ def test_each_path_below_the_server_of_the_document_leads_to_a_view(document):
         assert known is None or set(operations) <= set(known), template
 
 
-urlpatterns = [re_path(r"^deep/(?P<tenant>\w+)/jobs/", include("django_faktory.api.urls"))]
+urlpatterns = [re_path(r"^deep/(?P<tenant>\w+)/jobs/", include("django_faktory.contrib.api.urls"))]
 
 
 def test_the_server_is_where_the_project_has_mounted_the_api(as_root, client):

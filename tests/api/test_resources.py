@@ -6,12 +6,12 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.utils import timezone
 
-from django_faktory import shapes
-from django_faktory.api import answers, queues, statistics
-from django_faktory.cron_models import CronEntry, CronRun
+from django_faktory.contrib.api import answers, queues, statistics
+from django_faktory.core.payloads import NewBatch
 from django_faktory.models import Batch, Job, JobLock, Queue, WorkerProcess
-from django_faktory.payloads import NewBatch
-from django_faktory.store import batches
+from django_faktory.models.cron import CronEntry, CronRun
+from django_faktory.operations import serializers
+from django_faktory.store.batches import batches
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 from tests.project.tasks import add
 
@@ -87,7 +87,7 @@ def test_a_queue_is_cleared_of_what_is_enqueued(as_root):
 
 def test_a_long_queue_is_cleared_by_several_requests(as_root, monkeypatch):
     monkeypatch.setattr(queues, "CLEARS_FOR_S", -1)
-    monkeypatch.setattr("django_faktory.store.many.CHUNK", 2)
+    monkeypatch.setattr("django_faktory.store.jobs.bulk.CHUNK", 2)
     QueueFactory(name="mail")
     for _ in range(3):
         JobFactory(queue="mail")
@@ -163,7 +163,7 @@ def test_a_batch_has_children_and_members(as_root):
     assert names(as_root("GET", f"batches/{root}/children/"), "bid") == children[::-1]
     assert names(as_root("GET", f"batches/{root}/members/"), "jid") == [member.jid]
     assert as_root("GET", f"batches/{root}/").said["description"] == "root"
-    assert list(answers.BatchShape().fields) == list(shapes.batch_of(Batch.objects.get(bid=root)))
+    assert list(answers.BatchShape().fields) == list(serializers.batch_of(Batch.objects.get(bid=root)))
 
 
 def test_batches_are_filtered_by_how_far_they_are(as_root):

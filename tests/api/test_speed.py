@@ -4,8 +4,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.cron_models import CronEntry, CronRun
 from django_faktory.models import Batch, Job, JobLock, Limit, WorkerProcess
+from django_faktory.models.cron import CronEntry, CronRun
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.each_database]

@@ -35,7 +35,7 @@ WORKS = """
 import django_faktory
 from django.core.management import call_command
 for found in pkgutil.walk_packages(django_faktory.__path__, "django_faktory.", onerror=lambda name: None):
-    if not found.name.startswith(("django_faktory.api", "django_faktory.testing")):
+    if not found.name.startswith(("django_faktory.contrib.api", "django_faktory.testing")):
         importlib.import_module(found.name)
 call_command("migrate", verbosity=0)
 call_command("faktory", "jobs", "--json")
@@ -56,9 +56,9 @@ def test_the_app_works_without_it():
 
 
 def test_the_api_says_what_to_install():
-    done = run("import django_faktory.api.urls")
+    done = run("import django_faktory.contrib.api.urls")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: django_faktory.api: expected the packages of its extra, got no django_filters; "
+        "ImportError: django_faktory.contrib.api: expected the packages of its extra, got no django_filters; "
         "pip install django-faktory[api]"
     )

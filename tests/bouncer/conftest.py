@@ -3,7 +3,7 @@
 import pytest
 from django.db import connection
 
-from django_faktory.store.dialects.prepared import Statement
+from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests import services
 from tests.bouncer.bouncer import Bouncer
 from tests.commands.conftest import address, runfaktory

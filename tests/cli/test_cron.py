@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from django_faktory.crontab import enqueue
 from django_faktory.models import CronEntry, CronRun, Job
-from django_faktory.store import crontab, ticks
+from django_faktory.store.cron import entries, runs
+from django_faktory.tasks.cron import enqueue
 from tests.project.tasks import add
 
 pytestmark = pytest.mark.django_db
@@ -16,7 +16,7 @@ NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
 def entry(name, **fields):
     made = CronEntry(**{"name": name, "schedule": "0 12 * * *", "zone": "UTC", "jobtype": "ring", **fields})
-    crontab.save(made, using="default", now=NOON)
+    entries.save(made, using="default", now=NOON)
     return made
 
 
@@ -26,9 +26,9 @@ def names():
 
 def test_entries_tell_what_is_due_and_why_not(asked, faktory):
     entry("daily", queue="bells")
-    crontab.pause([entry("paused").pk], using="default")
+    entries.pause([entry("paused").pk], using="default")
     entry("gone", origin="code", schedule="0 1 * * *")
-    crontab.sync([], using="default")
+    entries.sync([], using="default")
     CronEntry.objects.filter(pk=entry("broken").pk).update(next_at=None, problem="zone: unknown")
     told = {one["name"]: one for one in asked("cron")["entries"]}
     assert list(told) == ["broken", "daily", "gone", "paused"]
@@ -49,7 +49,7 @@ def test_entries_tell_what_is_due_and_why_not(asked, faktory):
 def test_the_latest_run_tells_what_became_of_its_job(asked, faktory):
     entry("daily")
     for day in (2, 3):
-        ticks.take_due(enqueue, using="default", now=NOON.replace(day=day))
+        runs.take_due(enqueue, using="default", now=NOON.replace(day=day))
     [latest] = [one["latest"] for one in asked("cron")["entries"]]
     assert (latest["tick"], latest["outcome"]) == ("2026-05-03T12:00:00Z", "enqueued")
     faktory("kill", latest["jid"], "--yes")
@@ -69,7 +69,7 @@ def test_pause_and_resume_change_those_that_are_named(asked):
 
 
 def test_run_enqueues_its_job_at_once_though_it_is_paused(asked, faktory):
-    crontab.pause([entry("sum", jobtype=add.jobtype, args="[1, 2]").pk], using="default")
+    entries.pause([entry("sum", jobtype=add.jobtype, args="[1, 2]").pk], using="default")
     job = Job.objects.get(jid=asked("cron", "run", "sum")["jid"])
     assert (job.jobtype, job.state) == (add.jobtype, "enqueued")
     assert CronRun.objects.get().tick is None
@@ -105,7 +105,7 @@ def test_one_unknown_name_keeps_the_others_as_they_are(faktory, verb):
 @pytest.mark.parametrize("verb", ["pause", "resume", "run"])
 def test_what_code_defines_no_more_is_not_touched(faktory, verb):
     entry("gone", origin="code")
-    crontab.sync([], using="default")
+    entries.sync([], using="default")
     assert faktory("cron", verb, "gone").code == 2
     assert CronEntry.objects.get().paused_at is None
     assert Job.objects.count() == 0

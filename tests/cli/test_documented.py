@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from django_faktory.cli.groups import subcommands
+from django_faktory.management.cli.subcommands import subcommands
 from django_faktory.models import CronEntry
-from django_faktory.store import batches, crontab, jobs
+from django_faktory.store.batches import batches
+from django_faktory.store.cron import entries
+from django_faktory.store.jobs import pushes
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
@@ -109,12 +111,12 @@ def test_each_has_an_example():
 def test_what_comes_has_the_documented_shape(asked, word):
     batches.new(payloads_of_a_batch(), using="default")
     JobFactory(dead=True, jid="jid-of-one", history='[{"errtype":"E"}]')
-    jobs.push([payload()], using="default")
+    pushes.push([payload()], using="default")
     QueueFactory(name="default")
     if word != "top":
         WorkerFactory(wid="w1", labels=["python"])
     if word == "cron":
-        crontab.save(CronEntry(name="ring", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
+        entries.save(CronEntry(name="ring", schedule="@daily", zone="UTC", jobtype="ring"), using="default")
         asked("cron", "run", "ring")
     if word == "limits":
         asked("limits", "set", "task", "ring", "5")
@@ -127,6 +129,6 @@ def test_what_comes_has_the_documented_shape(asked, word):
 
 
 def payloads_of_a_batch():
-    from django_faktory.payloads import NewBatch
+    from django_faktory.core.payloads import NewBatch
 
     return NewBatch(description="import")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_faktory.cli.screen import Screen, aligned, clean
+from django_faktory.management.cli.screen import Screen, aligned, clean
 from django_faktory.models import Batch
 from tests.cli.conftest import Terminal
 from tests.factories import JobFactory, QueueFactory, WorkerFactory

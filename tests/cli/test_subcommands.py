@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.utils import timezone
 
-from django_faktory.lifecycle import State
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import NewBatch
 from django_faktory.management.commands.faktory import Command
 from django_faktory.models import Batch, Job, Queue, WorkerProcess
-from django_faktory.payloads import NewBatch
-from django_faktory.store import batches, jobs
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
@@ -125,7 +126,7 @@ def test_workers_tell_what_they_hold(asked, faktory):
 def test_batches_tell_how_far_they_are(asked, faktory):
     bid = batches.new(NewBatch(description="import", success=payload()), using="default")
     child = batches.new(NewBatch(parent_bid=bid), using="default")
-    jobs.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
+    pushes.push([payload(custom={"bid": bid}) for _ in range(2)], using="default")
     told = asked("batches")
     assert [batch["bid"] for batch in told["batches"]] == [child, bid]
     assert told["batches"][1]["total"] == 2

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from django_faktory.models import Queue
-from django_faktory.store import measures
+from django_faktory.store.statistics import histograms
 from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.project.tasks import add, fails_for_good
 from tests.server.raw import RawClient
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
 
 def ended(task):
-    sums = measures.ever(using="default").get(("default", task.jobtype))
+    sums = histograms.ever(using="default").get(("default", task.jobtype))
     return (sums.started, sums.succeeded, sums.failed) if sums else None
 
 

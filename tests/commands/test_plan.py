@@ -7,8 +7,8 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import ConnectionHandler
 
-from django_faktory import tasks
-from django_faktory.management.plan import doubts, make_plan
+from django_faktory.runtime.config import doubts, make_plan
+from django_faktory.tasks import base
 from tests.server.raw import CERTIFICATE
 from tests.settings import KIND
 
@@ -151,14 +151,14 @@ def test_a_wrong_option_is_one_line_that_says_what_was_expected(plan, options, w
 
 
 def test_a_queue_that_looks_misspelt_is_doubted_and_another_is_not(plan):
-    assert "mail" in tasks.registered_queues()
+    assert "mail" in base.registered_queues()
     [doubt] = doubts(plan(queues="mial:3,mail,elsewhere"))
     assert doubt == "queue 'mial': no task of this project uses it; did you mean 'mail'?"
     assert list(doubts(plan(queues="mial", server_only=True))) == []
 
 
 def test_workers_of_no_task_at_all_are_doubted(plan, monkeypatch):
-    monkeypatch.setattr(tasks, "_registry", {})
+    monkeypatch.setattr(base, "_registry", {})
     [doubt] = doubts(plan(queues="mail"))
     assert "no task is known" in doubt
     assert "INSTALLED_APPS" in doubt
@@ -166,6 +166,6 @@ def test_workers_of_no_task_at_all_are_doubted(plan, monkeypatch):
 
 def test_a_database_in_memory_is_refused_since_processes_cannot_share_it(plan, settings, monkeypatch):
     memory = ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
-    monkeypatch.setattr("django_faktory.management.plan.connections", memory)
+    monkeypatch.setattr("django_faktory.runtime.config.connections", memory)
     with pytest.raises(CommandError, match=r"DATABASES\['default'\]: expected a file, got one in memory"):
         plan()

@@ -12,11 +12,11 @@ import pytest
 
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import FaktoryError
-from django_faktory.maintenance import Maintenance
-from django_faktory.management import probes
 from django_faktory.models import WorkerProcess
-from django_faktory.server.listener import Server
-from django_faktory.worker.runner import Worker
+from django_faktory.runtime import health_server
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.server.server import Server
+from django_faktory.worker.worker import Worker
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
@@ -49,7 +49,7 @@ def answering():
     running = []
 
     def start(*checks):
-        found = probes.Probes(("127.0.0.1", 0), *checks)
+        found = health_server.Probes(("127.0.0.1", 0), *checks)
         thread = threading.Thread(target=found.run)
         thread.start()
         running.append((found, thread))
@@ -90,7 +90,7 @@ def test_a_port_that_is_taken_is_one_line_and_no_start(runfaktory):
 
 def test_a_loop_that_stands_still_is_told(answering):
     maintenance = Maintenance("default")
-    address = answering(probes.of_maintenance(maintenance))
+    address = answering(health_server.of_maintenance(maintenance))
     assert asked(address, "/healthz") == good("maintenance")
     maintenance._round_at -= 100
     code, told = asked(address, "/healthz")
@@ -102,7 +102,7 @@ def test_a_loop_that_stands_still_is_told(answering):
 
 def test_a_loop_that_goes_round_without_success_lives_and_is_not_ready(answering, monkeypatch):
     maintenance = Maintenance("default")
-    address = answering(probes.of_maintenance(maintenance))
+    address = answering(health_server.of_maintenance(maintenance))
     monkeypatch.setattr(maintenance, "_enqueue_due", fail)
     maintenance._success_at -= 40
     maintenance._round()
@@ -120,31 +120,31 @@ def fail():
 def test_a_process_of_the_node_that_does_not_respond_is_reported(answering):
     alarm, ring = os.pipe()
     try:
-        address = answering(probes.of_processes(alarm))
+        address = answering(health_server.of_processes(alarm))
         assert asked(address, "/healthz") == good("processes")
         os.write(ring, b"!")
         for path in ("/healthz", "/readyz", "/healthz"):  # reading the state does not change it
             assert asked(address, path)[0] == 503
         os.read(alarm, 1)
         assert asked(address, "/healthz") == good("processes")
-        assert asked(answering(probes.of_processes(-1)), "/healthz") == good("processes")
+        assert asked(answering(health_server.of_processes(-1)), "/healthz") == good("processes")
     finally:
         os.close(alarm)
         os.close(ring)
 
 
 def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):
-    monkeypatch.setattr(probes, "SERVER_S", 1.0)
+    monkeypatch.setattr(health_server, "SERVER_S", 1.0)
     server = Server(OrmBroker("default"), port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
     assert server.started.wait(15)
-    address = answering(probes.of_server(server))
-    monkeypatch.setattr(probes, "SERVER_S", 30.0)
+    address = answering(health_server.of_server(server))
+    monkeypatch.setattr(health_server, "SERVER_S", 30.0)
     assert asked(address, "/healthz") == good("server")
     release = threading.Event()
     server.loop.call_soon_threadsafe(release.wait, 60)
-    monkeypatch.setattr(probes, "SERVER_S", 0.5)
+    monkeypatch.setattr(health_server, "SERVER_S", 0.5)
     assert asked(address, "/healthz")[0] == 503
     release.set()
     server.stop()
@@ -154,7 +154,7 @@ def test_an_event_loop_that_hangs_is_told(answering, monkeypatch):
 
 def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
     worker = Worker(OrmBroker("default"), queues=["default"], beat_interval=0.5)
-    address = answering(probes.of_worker(worker))
+    address = answering(health_server.of_worker(worker))
     assert asked(address, "/healthz")[0] == 200
     assert asked(address, "/readyz")[1]["checks"] == {"worker": "its latest BEATs were not answered: read the log"}
     thread = threading.Thread(target=worker.run)
@@ -170,16 +170,16 @@ def test_a_worker_that_has_lost_a_loop_or_is_not_heard_is_told(answering):
 
 
 def test_a_node_whose_database_has_no_worker_is_not_ready_where_it_should_have_some(answering):
-    works = answering(probes.of_database("default", works=True))
+    works = answering(health_server.of_database("default", works=True))
     assert asked(works, "/readyz")[0] == 503
-    assert asked(answering(probes.of_database("default", works=False)), "/readyz") == good("database")
+    assert asked(answering(health_server.of_database("default", works=False)), "/readyz") == good("database")
     WorkerProcess.objects.create(wid="w1")
     assert asked(works, "/readyz") == good("database", "workers")
 
 
 def test_the_token_is_asked_for_where_there_is_one(answering, settings):
     settings.FAKTORY = {"METRICS_TOKEN": "sesame"}
-    address = answering(probes.Checks({"x": lambda: ""}, {}))
+    address = answering(health_server.Checks({"x": lambda: ""}, {}))
     assert asked(address, "/healthz")[0] == 401
     assert asked(address, "/healthz", Authorization="Bearer sesam")[0] == 401
     assert asked(address, "/healthz", Authorization="Bearer sesame") == good("x")

@@ -53,7 +53,10 @@ def app(tmp_path):
 
 @pytest.mark.core
 def test_what_the_supervisor_imports_has_no_django_and_nothing_large():
-    code = "import sys, django_faktory.management.slim\nprint(sorted({name.split('.')[0] for name in sys.modules}))"
+    code = (
+        "import sys, django_faktory.runtime.supervisor.standalone\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
     large = {"dataclasses", "inspect", "logging", "threading", "typing"}
     assert not (large | {"django", "asyncio", "psycopg", "msgspec"}) & set(json.loads(done.stdout.replace("'", '"')))

@@ -9,13 +9,13 @@ from http.client import HTTPException
 import psutil
 import pytest
 
+from django_faktory.admin.jobs.detail import timeline
 from django_faktory.brokers import get_broker
-from django_faktory.dashboard.job_page import timeline
-from django_faktory.management.handing_over import launch_of
-from django_faktory.management.losses import report_lost
 from django_faktory.models import Job
+from django_faktory.runtime.supervisor.contract import Launch, new_wid
+from django_faktory.runtime.supervisor.lost_workers import report_lost
+from django_faktory.runtime.supervisor.reexec import launch_of
 from django_faktory.store import texts
-from django_faktory.worker.terms import Launch, new_wid
 from tests.commands import tasks
 from tests.commands.test_probes import asked, place
 from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches, state_of

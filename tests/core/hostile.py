@@ -2,12 +2,12 @@
 
 import re
 
+from django_faktory.core.payloads import JobPayload
+from django_faktory.core.protocol import resp
+from django_faktory.core.protocol.commands import Command, Hello, PushBulk
+from django_faktory.core.protocol.connection import MAX_HELLO_BYTES, ServerConnection
+from django_faktory.core.protocol.resp import Error, ReplyReader
 from django_faktory.errors import InvalidPayload, ProtocolError, UnknownCommand
-from django_faktory.payloads import JobPayload
-from django_faktory.protocol import resp
-from django_faktory.protocol.commands import Command, Hello, PushBulk
-from django_faktory.protocol.connection import MAX_HELLO_BYTES, ServerConnection
-from django_faktory.protocol.resp import Error, ReplyReader
 
 HELLO = b'HELLO {"v":2}\r\n'
 REPLY = re.compile("-[A-Z]+ [^\x00-\x1f\x7f-\x9f\u2028\u2029]*\r\n")

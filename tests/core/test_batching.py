@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_faktory.batching import Kind, Progress, Step, advance, count
-from django_faktory.lifecycle import GONE, State
+from django_faktory.core.batch_rules import Kind, Progress, Step, advance, count
+from django_faktory.core.lifecycle import GONE, State
 
 
 def batch(**changes):

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import jsonsteps, options
+from django_faktory.core import job_options
+from django_faktory.core.json import incremental
+from django_faktory.core.protocol.commands import Push, begin, parse
+from django_faktory.core.protocol.connection import ServerConnection
 from django_faktory.errors import InvalidPayload
-from django_faktory.protocol.commands import Push, begin, parse
-from django_faktory.protocol.connection import ServerConnection
 
 pytestmark = pytest.mark.core
 
@@ -72,8 +73,8 @@ def calls_of_each_step(begin_command):
 def test_no_step_of_a_unique_push_with_long_arguments_takes_many_calls(args):
     """Such a PUSH of 15 MiB used to block the event loop for 20 to 33 s."""
     command, counts = calls_of_each_step(steps_of("PUSH " + JOB.format(args=args, more="")))
-    assert command.job.options.unique_key == options.unique_key("t", "default", args)
-    assert command.job.options.lock_key == options.default_lock_key("t", args)
+    assert command.job.options.unique_key == job_options.unique_key("t", "default", args)
+    assert command.job.options.lock_key == job_options.default_lock_key("t", args)
     assert max(counts) < MOST_CALLS
 
 
@@ -82,7 +83,7 @@ def test_a_step_of_a_key_reads_a_bounded_number_of_characters(args):
     """The number of characters is bounded even if they are few tokens."""
     written = bytearray()
     sizes = [0]
-    for _ in jsonsteps.canonical(args, written):
+    for _ in incremental.canonical(args, written):
         sizes.append(len(written))
         written.clear()
     assert max(sizes) < 1_000_000
@@ -119,7 +120,7 @@ def test_a_key_takes_memory_in_proportion_to_its_arguments(args):
     """Arguments of 15 MiB used to take 1.7 GB."""
     tracemalloc.start()
     try:
-        options.unique_key("t", "q", args)
+        job_options.unique_key("t", "q", args)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -140,7 +141,7 @@ def test_arguments_with_too_many_members_are_not_compared(custom):
 
 
 def test_arguments_with_a_key_that_is_too_long_are_not_compared():
-    key = "k" * (jsonsteps.SHORT + 1)
+    key = "k" * (incremental.SHORT + 1)
     with pytest.raises(InvalidPayload, match=r"^args: expected keys of at most 16384 characters"):
         parse("PUSH " + JOB.format(args=f'[{{"{key}":1}}]', more=""))
 
@@ -174,7 +175,7 @@ def test_what_is_written_in_steps_is_what_the_values_give(value, is_ascii, inden
     """Keys of jobs stored by other versions must not change."""
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent, separators=(comma, ": "))
     expected = plainly(json.loads(text, parse_int=Digits, parse_float=Digits))
-    assert options.canonical(text) == expected
+    assert job_options.canonical(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,4 +188,4 @@ def test_what_is_written_in_steps_is_what_the_values_give(value, is_ascii, inden
     ],
 )
 def test_odd_spellings_are_one(text, expected):
-    assert options.canonical(text) == expected
+    assert job_options.canonical(text) == expected

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from django_faktory.core.payloads import MAX_NAME
+from django_faktory.core.protocol.commands import VERBS, FailJob, Fetch, parse
+from django_faktory.core.protocol.connection import ServerConnection
+from django_faktory.core.protocol.limits import CUT, DROPPED, LIMITS, check_line
 from django_faktory.errors import InvalidPayload, UnknownCommand
-from django_faktory.payloads import MAX_NAME
-from django_faktory.protocol.commands import VERBS, FailJob, Fetch, parse
-from django_faktory.protocol.connection import ServerConnection
-from django_faktory.protocol.limits import CUT, DROPPED, LIMITS, check_line
 from scripts import limits_table
 
 pytestmark = pytest.mark.core

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory.admission import parse_job
-from django_faktory.errors import InvalidPayload, UnknownCommand
-from django_faktory.payloads import Beat, JobPayload, WorkerIdentity
-from django_faktory.protocol import resp
-from django_faktory.protocol.commands import (
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Beat, JobPayload, WorkerIdentity
+from django_faktory.core.protocol import resp
+from django_faktory.core.protocol.commands import (
     VERBS,
     AckJob,
     BeatWorker,
@@ -24,6 +23,7 @@ from django_faktory.protocol.commands import (
     parse,
     parse_hello,
 )
+from django_faktory.errors import InvalidPayload, UnknownCommand
 
 pytestmark = pytest.mark.core
 

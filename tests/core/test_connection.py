@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_faktory.core.payloads import WorkerIdentity
+from django_faktory.core.protocol import resp
+from django_faktory.core.protocol.commands import AckJob, End, Fetch, Hello, Info
+from django_faktory.core.protocol.connection import MAX_HELLO_BYTES, ClientConnection, ServerConnection, hash_password
+from django_faktory.core.protocol.limits import LIMITS
+from django_faktory.core.protocol.resp import Bulk, Error, Simple
 from django_faktory.errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
-from django_faktory.payloads import WorkerIdentity
-from django_faktory.protocol import resp
-from django_faktory.protocol.commands import AckJob, End, Fetch, Hello, Info
-from django_faktory.protocol.connection import MAX_HELLO_BYTES, ClientConnection, ServerConnection, hash_password
-from django_faktory.protocol.limits import LIMITS
-from django_faktory.protocol.resp import Bulk, Error, Simple
 from tests.core.splits import every_split
 
 pytestmark = pytest.mark.core

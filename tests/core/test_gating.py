@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from django_faktory.gating import (
+from django_faktory.core.limits import (
     FORGIVEN_S,
     Allowance,
     Gate,

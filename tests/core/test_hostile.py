@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_faktory.protocol.commands import VERBS
+from django_faktory.core.protocol.commands import VERBS
 from tests.core.hostile import HELLO, check
 from tests.examples import examples
 

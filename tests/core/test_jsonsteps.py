@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import jsonsteps, jsontext
+from django_faktory.core.json import incremental, jsontext
+from django_faktory.core.payloads import JobPayload
+from django_faktory.core.protocol import commands, limits
 from django_faktory.errors import InvalidPayload
-from django_faktory.payloads import JobPayload
-from django_faktory.protocol import commands, limits
 from tests.core.test_jsontext import answer, texts_of_objects, values, writers
 
 pytestmark = pytest.mark.core
@@ -21,19 +21,19 @@ OTHER = '{"jid":"abcdefgh", "jobtype":"t" ,"args":[{"x":"\\"],[\\\\"}]}'
 @pytest.fixture(autouse=True)
 def everything_is_long(monkeypatch):
     """Make every text count as long, so that the incremental parser runs."""
-    monkeypatch.setattr(jsonsteps, "SHORT", 0)
-    monkeypatch.setattr(jsonsteps, "TOKENS_A_STEP", 2)
+    monkeypatch.setattr(incremental, "SHORT", 0)
+    monkeypatch.setattr(incremental, "TOKENS_A_STEP", 2)
 
 
 def in_steps(function, *args, **options):
-    return answer(lambda: jsonsteps.run(function(*args, **options)))
+    return answer(lambda: incremental.run(function(*args, **options)))
 
 
 def items(text):
     found = []
-    for part in jsonsteps.cut(text, "[]"):
+    for part in incremental.cut(text, "[]"):
         if part is not None:
-            yield from jsonsteps.check_value(part)
+            yield from incremental.check_value(part)
             found.append(part.strip(" \t\r\n"))
     return found
 
@@ -41,7 +41,7 @@ def items(text):
 @given(texts_of_objects())
 def test_members_are_those_found_in_one_go(given_):
     _, text = given_
-    assert in_steps(jsonsteps.members, text, most=1000) == answer(jsontext.members, text)
+    assert in_steps(incremental.members, text, most=1000) == answer(jsontext.members, text)
 
 
 @given(st.lists(values, max_size=5), writers)
@@ -69,7 +69,7 @@ def test_what_is_no_array_is_refused(text):
 @given(st.integers(1, 300), st.booleans())
 def test_depth_is_judged_as_in_one_go(depth, is_wide):
     text = "[" + '"[",{},' * 200 * is_wide + "[" * depth + "]" * depth + "]"
-    assert in_steps(jsonsteps.check_depth, text) == answer(jsontext.check_depth, text)
+    assert in_steps(incremental.check_depth, text) == answer(jsontext.check_depth, text)
 
 
 def test_a_string_of_any_length_is_one_value():
@@ -77,7 +77,7 @@ def test_a_string_of_any_length_is_one_value():
     for string in ("[,]" * 5000, "\\" * 5001, '"' * 3000, "é,\\" * 2000):
         array = json.dumps([string, 1])
         assert in_steps(items, array) == [json.dumps(string), "1"]
-        assert in_steps(jsonsteps.check_depth, array) is None
+        assert in_steps(incremental.check_depth, array) is None
 
 
 def test_lone_surrogates_are_let_in_as_in_one_go():
@@ -86,10 +86,10 @@ def test_lone_surrogates_are_let_in_as_in_one_go():
 
 
 def test_there_is_a_rest_at_every_few_values(monkeypatch):
-    monkeypatch.setattr(jsonsteps, "TOKENS_A_STEP", 100)
+    monkeypatch.setattr(incremental, "TOKENS_A_STEP", 100)
     text = f"[{','.join(['[]'] * 10_000)}]"
-    assert len(list(jsonsteps.check_depth(text))) == 20_002 // 100
-    assert sum(part is None for part in jsonsteps.cut(text, "[]")) > 100
+    assert len(list(incremental.check_depth(text))) == 20_002 // 100
+    assert sum(part is None for part in incremental.cut(text, "[]")) > 100
 
 
 LINES = [
@@ -142,11 +142,11 @@ def test_a_long_line_means_what_it_would_mean_were_it_short(line):
 
 def test_the_same_refusals_are_kept_once_and_too_many_refuse_the_whole():
     """Each refused number used to be stored: 2 MB from a client took 2 GB of the server's memory."""
-    same = jsonsteps.run(commands.parse_long(b"PUSHB [" + b"0," * 20_000 + JOB.encode() + b"]"))
+    same = incremental.run(commands.parse_long(b"PUSHB [" + b"0," * 20_000 + JOB.encode() + b"]"))
     assert [job.jid for job in same.jobs] == ["12345678", ""]
     others = ",".join(f'{{"jid":"{number:08d}"}}' for number in range(limits.MAX_REFUSED + 1))
     with pytest.raises(InvalidPayload, match="none of it was stored"):
-        jsonsteps.run(commands.parse_long(f"PUSHB [{JOB},{others}]".encode()))
+        incremental.run(commands.parse_long(f"PUSHB [{JOB},{others}]".encode()))
 
 
 def test_lines_that_are_read_quickly_are_not_read_in_steps():

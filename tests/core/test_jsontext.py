@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import jsontext
+from django_faktory.core.json import jsontext
 from django_faktory.errors import InvalidPayload
 
 pytestmark = pytest.mark.core

@@ -2,18 +2,11 @@
 
 import pytest
 
+from django_faktory.core.json.jsontext import compact
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.protocol.commands import parse
+from django_faktory.core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from django_faktory.errors import InvalidPayload
-from django_faktory.jsontext import compact
-from django_faktory.mutations import Mutation
-from django_faktory.protocol.commands import parse
-from django_faktory.protocol.management import (
-    Flush,
-    Mutate,
-    PauseQueues,
-    QueueLatency,
-    RemoveQueues,
-    ResumeQueues,
-)
 
 pytestmark = pytest.mark.core
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_faktory.core.protocol import resp
+from django_faktory.core.protocol.resp import Bulk, Error, ReplyReader, Simple
 from django_faktory.errors import ProtocolError
-from django_faktory.protocol import resp
-from django_faktory.protocol.resp import Bulk, Error, ReplyReader, Simple
 from tests.core.splits import every_split
 
 pytestmark = pytest.mark.core

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from django_faktory import tls
+from django_faktory.brokers import tls
 from tests.server.raw import CERTIFICATE
 
 pytestmark = pytest.mark.core

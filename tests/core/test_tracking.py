@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from django_faktory.core.payloads import Tracked, TrackUpdate
+from django_faktory.core.protocol.commands import parse
+from django_faktory.core.protocol.tracking import TrackGet, TrackSet, parse_tracked, tracked_text
 from django_faktory.errors import InvalidPayload
-from django_faktory.payloads import Tracked, TrackUpdate
-from django_faktory.protocol.commands import parse
-from django_faktory.protocol.tracking import TrackGet, TrackSet, parse_tracked, tracked_text
 
 pytestmark = pytest.mark.core
 

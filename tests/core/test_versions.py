@@ -5,7 +5,7 @@ import re
 import pytest
 
 from django_faktory import __version__
-from django_faktory.protocol.versions import semantic
+from django_faktory.core.protocol.versions import semantic
 
 # The expression that semver.org suggests.
 SEMANTIC = re.compile(

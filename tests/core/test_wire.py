@@ -4,13 +4,13 @@ import typing
 
 import pytest
 
-from django_faktory.admission import parse_job
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.payloads import Beat, NewBatch, TrackUpdate, WorkerIdentity, parse_instant
+from django_faktory.core.protocol import batches, commands, management, resp, tracking
+from django_faktory.core.protocol.connection import ClientConnection, ServerConnection
+from django_faktory.core.protocol.resp import Bulk, Error, Simple
 from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
-from django_faktory.mutations import Mutation
-from django_faktory.payloads import Beat, NewBatch, TrackUpdate, WorkerIdentity, parse_instant
-from django_faktory.protocol import batches, commands, management, resp, tracking
-from django_faktory.protocol.connection import ClientConnection, ServerConnection
-from django_faktory.protocol.resp import Bulk, Error, Simple
 from tests.core.splits import every_split
 
 pytestmark = pytest.mark.core

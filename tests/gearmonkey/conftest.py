@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from django_faktory.gearmonkey import Client, Worker
+from django_faktory.contrib.gearmonkey import Client, Worker
 from tests.conftest import _require
 from tests.gearmonkey import servers
 from tests.gearmonkey.naive import NaiveClient

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import django
 
-from django_faktory.gearmonkey import Worker
+from django_faktory.contrib.gearmonkey import Worker
 
 
 class Program(Worker):

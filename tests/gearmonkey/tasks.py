@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from django_faktory import task
-from django_faktory.gearmonkey import gearmonkey_task
+from django_faktory.contrib.gearmonkey import gearmonkey_task
 
 
 @task(gearmonkey="shout")

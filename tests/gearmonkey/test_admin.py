@@ -5,9 +5,9 @@ from django.core.checks import run_checks
 from django.test import override_settings
 from django.urls import reverse
 
-from django_faktory.gearmonkey import looking, scripts
-from django_faktory.gearmonkey.looking import health
-from django_faktory.gearmonkey.station import Station
+from django_faktory.contrib.gearmonkey import inspection, lua
+from django_faktory.contrib.gearmonkey.inspection import health
+from django_faktory.contrib.gearmonkey.redis_worker import Station
 from tests.gearmonkey.naive import NaiveWorker
 from tests.hostile import HARMLESS, TEXTS, elements, unwelcome
 from tests.project import tasks
@@ -67,7 +67,7 @@ def test_functions_that_only_others_serve_or_ask_for_are_shown(admin_client, her
 
 def test_a_look_ends_in_a_redis_with_millions_of_keys_and_says_so(admin_client, here, redis, station, monkeypatch):
     redis.mset({f"other:{number}": 1 for number in range(3000)})
-    monkeypatch.setattr(looking, "SCANS", 2)
+    monkeypatch.setattr(inspection, "SCANS", 2)
     assert not health(redis).is_whole
     text = page(admin_client)
     assert '<th scope="row">f</th>' in text
@@ -162,9 +162,9 @@ def write(redis, text):
     raw = text.encode("utf-8", "replace")  # a name that is not UTF-8 cannot be requested
     redis.mset({b"uid:" + raw: raw, b"count:" + raw: raw})
     redis.lpush(b"queue:" + raw + b":high", raw)
-    redis.sadd(scripts.FUNCTIONS_KEY, raw)
-    redis.zadd(scripts.registry_key("f"), {raw: 4e9})
-    redis.zadd(scripts.audit_key("f"), {raw: 1})
+    redis.sadd(lua.FUNCTIONS_KEY, raw)
+    redis.zadd(lua.registry_key("f"), {raw: 4e9})
+    redis.zadd(lua.audit_key("f"), {raw: 1})
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -8,10 +8,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_faktory import task
-from django_faktory.compat import InvalidTask
+from django_faktory.contrib.gearmonkey import registry
+from django_faktory.contrib.gearmonkey.registry import call_of, input_of, output_of
 from django_faktory.errors import InvalidPayload
-from django_faktory.gearmonkey import functions
-from django_faktory.gearmonkey.functions import call_of, input_of, output_of
+from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 
 MANY = 1024 * 1024
@@ -83,7 +83,7 @@ def test_a_result_is_an_output(result, output):
 
 def test_the_settings_name_tasks_of_functions():
     with override_settings(FAKTORY={"GEARMONKEY_FUNCTIONS": {"sum": tasks.add.jobtype}}):
-        assert functions.served()["sum"] == tasks.add
+        assert registry.served()["sum"] == tasks.add
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_settings_name_tasks_of_functions():
 )
 def test_a_function_that_cannot_be_served_is_refused(settings, words):
     with override_settings(FAKTORY=settings), pytest.raises(ImproperlyConfigured, match=words):
-        functions.served()
+        registry.served()
 
 
 def test_a_functions_name_is_checked_where_it_is_written():

@@ -11,10 +11,10 @@ import pytest
 from django.test import override_settings
 
 from django_faktory import brokers, conf
-from django_faktory.gearmonkey import OPT_BLOCKING, Status
-from django_faktory.gearmonkey.functions import served
-from django_faktory.gearmonkey.gateway import Bridge
-from django_faktory.gearmonkey.station import Station
+from django_faktory.contrib.gearmonkey import OPT_BLOCKING, Status
+from django_faktory.contrib.gearmonkey.gateway import Bridge
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.contrib.gearmonkey.registry import served
 from django_faktory.models import Job
 from django_faktory.testing import drain
 from tests.commands.conftest import runfaktory  # noqa: F401  (a fixture)

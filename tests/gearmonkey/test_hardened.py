@@ -11,8 +11,7 @@ import psutil
 import pytest
 from redis import RedisError
 
-from django_faktory.errors import BrokerUnavailable, FaktoryError
-from django_faktory.gearmonkey import (
+from django_faktory.contrib.gearmonkey import (
     OPT_BLOCKING,
     OPT_ROLLCALL,
     AsyncClient,
@@ -23,7 +22,8 @@ from django_faktory.gearmonkey import (
     Status,
     Worker,
 )
-from django_faktory.gearmonkey.station import Station
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.errors import BrokerUnavailable, FaktoryError
 from tests.gearmonkey.naive import NaiveWorker
 from tests.programs import Program
 from tests.waiting import wait_until

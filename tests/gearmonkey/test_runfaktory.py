@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from django_faktory.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, NoWorkers, Status
+from django_faktory.contrib.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, NoWorkers, Status
 from django_faktory.models import Job
 from tests.commands.conftest import meeting, runfaktory  # noqa: F401  (fixtures)
 from tests.gearmonkey.naive import NaiveWorker

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from django_faktory.errors import BrokerUnavailable, FaktoryError
-from django_faktory.gearmonkey import (
+from django_faktory.contrib.gearmonkey import (
     OPT_BLOCKING,
     OPT_ROLLCALL,
     AsyncClient,
@@ -23,9 +22,10 @@ from django_faktory.gearmonkey import (
     UnusableServer,
     Worker,
 )
-from django_faktory.gearmonkey.address import connect, examine
-from django_faktory.gearmonkey.looking import health
-from django_faktory.gearmonkey.station import Station
+from django_faktory.contrib.gearmonkey.address import connect, examine
+from django_faktory.contrib.gearmonkey.inspection import health
+from django_faktory.contrib.gearmonkey.redis_worker import Station
+from django_faktory.errors import BrokerUnavailable, FaktoryError
 from tests.gearmonkey.naive import NaiveWorker
 from tests.gearmonkey.servers import Sentinel, become_cluster
 from tests.waiting import wait_until

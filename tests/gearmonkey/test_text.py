@@ -11,7 +11,7 @@ import pytest
 from redis import ResponseError
 from redis.exceptions import NoScriptError
 
-from django_faktory.gearmonkey import (
+from django_faktory.contrib.gearmonkey import (
     OPT_BLOCKING,
     OPT_ROLLCALL,
     GearMonkeyError,
@@ -19,9 +19,9 @@ from django_faktory.gearmonkey import (
     JobNotFound,
     NoWorkers,
     Status,
-    scripts,
+    lua,
 )
-from django_faktory.gearmonkey.station import Station
+from django_faktory.contrib.gearmonkey.redis_worker import Station
 from tests.gearmonkey import naive as text
 from tests.gearmonkey.naive import NaiveWorker
 from tests.waiting import wait_until
@@ -141,17 +141,17 @@ class TestTaking:
         assert station.take(1) == []
 
     def test_w05_the_script_has_two_spaces_and_the_digest_of_the_text(self, redis):
-        assert scripts.DUE == text.DUE
-        assert len(scripts.DUE) == 169
-        assert redis.script_load(scripts.DUE) == scripts.DUE_SHA1 == hashlib.sha1(scripts.DUE.encode()).hexdigest()
+        assert lua.DUE == text.DUE
+        assert len(lua.DUE) == 169
+        assert redis.script_load(lua.DUE) == lua.DUE_SHA1 == hashlib.sha1(lua.DUE.encode()).hexdigest()
         assert redis.script_load(ONE_SPACE) == "14eede1cd25f7ebc1c5c3dc8db79813a62abacba"
 
     def test_w05_a_worker_of_ours_loads_the_texts_script_for_peers_that_lost_it(self, redis, station):
         redis.script_flush()
         with pytest.raises(NoScriptError):
-            redis.evalsha(scripts.DUE_SHA1, 1, "queue:f:scheduled", 0)
+            redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0)
         station.open()
-        assert redis.evalsha(scripts.DUE_SHA1, 1, "queue:f:scheduled", 0) is None
+        assert redis.evalsha(lua.DUE_SHA1, 1, "queue:f:scheduled", 0) is None
 
     def test_w06_a_flushed_script_is_sent_again_and_the_job_served(self, redis, client, work):
         work(f=shout)
@@ -427,7 +427,7 @@ class TestEnding:
 
 
 def _wait(client, fn, id):
-    from django_faktory.gearmonkey import core
-    from django_faktory.gearmonkey.client import carry_out
+    from django_faktory.contrib.gearmonkey import requests
+    from django_faktory.contrib.gearmonkey.client import carry_out
 
-    carry_out(client._redis, core.wait(fn, id, 10))
+    carry_out(client._redis, requests.wait(fn, id, 10))

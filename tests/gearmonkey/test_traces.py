@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_faktory.gearmonkey import Worker
+from django_faktory.contrib.gearmonkey import Worker
 from tests.gearmonkey.naive import NaiveClient, NaiveWorker
 from tests.waiting import wait_until
 

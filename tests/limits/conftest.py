@@ -6,10 +6,10 @@ import pytest
 from django.db import connections
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.gating import Allowance
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.models import Gate, Job
-from django_faktory.payloads import Ack, FetchRequest, failure
-from django_faktory.store import gates, limits
+from django_faktory.store.limits import definitions, limiters
 from tests.factories import payload
 
 
@@ -46,7 +46,7 @@ def short(jid):
 
 
 def limit(scope, name, value):
-    return limits.put(scope, name, Allowance.of(value), using="default")
+    return definitions.put(scope, name, Allowance.of(value), using="default")
 
 
 def in_use(name):
@@ -64,7 +64,7 @@ def blocked():
 
 def counts_are_true():
     """Check that every limiter's count equals the number of jobs that hold its permits."""
-    assert not gates.sweep(using="default")
+    assert not limiters.sweep(using="default")
 
 
 @pytest.fixture

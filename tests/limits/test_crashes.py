@@ -7,12 +7,12 @@ import pytest
 from django.db import connection
 from django.db.models import F
 
-from django_faktory.maintenance import Maintenance
+from django_faktory.core.payloads import FetchRequest, WorkerIdentity
 from django_faktory.models import Gate, Job
-from django_faktory.payloads import FetchRequest, WorkerIdentity
-from django_faktory.store import gates
+from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import Plan, Slot
+from django_faktory.store.limits import limiters
 from tests.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_count_is_mended_and_told(node, caplog, wrong):
     node.fetch(3)
     Gate.objects.update(in_use=wrong)
     with caplog.at_level(logging.WARNING):
-        assert gates.sweep(using="default") == 1
+        assert limiters.sweep(using="default") == 1
     assert "counted wrong" in caplog.text
     assert in_use("noop") == 2
     counts_are_true()
@@ -90,7 +90,7 @@ def test_jobs_at_a_gate_that_is_gone_are_let_go(node):
     node.push(*"abc")
     node.fetch(3)
     Gate.objects.all().delete()
-    gates.sweep(using="default")
+    limiters.sweep(using="default")
     assert blocked() == 0
 
 
@@ -100,7 +100,7 @@ def test_jobs_a_gate_forgot_are_let_go(node):
     node.fetch(3)
     Gate.objects.update(in_use=0, is_awaited=False)
     Job.objects.filter(jid=jid("a")).delete()
-    gates.sweep(using="default")
+    limiters.sweep(using="default")
     assert states("b") == ["enqueued"]
 
 
@@ -111,7 +111,7 @@ def test_gates_of_keys_that_nobody_uses_are_forgotten(node):
     node.fetch(2)
     node.ack("a")
     Gate.objects.update(filled_at=F("filled_at") - timedelta(hours=2))
-    assert gates.forget_idle(using="default") == 1
+    assert limiters.forget_idle(using="default") == 1
     assert [gate.name for gate in Gate.objects.all()] == ["customer:2"]
     node.ack("b")
     node.push("c", custom={"limit": "customer:1"})

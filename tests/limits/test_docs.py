@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from django_faktory import limiting
 from django_faktory.models import Job, Limit
+from django_faktory.tasks import limits
 from tests.limits.conftest import limit
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ exec(TASKS, page)
 
 
 def test_the_tasks_have_their_limits(transactional_db):
-    limiting.sync(using="default")
+    limits.sync(using="default")
     told = {one.name.rpartition(".")[2]: (one.scope, one.told) for one in Limit.objects.all()}
     assert told["render"] == ("task", "5 at a time")
     assert told["call_api"] == ("task", "100/s")
@@ -28,7 +28,7 @@ def test_the_settings_are_right(settings):
     found = {}
     exec(SETTINGS, found)
     settings.FAKTORY = settings.FAKTORY | found["FAKTORY"]
-    assert [one for one in limiting.read() if isinstance(one, limiting.Wrong)] == []
+    assert [one for one in limits.read() if isinstance(one, limits.Wrong)] == []
 
 
 def test_a_task_is_paused_limited_and_let_go(transactional_db):
@@ -36,4 +36,4 @@ def test_a_task_is_paused_limited_and_let_go(transactional_db):
     assert not Limit.objects.exists()
     limit("task", "shop.tasks.charge", 5)
     exec(PYTHON.partition("limiting.resume")[0], {})
-    assert limiting.paused() == ["shop.tasks.charge"]
+    assert limits.paused() == ["shop.tasks.charge"]

@@ -2,17 +2,19 @@
 
 import pytest
 
-from django_faktory import limiting
-from django_faktory.gating import Allowance
+from django_faktory.core.limits import Allowance
 from django_faktory.models import Gate, Job, Limit
-from django_faktory.store import limits
-from django_faktory.store.limits import Definition
+from django_faktory.store.limits import definitions as limit_definitions
+from django_faktory.store.limits.definitions import Definition
+from django_faktory.tasks import limits as task_limits
 from tests.limits import tasks
 from tests.limits.conftest import counts_are_true, in_use, limit, states
 
 
 def sync(*definitions):
-    limits.sync([Definition(scope, name, Allowance.of(value)) for scope, name, value in definitions], using="default")
+    limit_definitions.sync(
+        [Definition(scope, name, Allowance.of(value)) for scope, name, value in definitions], using="default"
+    )
 
 
 def test_a_limit_counts_what_runs_already(node):
@@ -51,7 +53,7 @@ def test_a_limit_taken_away_lets_all_go(node):
     one = limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(5)
-    limits.remove(one, using="default")
+    limit_definitions.remove(one, using="default")
     assert node.fetch(5) == ["b", "c"]
     assert node.ack("a", "b", "c") == [True] * 3
     assert not Gate.objects.exists()
@@ -71,7 +73,7 @@ def test_a_key_without_its_own_limit_is_one_of_its_kind_again(node):
     own = limit("key", "customer:1", 1)
     node.push(*"abcd", custom={"limit": "customer:1"})
     assert node.fetch(9) == ["a"]
-    limits.remove(own, using="default")
+    limit_definitions.remove(own, using="default")
     assert in_use("customer:1") == 1
     assert node.fetch(9) == ["b"]
     assert node.fetch(9) == []
@@ -82,24 +84,24 @@ def test_a_paused_task_starts_nowhere_and_others_go_on(node):
     node.push("a", "b")
     node.push("x", jobtype="other")
     assert node.fetch() == ["a"]
-    assert limits.pause(["noop"], using="default") == ["noop"]
-    assert limits.pause(["noop"], using="default") == []
-    assert limits.paused_tasks(using="default") == ["noop"]
+    assert limit_definitions.pause(["noop"], using="default") == ["noop"]
+    assert limit_definitions.pause(["noop"], using="default") == []
+    assert limit_definitions.paused_tasks(using="default") == ["noop"]
     assert node.fetch(5) == ["x"]
     assert node.ack("a") == [True], "what runs goes on"
     assert node.fetch(5) == []
-    assert limits.resume(["noop"], using="default") == ["noop"]
-    assert limits.resume(["noop"], using="default") == []
+    assert limit_definitions.resume(["noop"], using="default") == ["noop"]
+    assert limit_definitions.resume(["noop"], using="default") == []
     assert node.fetch(5) == ["b"]
     assert not Limit.objects.exists(), "there is nothing left to limit"
 
 
 def test_a_pause_keeps_the_limit_that_there_is(node):
     limit("task", "noop", 1)
-    limits.pause(["noop"], using="default")
+    limit_definitions.pause(["noop"], using="default")
     node.push("a", "b")
     assert node.fetch(5) == []
-    limits.resume(["noop"], using="default")
+    limit_definitions.resume(["noop"], using="default")
     assert node.fetch(5) == ["a"]
 
 
@@ -118,25 +120,25 @@ def test_an_edit_overrules_code_until_it_is_taken_back(transactional_db):
     assert edited.origin == "edited"
     sync(("task", "noop", 7))
     assert Limit.objects.get().concurrency == 2
-    limits.take_edit_back(edited, using="default")
+    limit_definitions.take_edit_back(edited, using="default")
     sync(("task", "noop", 7))
     assert (Limit.objects.get().concurrency, Limit.objects.get().origin) == (7, "code")
 
 
 def test_an_edit_is_taken_back_at_once_where_code_is_known(transactional_db):
-    limiting.sync(using="default")
+    task_limits.sync(using="default")
     edited = limit("task", tasks.at_most_two.jobtype, 9)
-    assert limiting.as_in_code(edited, using="default") is True
+    assert task_limits.as_in_code(edited, using="default") is True
     edited.refresh_from_db()
     assert (edited.told, edited.origin) == ("2 at a time", "code")
-    assert limiting.as_in_code(edited, using="default") is False
+    assert task_limits.as_in_code(edited, using="default") is False
 
 
 def test_what_a_person_wrote_outlives_code(transactional_db):
     sync(("task", "edited", 5), ("task", "paused", 5))
     limit("task", "edited", 2)
     limit("task", "theirs", 2)
-    limits.pause(["paused"], using="default")
+    limit_definitions.pause(["paused"], using="default")
     sync()
     assert {one.name: (one.origin, one.told) for one in Limit.objects.all()} == {
         "edited": ("admin", "2 at a time"),
@@ -146,7 +148,7 @@ def test_what_a_person_wrote_outlives_code(transactional_db):
 
 
 def test_a_task_paused_before_code_limits_it_stays_paused(node):
-    limits.pause(["noop"], using="default")
+    limit_definitions.pause(["noop"], using="default")
     sync(("task", "noop", 5))
     sync(("task", "noop", 5))
     assert (Limit.objects.get().told, Limit.objects.get().origin) == ("paused, else 5 at a time", "code")
@@ -169,6 +171,6 @@ def test_how_a_limit_is_used_is_told(node):
     one = limit("task", "noop", 1)
     node.push(*"abc")
     node.fetch(2)
-    assert limits.use([one.pk], using="default") == {one.pk: (1, None)}
-    assert limits.waiting(one, using="default") == 2
+    assert limit_definitions.use([one.pk], using="default") == {one.pk: (1, None)}
+    assert limit_definitions.waiting(one, using="default") == 2
     assert Job.objects.filter(gate__isnull=False).count() == 2

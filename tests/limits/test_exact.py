@@ -10,12 +10,15 @@ from django.db import connection, connections, transaction
 from django.db.models import F
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.gating import passes_of
+from django_faktory.core.limits import passes_of
+from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.models import Gate, Job, JobLock
-from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.store import acquiring, failures, gates, limits, locks, operations
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import Plan, Slot
+from django_faktory.store.jobs import acquire as acquiring
+from django_faktory.store.jobs import failures, transitions
+from django_faktory.store.limits import definitions, limiters
+from django_faktory.store.locks import locks
 from tests.factories import payload
 from tests.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, states
 from tests.settings import VIA
@@ -84,7 +87,7 @@ def test_more_than_thirty_changes_of_limits_fit_into_a_running_job(node):
         held = passes_of(Job.objects.get(jid=jid("a")).passes)
         assert sorted(held) == sorted(Gate.objects.values_list("pk", flat=True))
         for one in found:
-            limits.remove(one, using="default")
+            definitions.remove(one, using="default")
     assert node.ack("a") == [True]
     assert node.fetch() == ["b"]
 
@@ -97,11 +100,11 @@ def test_a_crash_before_running_jobs_are_counted_leaves_a_gate_that_the_sweep_op
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(gates, "count_running", crash)
+        patch.setattr(limiters, "count_running", crash)
         with pytest.raises(KeyboardInterrupt):
             limit("task", "noop", 3)
     assert node.fetch() == [], "it is shut until they are counted"
-    gates.sweep(using="default")
+    limiters.sweep(using="default")
     assert in_use("noop") == 2
     assert node.fetch(5) == ["c"]
     counts_are_true()
@@ -143,7 +146,7 @@ def test_the_sweep_counts_a_job_whose_claim_was_slower_than_its_limit(node):
     node.fetch(1)
     Gate.objects.update(in_use=0)
     Job.objects.filter(state="working").update(passes=None)
-    gates.sweep(using="default")
+    limiters.sweep(using="default")
     assert in_use("noop") == 1
     assert len(node.fetch(5)) == 1
     counts_are_true()
@@ -199,18 +202,18 @@ def test_a_job_parked_at_its_gate_that_goes_leaves_its_key_to_the_next_at_once(n
     node.push("b", custom={"lock": "same"})
     assert node.fetch(5) == []
     assert Job.objects.get(jid=jid("a")).gate is not None
-    getattr(operations, change)([Job.objects.get(jid=jid("a")).pk], using="default")
+    getattr(transitions, change)([Job.objects.get(jid=jid("a")).pk], using="default")
     assert states("b") == ["enqueued"]
     assert node.fetch(5) == ["b"]
 
 
 def test_flushing_takes_no_place_from_a_job_that_was_claimed_meanwhile(node):
-    from django_faktory.store import many
+    from django_faktory.store.jobs import bulk
 
     limit("task", "noop", 2)
     node.push("a", "b", custom={"lock": "one"})
     node.fetch(1)
-    steps = many.flush(using="default")
+    steps = bulk.flush(using="default")
     first = next(steps)  # all ids are read
     node.push("c", custom={"lock": "two"})
     assert node.fetch(5) == ["c"]
@@ -260,7 +263,7 @@ def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_r
         broker, wid, stop = nodes[number % NODES], f"w{number}", threading.Event()
         if number >= CLIENTS:
             while time.monotonic() < until:
-                gates.sweep(using="default")
+                limiters.sweep(using="default")
                 locks.sweep(using="default", pause=lambda _: None)
                 sweeps.append(1)
             return

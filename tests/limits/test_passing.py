@@ -6,10 +6,11 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.lifecycle import State
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.models import Gate, Job
-from django_faktory.payloads import Ack, FetchRequest, failure
-from django_faktory.store import claiming, operations, upkeep
+from django_faktory.store.jobs import claims, transitions
+from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
 from tests.settings import VIA
@@ -274,9 +275,9 @@ def test_one_that_was_let_go_and_is_taken_away_makes_room_for_the_next(node, cha
     assert states("b", "c") == ["enqueued", "blocked"]
     ids = [Job.objects.get(jid=jid("b")).pk]
     if change == "expire":
-        assert upkeep.expire(using="default") == 1
+        assert due.expire(using="default") == 1
     else:
-        getattr(operations, change)(ids, using="default")
+        getattr(transitions, change)(ids, using="default")
     assert states("c") == ["enqueued"]
     assert node.fetch() == ["c"]
 
@@ -286,8 +287,8 @@ def test_parked_jobs_can_be_killed_and_requeued(node):
     node.push("a", "b")
     node.fetch(2)
     ids = [Job.objects.get(jid=jid("b")).pk]
-    assert operations.kill(ids, using="default") == 1
-    assert operations.requeue(ids, using="default") == 1
+    assert transitions.kill(ids, using="default") == 1
+    assert transitions.requeue(ids, using="default") == 1
     assert node.fetch() == []
     node.ack("a")
     assert node.fetch() == ["b"]
@@ -337,19 +338,19 @@ def test_who_loses_the_lock_gives_the_pass_back(node):
 
 
 def test_a_job_that_is_edited_goes_by_the_limit_of_its_new_key(node):
-    from django_faktory.admission import parse_job
-    from django_faktory.store import editing
+    from django_faktory.core.job_parser import parse_job
+    from django_faktory.store.jobs import edits
 
     limit("key", "one", 1)
     node.push("a", "b", custom={"limit": "one"})
     node.fetch(2)
     text = Job.objects.get(jid=jid("b")).payload.replace('"limit":"one"', '"limit":"two"')
-    editing.edit(jid("b"), lambda row: editing.Edit(parse_job(text), 0, None), using="default")
+    edits.edit(jid("b"), lambda row: edits.Edit(parse_job(text), 0, None), using="default")
     assert node.fetch() == ["b"]
 
 
 def test_members_of_batches_keep_limits_too(node):
-    from django_faktory.payloads import NewBatch
+    from django_faktory.core.payloads import NewBatch
 
     limit("task", "noop", 1)
     bid = node.broker.new_batch(NewBatch(success=payload(jid="done", jobtype="other")))
@@ -371,5 +372,5 @@ def test_claiming_in_an_exchange_keeps_the_limit(node):
         [payload(jid="c")], [Ack(jid=first.jid, wid="w1")], [FetchRequest(queues=("default",), wid="w1", count=5)]
     )
     assert [short(job.jid) for job in told.fetched[0]] == ["b"]
-    assert claiming.MAX_ROUNDS > 1
+    assert claims.MAX_ROUNDS > 1
     assert State.BLOCKED in states("c")

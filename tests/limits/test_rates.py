@@ -6,9 +6,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_faktory.core.payloads import Ack
 from django_faktory.models import Gate, Job
-from django_faktory.payloads import Ack
-from django_faktory.store import gates, looking
+from django_faktory.store.limits import limiters
+from django_faktory.store.maintenance import pending_work
 from tests.factories import T0
 from tests.limits.conftest import blocked, jid, limit, states
 
@@ -39,7 +40,7 @@ def test_so_many_start_and_more_when_tokens_have_come(node, at, scope, name):
     node.push(*map(str, range(1, 30)), custom={"limit": "mail"})
     assert len(node.fetch(20)) == 3, "the bucket holds 0.4 s of the rate, and one was taken"
     assert node.fetch(20) == []
-    gates.open_due(using="default", now=at(0.35))
+    limiters.open_due(using="default", now=at(0.35))
     assert len(node.fetch(20)) == 3
     assert node.fetch(20) == []
 
@@ -51,7 +52,7 @@ def test_ten_seconds_let_a_hundred_a_second_start(node, at):
     started = 0
     for tick in range(101):
         now = at(tick * 0.1)
-        gates.look_again([Gate.objects.get().pk], using="default", now=now)
+        limiters.look_again([Gate.objects.get().pk], using="default", now=now)
         while found := node.reserve(500):
             started += len(found)
     assert 950 <= started <= 1050
@@ -70,7 +71,7 @@ def test_order_is_kept_by_those_that_come_while_others_wait(node, at):
     for second in (1, 2, 3):
         now = at(second + 0.001)
         assert node.fetch(5) == [], "before maintenance lets go of those who wait, nobody comes in between"
-        gates.open_due(using="default", now=now)
+        limiters.open_due(using="default", now=now)
         order += node.fetch(5)
     assert order == ["a", "b", "c", "d"]
 
@@ -79,13 +80,13 @@ def test_a_node_sleeps_until_the_next_set_and_no_longer(node, at):
     limit("task", "noop", "1/s")
     full("noop")
     node.push("a", "b")
-    assert looking.look(using="default").opens_in_s is None
+    assert pending_work.look(using="default").opens_in_s is None
     at(0)
     node.fetch(2)
     node.fetch(2)
     [opens_at] = Gate.objects.values_list("opens_at", flat=True)
     assert opens_at == T0 + timedelta(seconds=1)
-    assert looking.look(using="default", now=T0).opens_in_s == 1.0
+    assert pending_work.look(using="default", now=T0).opens_in_s == 1.0
 
 
 def test_a_queue_is_left_out_until_its_next_token(node, at):
@@ -102,7 +103,7 @@ def test_a_queue_is_left_out_until_its_next_token(node, at):
         assert node.fetch(5) == []
     assert not any("UPDATE" in one["sql"] and '"attempt" - 1' in one["sql"] for one in told)
     now = at(1.0)
-    assert gates.open_due(using="default", now=now) == {"default"}
+    assert limiters.open_due(using="default", now=now) == {"default"}
     assert node.fetch(5) == ["b"]
 
 
@@ -129,7 +130,7 @@ def test_what_nobody_takes_is_not_let_go_without_end(node, at):
     while node.reserve(50):
         pass
     for tick in range(1, 100):
-        gates.open_due(using="default", now=at(tick * 0.1))
+        limiters.open_due(using="default", now=at(tick * 0.1))
     assert Job.objects.filter(state="enqueued").count() <= 60
     assert blocked() >= 90
 

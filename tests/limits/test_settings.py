@@ -6,13 +6,14 @@ import pytest
 from django.core.checks import run_checks
 from django.core.management import call_command
 
-from django_faktory import limiting, task
-from django_faktory.compat import InvalidTask
+from django_faktory import task
+from django_faktory.core.job_options import MAX_LOCK_KEY, limit_key
+from django_faktory.core.limits import InvalidLimit
 from django_faktory.errors import InvalidPayload
-from django_faktory.gating import InvalidLimit
 from django_faktory.models import Job, Limit
-from django_faktory.options import MAX_LOCK_KEY, limit_key
-from django_faktory.tasks import _registry
+from django_faktory.tasks import limits
+from django_faktory.tasks.base import _registry
+from django_faktory.tasks.compat import InvalidTask
 from tests.factories import payload
 from tests.limits import tasks
 
@@ -23,7 +24,7 @@ def problems():
 
 def test_limits_of_tasks_and_settings_are_read(settings, transactional_db):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": {"queues": {"mail": 5}, "keys": {"customer": "10/m"}}}
-    limiting.sync(using="default")
+    limits.sync(using="default")
     told = {(one.scope, one.name): one.told for one in Limit.objects.all()}
     assert told[("queue", "mail")] == "5 at a time"
     assert told[("key", "customer")] == "10/m"
@@ -33,7 +34,7 @@ def test_limits_of_tasks_and_settings_are_read(settings, transactional_db):
 
 def test_settings_come_before_the_task(settings, transactional_db):
     settings.FAKTORY = settings.FAKTORY | {"LIMITS": {"tasks": {tasks.at_most_two.jobtype: 9}}}
-    limiting.sync(using="default")
+    limits.sync(using="default")
     assert Limit.objects.get(name=tasks.at_most_two.jobtype).concurrency == 9
 
 
@@ -55,7 +56,7 @@ def test_a_wrong_setting_is_an_error_with_its_place(settings, wrong, number, sai
     found = problems()
     assert [one for one, message in found if said in message] == [number]
     with pytest.raises(InvalidLimit):
-        list(limiting.definitions())
+        list(limits.definitions())
 
 
 def test_right_settings_say_nothing(settings):
@@ -120,15 +121,15 @@ def test_a_long_key_is_kept_by_its_hash_with_its_kind():
 
 
 def test_tasks_are_paused_in_python(transactional_db):
-    assert limiting.pause(tasks.at_most_two, "go.worker") == ["go.worker", tasks.at_most_two.jobtype]
-    assert limiting.paused() == ["go.worker", tasks.at_most_two.jobtype]
-    assert limiting.resume("go.worker", "another") == ["go.worker"]
-    limiting.set_limit("queue", "mail", "5/s")
+    assert limits.pause(tasks.at_most_two, "go.worker") == ["go.worker", tasks.at_most_two.jobtype]
+    assert limits.paused() == ["go.worker", tasks.at_most_two.jobtype]
+    assert limits.resume("go.worker", "another") == ["go.worker"]
+    limits.set_limit("queue", "mail", "5/s")
     assert Limit.objects.get(scope="queue").told == "5/s"
-    assert limiting.remove_limit("queue", "mail") is True
-    assert limiting.remove_limit("queue", "mail") is False
+    assert limits.remove_limit("queue", "mail") is True
+    assert limits.remove_limit("queue", "mail") is False
     with pytest.raises(InvalidLimit, match="scope: expected queue, task, key"):
-        limiting.set_limit("worker", "x", 1)
+        limits.set_limit("worker", "x", 1)
 
 
 def test_limits_on_the_command_line(transactional_db, capsys):

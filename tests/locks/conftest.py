@@ -3,9 +3,9 @@
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.locket import Locket, locket
+from django_faktory.core.locket import Locket, locket
+from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, FetchRequest, failure
 from tests.factories import payload
 
 

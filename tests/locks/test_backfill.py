@@ -6,10 +6,10 @@ import pytest
 from django.test import override_settings
 
 from django_faktory.brokers import configured_locket
-from django_faktory.locket import locket
-from django_faktory.maintenance import Maintenance
+from django_faktory.core.locket import locket
 from django_faktory.models import Job
-from django_faktory.store import backfill
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.locks import backfill
 from tests.locks.conftest import jid, state_of
 
 

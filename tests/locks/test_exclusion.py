@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import connection, connections, transaction
 
-from django_faktory.locket import locket
+from django_faktory.core.job_options import default_lock_key
+from django_faktory.core.locket import locket
 from django_faktory.models import Job, JobLock
-from django_faktory.options import default_lock_key
-from django_faktory.store import locks, operations, upkeep
+from django_faktory.store.jobs import transitions
+from django_faktory.store.locks import locks
+from django_faktory.store.maintenance import due
 from tests.factories import payload
 from tests.locks.conftest import holders, jid, state_of
 
@@ -212,7 +214,7 @@ def test_a_twin_that_falls_due_waits_and_runs_after(node):
     one.push("A")
     one.push("A1", at=datetime.now(UTC) + timedelta(hours=1))
     one.fetch()
-    assert upkeep.enqueue_due(using="default", now=datetime.now(UTC) + timedelta(hours=2)) == {"default"}
+    assert due.enqueue_due(using="default", now=datetime.now(UTC) + timedelta(hours=2)) == {"default"}
     assert state_of("A1") == "blocked"
     assert one.fetch() == []
     one.ack("A")
@@ -225,7 +227,7 @@ def test_a_retry_whose_twin_runs_waits_and_burns_no_attempt(node):
     one.fetch()
     one.fail("A")
     one.fetch()
-    upkeep.enqueue_due(using="default", now=datetime.now(UTC) + timedelta(hours=2))
+    due.enqueue_due(using="default", now=datetime.now(UTC) + timedelta(hours=2))
     assert one.fetch() == []
     retried = Job.objects.get(jid=jid("A"))
     assert (retried.state, retried.attempt, retried.failures) == ("blocked", 1, 1)
@@ -277,7 +279,7 @@ def test_a_paused_queue_does_not_hold_up_the_key_elsewhere(node):
 # --- a job leaves while it waits
 
 
-@pytest.mark.parametrize("change", [operations.kill, operations.discard], ids=["kill", "discard"])
+@pytest.mark.parametrize("change", [transitions.kill, transitions.discard], ids=["kill", "discard"])
 def test_the_next_is_ready_when_the_first_is_taken_away(node, change):
     one = node()
     one.push("A", "A1", "A2")
@@ -290,7 +292,7 @@ def test_the_next_is_ready_when_the_first_expires(node):
     one.push("A", custom={"expires_in": 1})
     one.push("A1")
     Job.objects.filter(jid=jid("A")).update(expires_at=datetime.now(UTC) - SECOND)
-    assert upkeep.expire(using="default") == 1
+    assert due.expire(using="default") == 1
     assert one.fetch() == [jid("A1")]
 
 
@@ -298,8 +300,8 @@ def test_dead_twins_run_again_by_hand_one_after_the_other(node):
     one = node()
     one.push("A", "A1", "A2")
     ids = list(Job.objects.values_list("pk", flat=True))
-    operations.kill(ids, using="default")
-    assert operations.requeue(ids, using="default") == 3
+    transitions.kill(ids, using="default")
+    assert transitions.requeue(ids, using="default") == 3
     assert one.fetch(count=3) == [jid("A")]
     one.ack("A")
     assert one.fetch(count=3) == [jid("A1")]
@@ -347,6 +349,6 @@ def test_a_job_can_say_that_it_takes_no_part(node):
 
 
 def test_the_readme_s_name_is_the_same():
-    from django_faktory.locket import unique_queues
+    from django_faktory.core.locket import unique_queues
 
     assert unique_queues(["a"]) == locket(["a"])

@@ -9,13 +9,15 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest, WorkerIdentity
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.gating import Allowance
 from django_faktory.models import Counter, Job, JobLock, WorkerProcess
-from django_faktory.payloads import Ack, FetchRequest, WorkerIdentity
-from django_faktory.store import jobs, limits, locks
-from django_faktory.store.dialects.postgresql_relay import Relay
-from django_faktory.wakeups.base import PollingListener
+from django_faktory.store.dialects.postgresql.lock_handoff import Relay
+from django_faktory.store.jobs import pushes
+from django_faktory.store.limits import definitions
+from django_faktory.store.locks import locks
+from django_faktory.store.notifier.base import PollingListener
 from tests.locks import tasks
 from tests.locks.conftest import holders, jid, state_of
 from tests.waiting import wait_until
@@ -115,7 +117,7 @@ def test_who_has_no_room_at_a_limit_does_not_get_the_lock_either(one):
     one.push("A1", jobtype="narrow", custom={"lock": "A"})
     one.push("B1", jobtype="narrow", custom={"lock": "A"})
     Job.objects.filter(jid=jid("A")).update(lock_key="A")
-    limits.put("task", "narrow", Allowance(concurrency=1), using="default")
+    definitions.put("task", "narrow", Allowance(concurrency=1), using="default")
     one.push("N", jobtype="narrow", queue="elsewhere")
     in_the_way = one.reserve("elsewhere")
     first = one.reserve()
@@ -353,7 +355,7 @@ def test_a_worker_fetches_the_next_of_a_key_with_the_report_of_the_last(work, st
 @on_postgresql
 def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(work, state, monkeypatch):  # noqa: F811
     lost = []
-    real = jobs.run
+    real = pushes.run
 
     def lossy(*args, **kwargs):
         told = real(*args, **kwargs)
@@ -368,7 +370,7 @@ def test_jobs_whose_hand_over_was_carried_out_and_not_answered_run_all_the_same(
             state(job, "succeeded")
         return lost
 
-    monkeypatch.setattr(jobs, "run", lossy)
+    monkeypatch.setattr(pushes, "run", lossy)
     work(OrmBroker("default"), poll_interval=0.05)
     wait_until(some_are_done, 60, what="one was handed over: the worker was not fetching as another one ended")
     assert holders() == []

@@ -7,9 +7,10 @@ import pytest
 from django.db import OperationalError
 from django.db.models import F
 
+from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Beat, WorkerIdentity
-from django_faktory.store import failures, giving_back, locks
+from django_faktory.store.jobs import failures, releases
+from django_faktory.store.locks import locks
 from tests.locks.conftest import holders, jid, state_of
 
 
@@ -122,7 +123,7 @@ def test_a_claim_that_died_before_its_lock_is_given_back(node):
     Job.objects.filter(jid=jid("A")).update(lock_token=None, started_at=F("started_at") - timedelta(minutes=1))
     stranded = locks.stranded(10, using="default")
     assert [job.jid for job in stranded] == [jid("A")]
-    assert giving_back.release(stranded, using="default") == 1
+    assert releases.release(stranded, using="default") == 1
     assert one.fetch() == [jid("A")]
 
 
@@ -230,8 +231,8 @@ def test_an_error_costs_one_extension_and_not_the_lock(node):
     from queue import SimpleQueue
 
     from django_faktory.errors import BrokerUnavailable
-    from django_faktory.worker.held import HeldJobs
-    from django_faktory.worker.keeping import LockKeeper
+    from django_faktory.worker.job_buffer import HeldJobs
+    from django_faktory.worker.lock_renewal import LockKeeper
     from tests.waiting import wait_until
 
     one = node(heartbeat_frequency=0.05, job_lock_duration=1)

@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.locket import Locket, locket
+from django_faktory.core.locket import Locket, locket
+from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, FetchRequest
 from tests.commands.conftest import address, meeting, runfaktory  # noqa: F401  (fixtures)
 from tests.commands.test_nodes import kill
 from tests.commands.test_runfaktory import reaches

@@ -8,11 +8,13 @@ import pytest
 from django.db import connections
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.locket import Locket, locket
+from django_faktory.core.locket import Locket, locket
+from django_faktory.core.payloads import Ack, Beat, FetchRequest, failure
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, Beat, FetchRequest, failure
-from django_faktory.store import locks, upkeep, workers
-from django_faktory.wakeups.base import PollingListener
+from django_faktory.store import workers
+from django_faktory.store.locks import locks
+from django_faktory.store.maintenance import due
+from django_faktory.store.notifier.base import PollingListener
 from tests.factories import payload
 from tests.locks import tasks
 from tests.locks.conftest import holders, jid
@@ -123,7 +125,7 @@ class Node:
 
     def run(self, total):
         while len(self.done) < total:
-            upkeep.enqueue_due(using="default")
+            due.enqueue_due(using="default")
             [found] = self.broker.fetch(
                 [FetchRequest(queues=("q1", "q2"), wid=self.wid, count=self.rng.choice((1, 3)))]
             )

@@ -5,15 +5,15 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.test import override_settings
 
-from django_faktory import checks
-from django_faktory.locket import locket
+from django_faktory.checks import settings
+from django_faktory.core.locket import locket
 
 pytestmark = pytest.mark.core
 
 
 def found(**changes):
     with override_settings(FAKTORY={"LOCKET": {**locket(), **changes.pop("locket", {})}, **changes}):
-        messages = checks.check_settings()
+        messages = settings.check_settings()
     assert all(message.hint for message in messages)
     return [message.id.removeprefix("django_faktory.") for message in messages]
 
@@ -51,7 +51,7 @@ def test_queues_are_a_list_of_names(queues):
     assert found(locket={"QUEUES": queues}) == ["E034"]
 
 
-@pytest.mark.parametrize("key", [7, "nodots", "no.such.function", "django_faktory.locket.DEFAULTS"])
+@pytest.mark.parametrize("key", [7, "nodots", "no.such.function", "django_faktory.core.locket.DEFAULTS"])
 def test_a_key_is_a_function_that_can_be_called(key):
     """Check values and paths that name no function (E5)."""
     assert found(locket={"JOB_LOCK_KEY": key}) == ["E035"]
@@ -84,7 +84,7 @@ def test_a_beat_that_comes_often_within_a_short_lease_is_not_warned_of():
 @pytest.mark.parametrize("wrong", [[], "yes", {"ENABLE": True}, {"ENABLED": "yes"}])
 def test_a_setting_of_another_shape_is_told(wrong):
     with override_settings(FAKTORY={"LOCKET": wrong}):
-        assert [message.id for message in checks.check_settings()] == ["django_faktory.E036"]
+        assert [message.id for message in settings.check_settings()] == ["django_faktory.E036"]
 
 
 @pytest.mark.django_db(databases="__all__")  # Django 6.1 asks them whether they support JSON

@@ -7,15 +7,16 @@ from datetime import timedelta
 import pytest
 from django.db import OperationalError, connection
 
-from django_faktory import measuring
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core import histograms
+from django_faktory.core.histograms import BOUNDS_S, OTHER, Passed, Recorder, Series
+from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.measuring import BOUNDS_S, OTHER, Passed, Recorder, Series
-from django_faktory.metrics.bookkeeping import Bookkeeper
 from django_faktory.models import Job, Measure
-from django_faktory.payloads import Ack, FetchRequest, failure
-from django_faktory.store import measures, transactions
+from django_faktory.runtime.metrics_flusher import Bookkeeper
+from django_faktory.store import transactions
 from django_faktory.store.dialects import dialect_of
+from django_faktory.store.statistics import histograms as histogram_rows
 from tests.factories import T0, JobFactory, payload
 
 USING = "default"
@@ -51,7 +52,7 @@ class TestRecorder:
         assert len(BOUNDS_S) == 11
 
     def test_more_names_than_it_tells_apart_go_together(self, monkeypatch):
-        monkeypatch.setattr(measuring, "MOST_SERIES", 3)
+        monkeypatch.setattr(histograms, "MOST_SERIES", 3)
         recorder = Recorder()
         recorder.started(Passed("q", f"task{number}", 0.0) for number in range(10))
         recorder.started([Passed("q", "task0", 0.0)])
@@ -87,34 +88,34 @@ class TestRecorder:
 @pytest.mark.django_db
 class TestSums:
     def test_of_two_processes_are_added_up_by_minute_and_for_ever(self):
-        measures.add(series(started=2, succeeded=1), using=USING, now=T0)
-        measures.add(series(started=1, failed=3, run=2.0), using=USING, now=T0)
-        measures.add(series(started=5), using=USING, now=T0 + timedelta(minutes=1))
-        ever = measures.ever(using=USING)[MAIL]
+        histogram_rows.add(series(started=2, succeeded=1), using=USING, now=T0)
+        histogram_rows.add(series(started=1, failed=3, run=2.0), using=USING, now=T0)
+        histogram_rows.add(series(started=5), using=USING, now=T0 + timedelta(minutes=1))
+        ever = histogram_rows.ever(using=USING)[MAIL]
         assert (ever.started, ever.succeeded, ever.failed) == (8, 1, 3)
         assert ever.ran_s == pytest.approx(6.01)
         assert sum(ever.runs) == 4
-        minutes = measures.by_minute(using=USING, since=T0 - timedelta(hours=1))
+        minutes = histogram_rows.by_minute(using=USING, since=T0 - timedelta(hours=1))
         assert [one.started for one in minutes.values()] == [3, 5]
         assert list(minutes) == sorted(minutes)
 
     def test_of_a_minute_can_be_asked_for_one_queue_or_task(self):
-        measures.add({("a", "x"): Series(started=1), ("b", "x"): Series(started=10)}, using=USING, now=T0)
+        histogram_rows.add({("a", "x"): Series(started=1), ("b", "x"): Series(started=10)}, using=USING, now=T0)
         asked = [{"queue": "a"}, {"jobtype": "x"}, {"queue": "b", "jobtype": "y"}]
-        found = [measures.by_minute(using=USING, since=T0 - timedelta(hours=1), **one) for one in asked]
+        found = [histogram_rows.by_minute(using=USING, since=T0 - timedelta(hours=1), **one) for one in asked]
         assert [[one.started for one in minutes.values()] for minutes in found] == [[1], [11], []]
 
     def test_are_kept_for_ever_and_their_minutes_a_while(self):
-        measures.add(series(started=1), using=USING)  # a current minute
-        measures.add(series(started=1), using=USING, now=T0 - timedelta(days=400))
-        assert measures.purge(using=USING, kept_for_s=86_400) == 1
-        assert measures.purge(using=USING, kept_for_s=86_400) == 0
+        histogram_rows.add(series(started=1), using=USING)  # a current minute
+        histogram_rows.add(series(started=1), using=USING, now=T0 - timedelta(days=400))
+        assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 1
+        assert histogram_rows.purge(using=USING, kept_for_s=86_400) == 0
         assert Measure.objects.count() == 2
-        assert measures.ever(using=USING)[MAIL].started == 2
+        assert histogram_rows.ever(using=USING)[MAIL].started == 2
 
     def test_of_nothing_is_no_statement(self, django_assert_num_queries):
         with django_assert_num_queries(0):
-            measures.add({}, using=USING)
+            histogram_rows.add({}, using=USING)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -186,7 +187,7 @@ class TestBookkeeper:
         recorder.started([Passed(*MAIL, 0.1)])
         keeper.stop()
         thread.join(10)
-        assert measures.ever(using=USING)[MAIL].started == 1
+        assert histogram_rows.ever(using=USING)[MAIL].started == 1
 
     def test_keeps_what_a_database_that_is_away_cannot_take(self, monkeypatch, caplog):
         recorder = Recorder()
@@ -197,8 +198,8 @@ class TestBookkeeper:
             raise BrokerUnavailable("database unavailable: gone fishing")
 
         with monkeypatch.context() as patch:
-            patch.setattr(measures, "add", away)
+            patch.setattr(histogram_rows, "add", away)
             keeper.write()
         assert "measures wait for the database error=database unavailable: gone fishing" in caplog.text
         keeper.write()
-        assert measures.ever(using=USING)[MAIL].started == 1
+        assert histogram_rows.ever(using=USING)[MAIL].started == 1

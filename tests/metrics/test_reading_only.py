@@ -8,8 +8,11 @@ from django.db import connection
 from django.test import Client, RequestFactory
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.metrics import health, numbers, statsd, views
-from django_faktory.store import queues, shared, stats, workers
+from django_faktory.contrib.metrics import statsd, views
+from django_faktory.operations import statistics
+from django_faktory.runtime import health
+from django_faktory.store import queues, shared_reads, workers
+from django_faktory.store.statistics import counts
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.settings import KIND
 
@@ -47,18 +50,18 @@ def is_written(stored):
         other.execute("ROLLBACK")
 
 
-SMALL = stats.Sizes(at_once=2, queues=1, portion=1)
+SMALL = counts.Sizes(at_once=2, queues=1, portion=1)
 
 READS = {
     "INFO": lambda: OrmBroker(USING).info(),
     "shared INFO": lambda: OrmBroker(USING, shares_numbers=True).info(),
-    "INFO of large sets": lambda: stats.counts(using=USING, sizes=SMALL),
+    "INFO of large sets": lambda: counts.counts(using=USING, sizes=SMALL),
     "latency": lambda: OrmBroker(USING).latency(["mail", "q0"]),
     "waiting": lambda: queues.waiting(["mail", "q0"], using=USING),
     "names": lambda: queues.known_names(using=USING),
     "metrics": lambda: views.metrics(RequestFactory().get("/")).content,
     "probes": lambda: health.ready(using=USING),
-    "statsd": lambda: list(statsd.sizes(numbers.read(using=USING))),
+    "statsd": lambda: list(statsd.sizes(statistics.read(using=USING))),
     "workers": lambda: workers.states(using=USING, timeout_s=60),
 }
 
@@ -67,7 +70,7 @@ READS = {
 def test_numbers_are_read_while_another_connection_writes(name, is_written):
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 0")  # a read that needs the lock fails at once
-    shared.forget()
+    shared_reads.forget()
     assert READS[name]() is not False
 
 
@@ -84,13 +87,13 @@ def root(stored, django_user_model):
 def test_pages_are_read_while_another_connection_writes(page, root, is_written):
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 0")
-    shared.forget()
+    shared_reads.forget()
     assert root.get(page).status_code == 200
 
 
 def test_writes_commit_while_portions_are_read(stored, monkeypatch):
     written = []
-    further = stats._further
+    further = counts._further
 
     def further_after_a_write(*args):
         with closing(sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None, timeout=0)) as other:
@@ -98,8 +101,8 @@ def test_writes_commit_while_portions_are_read(stored, monkeypatch):
         written.append(1)
         return further(*args)
 
-    monkeypatch.setattr(stats, "_further", further_after_a_write)
-    found = stats.counts(using=USING, sizes=SMALL)
+    monkeypatch.setattr(counts, "_further", further_after_a_write)
+    found = counts.counts(using=USING, sizes=SMALL)
     assert written
     assert found.queues["mail"] == 3
-    assert numbers.read(using=USING).queues["mail"] == 0
+    assert statistics.read(using=USING).queues["mail"] == 0

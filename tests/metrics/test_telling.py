@@ -15,11 +15,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_faktory.measuring import OTHER, Passed, Recorder, Series
-from django_faktory.metrics import statsd, views
-from django_faktory.metrics.numbers import MOST_EXPORTED, read
+from django_faktory.contrib.metrics import statsd, views
+from django_faktory.core.histograms import OTHER, Passed, Recorder, Series
 from django_faktory.models import Batch, Job, Queue, WorkerProcess
-from django_faktory.store import measures
+from django_faktory.operations.statistics import MOST_EXPORTED, read
+from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -45,7 +45,7 @@ def passed(*jobs, well=True):
     recorder = Recorder()
     recorder.started(jobs)
     recorder.ended(jobs, well=well)
-    measures.add(recorder.take(), using=USING)
+    histograms.add(recorder.take(), using=USING)
 
 
 class TestPrometheus:
@@ -231,7 +231,7 @@ def exporter():
 class TestSpans:
     @pytest.fixture
     def spans(self, exporter, settings):
-        settings.FAKTORY = {"MIDDLEWARE": ["django_faktory.metrics.opentelemetry.Spans"]}
+        settings.FAKTORY = {"MIDDLEWARE": ["django_faktory.contrib.metrics.opentelemetry.Spans"]}
         exporter.clear()
         return lambda: {span.name: span for span in exporter.get_finished_spans()}
 
@@ -263,8 +263,8 @@ class TestSpans:
 
 @pytest.mark.core
 def test_the_page_and_the_dashboard_name_every_metric_and_no_other():
-    from django_faktory.metrics.numbers import Numbers
-    from django_faktory.metrics.prometheus import exposition
+    from django_faktory.contrib.metrics.prometheus import exposition
+    from django_faktory.operations.statistics import Numbers
 
     sums = {("q", "t"): Series()}
     numbers = Numbers(queues={}, latencies={}, paused={}, sets={}, workers={}, batches={}, processed=0, failed=0,

@@ -13,12 +13,10 @@ from django.utils import timezone
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from django_faktory import jsontext
-from django_faktory.admission import parse_job
-from django_faktory.errors import BatchClosed, FaktoryError
-from django_faktory.gating import Allowance
-from django_faktory.models import Batch, Counter, Gate, Job, JobLock, WorkerProcess
-from django_faktory.payloads import (
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.json import jsontext
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import (
     Ack,
     Beat,
     FetchRequest,
@@ -29,19 +27,15 @@ from django_faktory.payloads import (
     failure,
     rfc3339,
 )
-from django_faktory.store import (
-    batches,
-    failures,
-    gates,
-    giving_back,
-    jobs,
-    limits,
-    locks,
-    operations,
-    queues,
-    upkeep,
-    workers,
-)
+from django_faktory.errors import BatchClosed, FaktoryError
+from django_faktory.models import Batch, Counter, Gate, Job, JobLock, WorkerProcess
+from django_faktory.store import queues, workers
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import failures, releases, transitions
+from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.limits import definitions, limiters
+from django_faktory.store.locks import locks
+from django_faktory.store.maintenance import due
 from tests import emptying
 from tests.model import plain
 from tests.model.plain import NARROW, Plain, Spec
@@ -86,7 +80,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         emptying.empty(connection)
-        limits.put("queue", NARROW, Allowance(concurrency=plain.ROOM), **USING)
+        definitions.put("queue", NARROW, Allowance(concurrency=plain.ROOM), **USING)
         self.model = Plain()
         self.made = 0
         self.have_fired = set()
@@ -168,7 +162,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
             jid=row.jid, queue=row.queue, text="", wid=row.wid, attempt=row.attempt, lock_key=row.lock_key,
             lock_token=row.lock_token, passes=row.passes,
         )  # fmt: skip
-        assert giving_back.release([told], **USING) == 1
+        assert releases.release([told], **USING) == 1
         self.model.give_back([row.jid])
 
     @precondition(lambda self: self._working())
@@ -243,7 +237,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         if verb == "requeue":
             self._let_moments_pass()  # SQLite's own clock has milliseconds, and the order must not depend on them
         more = {"dead_for_s": plain.DEAD_S} if verb == "kill" else {}
-        changed = getattr(operations, verb)([Job.objects.get(jid=job.spec.jid).pk], **USING, **more)
+        changed = getattr(transitions, verb)([Job.objects.get(jid=job.spec.jid).pk], **USING, **more)
         assert changed == getattr(self.model, verb)(job.spec.jid)
         self._let_moments_pass()
 
@@ -305,10 +299,10 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         self.model.now += seconds
         locks.lapse(**USING)
         failures.reap(dead_for_s=plain.DEAD_S, rng=self.rng, **USING)
-        upkeep.enqueue_due(**USING)
-        upkeep.expire(**USING)
+        due.enqueue_due(**USING)
+        due.expire(**USING)
         batches.expire(**USING)
-        upkeep.purge(**USING)
+        due.purge(**USING)
         batches.purge(kept_for_s=plain.BATCH_KEPT_S, **USING)
         self.model.upkeep()
         self.nobody_has_anything_to_mend()
@@ -376,7 +370,7 @@ class StoreBesideItsModel(RuleBasedStateMachine):
         """Check that sweeps find no work: they repair crashes between two commits, and none happens here."""
         assert not batches.sweep(**USING)
         assert not locks.sweep(**USING).healed
-        assert not gates.sweep(**USING)
+        assert not limiters.sweep(**USING)
 
     def _learn_from(self, rows):
         """Read values that the model leaves open: ids that settle ties, the ready job of a key, random retry delays."""

@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from django_faktory.lifecycle import State
+from django_faktory.core.lifecycle import State
 from django_faktory.models import Job
 
 pytestmark = pytest.mark.django_db

@@ -4,12 +4,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.admission import parse_job
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import InvalidQuery
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.store import jobs
-from django_faktory.subjects import about_of
+from django_faktory.models.related_object import about_of
+from django_faktory.store.jobs import pushes
 from example_project.shop.models import Order
 from tests.factories import JobFactory, payload
 from tests.project.models import Mark
@@ -75,7 +75,7 @@ def test_something_else_is_refused():
 
 def test_any_client_can_say_what_its_job_is_about():
     job = parse_job('{"jid":"12345678","jobtype":"x","args":[],"custom":{"about":"shop.order/é 7"}}')
-    jobs.push([job], using="default")
+    pushes.push([job], using="default")
     assert Job.objects.about("shop.order/é 7").get().jid == "12345678"
 
 
@@ -84,7 +84,7 @@ def test_any_client_can_say_what_its_job_is_about():
 )
 def test_another_meaning_of_the_key_is_left_to_its_client(about):
     text = f'{{"jid":"12345678","jobtype":"x","args":[],"custom":{{"about":{about}}}}}'
-    assert jobs.push([parse_job(text)], using="default") == [None]
+    assert pushes.push([parse_job(text)], using="default") == [None]
     job = Job.objects.get()
     assert job.about is None
     assert about in job.payload
@@ -92,7 +92,7 @@ def test_another_meaning_of_the_key_is_left_to_its_client(about):
 
 def test_a_finished_job_that_is_pushed_anew_is_about_nothing_any_more():
     old = JobFactory(succeeded=True, about="shop.order/7", jid="12345678")
-    jobs.push(
+    pushes.push(
         [payload().__class__(jid=old.jid, jobtype="x", text='{"jid":"12345678","jobtype":"x","args":[]}')],
         using="default",
     )
@@ -102,8 +102,8 @@ def test_a_finished_job_that_is_pushed_anew_is_about_nothing_any_more():
 
 def test_a_job_about_something_runs_as_any_other(mark):
     noop.using(about=mark).enqueue()
-    [[job]] = jobs.fetch([FetchRequest(queues=("default",), wid="w1")], using="default")
-    assert jobs.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)], using="default") == [True]
+    [[job]] = pushes.fetch([FetchRequest(queues=("default",), wid="w1")], using="default")
+    assert pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt)], using="default") == [True]
     assert Job.objects.about(mark).succeeded().count() == 1
 
 
@@ -112,7 +112,7 @@ def test_plain_jobs_pay_nothing_for_it():
     with CaptureQueriesContext(
         connection,
     ) as said:
-        jobs.push([payload()], using="default")
+        pushes.push([payload()], using="default")
     inserts = [query["sql"] for query in said if "INSERT" in query["sql"]]
     assert all("about" not in sql.partition("ON CONFLICT")[0].partition("ON DUPLICATE")[0] for sql in inserts)
 

@@ -7,13 +7,15 @@ from django.db import connection
 from django.forms.models import model_to_dict
 from django.utils import timezone
 
-from django_faktory import wakeups
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import NewBatch
 from django_faktory.errors import InvalidQuery
-from django_faktory.lifecycle import State
 from django_faktory.models import Batch, Job, Queue
-from django_faktory.payloads import NewBatch
-from django_faktory.querysets import RECENT
-from django_faktory.store import batches, jobs, many
+from django_faktory.models.querysets import RECENT
+from django_faktory.store import notifier
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import bulk
+from django_faktory.store.jobs import pushes as jobs
 from tests.factories import T0, JobFactory, QueueFactory, payload
 from tests.project.tasks import add
 
@@ -195,12 +197,12 @@ def test_a_verb_is_not_said_of_all_jobs_by_mistake(verb):
 
 
 def test_a_verb_works_in_bounded_steps(monkeypatch, django_assert_max_num_queries):
-    monkeypatch.setattr(many, "CHUNK", 3)
+    monkeypatch.setattr(bulk, "CHUNK", 3)
     for _ in range(7):
         job_in("dead")
     sizes = []
-    change = many._change
-    monkeypatch.setattr(many, "_change", lambda jobs, verb: sizes.append(jobs.count()) or change(jobs, verb))
+    change = bulk._change
+    monkeypatch.setattr(bulk, "_change", lambda jobs, verb: sizes.append(jobs.count()) or change(jobs, verb))
     assert Job.objects.dead().retry() == 7
     assert sizes == [3, 3, 1]
 
@@ -247,7 +249,7 @@ def test_batches_hear_of_what_is_done_to_their_members(verb):
 @pytest.mark.django_db(transaction=True)
 def test_workers_hear_of_jobs_that_run_again(verb, monkeypatch):
     told = []
-    monkeypatch.setattr(wakeups, "announce", lambda alias, names: told.append(alias))
+    monkeypatch.setattr(notifier, "announce", lambda alias, names: told.append(alias))
     job_in("dead")
     assert getattr(Job.objects.dead(), verb)() == 1
     assert told == ["default"]

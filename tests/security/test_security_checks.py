@@ -11,7 +11,7 @@ from django.core.checks import run_checks
 from django.db import connections
 from django.test import override_settings
 
-from django_faktory.security_checks import is_loopback
+from django_faktory.checks.security import is_loopback
 from tests.programs import ROOT
 from tests.server.raw import CERTIFICATE
 
@@ -156,7 +156,7 @@ def test_a_task_that_encrypts_without_a_key_is_found_whichever_check_runs_first(
     # Django keeps checks in a set: any may be the first, and none may rely on another to import the tasks.
     code = (
         "import django; django.setup()\n"
-        "from django_faktory.security_checks import check_encryption\n"
+        "from django_faktory.checks.security import check_encryption\n"
         "print([message.id for message in check_encryption()])"
     )
     done = subprocess.run(

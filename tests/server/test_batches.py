@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.models import Batch, Job
-from django_faktory.store import upkeep
+from django_faktory.store.maintenance import due
 from tests.waiting import wait_until
 
 NEW = {"success": {"jobtype": "Success", "args": [1]}}
@@ -249,7 +249,7 @@ def test_a_member_that_goes_without_success_settles_its_batch(client, worker, fi
     if "retry" in fields:
         fail(worker)
     if line.startswith("nobody"):
-        upkeep.expire(using="default")
+        due.expire(using="default")
     elif line != "FAIL":
         assert ask(client, line) == "OK"
     wait_until(lambda: progress(client, bid) == (0, 0, "1", "", True))

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, JobNotFound
-from django_faktory.server import committer
-from django_faktory.server.committer import MAX_BATCH, Lane
+from django_faktory.server import group_commit
+from django_faktory.server.group_commit import MAX_BATCH, Lane
 
 pytestmark = pytest.mark.core
 
@@ -179,7 +179,7 @@ class Lent:
 
 def test_an_answer_of_which_the_event_loop_does_not_tell_is_found_all_the_same(monkeypatch):
     """A lane that never sees its answer would block every client of the server."""
-    monkeypatch.setattr(committer, "LOOK_S", 0.02)
+    monkeypatch.setattr(group_commit, "LOOK_S", 0.02)
     lent, counter = Lent(), Counter()
 
     async def run():

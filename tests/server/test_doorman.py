@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from django_faktory.server.doorman import Doorman
+from django_faktory.server.handshake_queue import Doorman
 from tests.server.raw import RawClient
 
 ROUNDS = 20_000

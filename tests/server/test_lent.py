@@ -12,16 +12,16 @@ from functools import partial
 import pytest
 from django.db import connection, transaction
 
-from django_faktory import deadlines
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.locket import Locket
+from django_faktory.core.locket import Locket
+from django_faktory.core.payloads import Ack, JobPayload
 from django_faktory.models import Job, JobLock, Queue
-from django_faktory.payloads import Ack, JobPayload
-from django_faktory.server.committer import Lane
+from django_faktory.runtime import db_watchdog
+from django_faktory.server.group_commit import Lane
 from django_faktory.store import transactions
-from django_faktory.store.dialects import pipeline, prepared
-from django_faktory.store.dialects.postgresql import POSTGRESQL
-from django_faktory.store.dialects.prepared import Statement
+from django_faktory.store.dialects.postgresql import pipeline, prepared
+from django_faktory.store.dialects.postgresql.dialect import POSTGRESQL
+from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.bouncer import needs_session
 from tests.factories import JobFactory
 from tests.server.raw import RawClient, push, worker
@@ -204,7 +204,7 @@ def test_a_connection_that_ends_while_nobody_uses_it_is_left_to_its_thread(clien
 
 def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, broker, given, monkeypatch):
     """Reliability class D2: DATABASE_TIMEOUT applies on the event loop too."""
-    monkeypatch.setattr(deadlines, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(db_watchdog, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(transactions, "around", transactions.around)
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", dict(connection.settings_dict["OPTIONS"]))
     server = serve(broker)
@@ -212,7 +212,7 @@ def test_a_database_that_says_nothing_is_not_waited_for_longer_than_set(serve, b
         for _ in range(ENOUGH):
             one_job(client)
         given.clear()
-        deadlines.enforce("default", 0.2)
+        db_watchdog.enforce("default", 0.2)
         with transaction.atomic():
             stand_still()
             assert client.ask(push(jid="the-job-one")) == b"-ERR database unavailable"

@@ -10,10 +10,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_faktory import wakeups
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, Queue
-from django_faktory.store import many, workers
+from django_faktory.store import notifier, workers
+from django_faktory.store.jobs import bulk
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -107,7 +107,7 @@ def test_a_resume_wakes_the_fetchers_that_wait(polls_seldom, server, connect, na
 
 def test_a_resume_is_heard_on_other_nodes(serve, open_client):
     """W24: a hint reaches the other nodes."""
-    here, there = serve(), serve(listen=lambda: wakeups.listen("default"))
+    here, there = serve(), serve(listen=lambda: notifier.listen("default"))
     JobFactory(queue="q")
     QueueFactory(name="q", paused_at=timezone.now())
     fetcher = open_client(there, **worker())
@@ -203,7 +203,7 @@ def test_a_long_mutation_holds_up_nobody_else(serve, open_client):
 def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_client):
     """W28: completed steps stay, and the error asks the client to send the command again."""
     JobFactory.create_batch(2)
-    Job.objects.bulk_create(JobFactory.many(many.CHUNK * 2, dead=True))
+    Job.objects.bulk_create(JobFactory.many(bulk.CHUNK * 2, dead=True))
 
     def stop_after_the_first_step(alias, queues):
         server.stop()
@@ -211,7 +211,7 @@ def test_a_server_that_stops_ends_a_long_mutation_between_two_steps(serve, open_
     server = serve(OrmBroker("default", announce=stop_after_the_first_step))
     told = open_client(server).ask('MUTATE {"cmd":"requeue","target":"dead"}')
     assert told.startswith(b"-ERR shutdown in progress: the jobs so far were changed; send it again")
-    assert Job.objects.filter(state="dead").count() == many.CHUNK
+    assert Job.objects.filter(state="dead").count() == bulk.CHUNK
 
 
 def test_a_fetch_that_waits_when_its_worker_is_quieted_takes_no_job_any_more(server, connect):

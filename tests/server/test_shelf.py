@@ -10,13 +10,13 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import FetchRequest, Reservation
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Limit, WorkerProcess
-from django_faktory.payloads import FetchRequest, Reservation
-from django_faktory.server import fetchers, handed_out, shelf
-from django_faktory.server.committer import Lane
-from django_faktory.server.handed_out import HandOuts
-from django_faktory.server.shelf import Crowd
+from django_faktory.server import deliveries, prefetch_buffer, waiting_fetches
+from django_faktory.server.deliveries import HandOuts
+from django_faktory.server.group_commit import Lane
+from django_faktory.server.prefetch_buffer import Crowd
 from tests.factories import payload
 from tests.server.raw import RawClient, push, worker
 from tests.waiting import wait_until
@@ -32,10 +32,10 @@ def slow(monkeypatch):
     if connection.vendor != "postgresql":
         pytest.skip("about PostgreSQL")
     monkeypatch.setattr(Crowd, "soon", lambda *_: AHEAD)
-    monkeypatch.setattr(shelf, "HOLD_S", 600.0)
-    monkeypatch.setattr(shelf, "TRUST_S", 600.0)
-    monkeypatch.setattr(shelf, "LOW", -1)
-    monkeypatch.setattr(handed_out, "CONFIRM_S", 600.0)
+    monkeypatch.setattr(prefetch_buffer, "HOLD_S", 600.0)
+    monkeypatch.setattr(prefetch_buffer, "TRUST_S", 600.0)
+    monkeypatch.setattr(prefetch_buffer, "LOW", -1)
+    monkeypatch.setattr(deliveries, "CONFIRM_S", 600.0)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def on_the_shelf():
 class TestCrowd:
     @pytest.fixture(autouse=True)
     def for_20_ms(self, monkeypatch):
-        monkeypatch.setattr(shelf, "HOLD_S", 0.02)
+        monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.02)
 
     def test_four_clients_that_fetch_at_once_are_one(self):
         crowd = Crowd()
@@ -101,7 +101,7 @@ class TestCrowd:
         crowd = Crowd()
         for client in range(4):
             crowd.saw(1.0, "default", client, "w")
-        assert crowd.soon(1.0 + shelf.HOLD_S * 1.01, "default") == 0
+        assert crowd.soon(1.0 + prefetch_buffer.HOLD_S * 1.01, "default") == 0
 
 
 class TestTaking:
@@ -141,7 +141,7 @@ class TestTaking:
         assert all(abs(place - n) <= 8 for n, place in enumerate(places)), "8 asked at a time"
 
     def test_what_is_low_is_filled_up_beside_the_next_ack(self, client, monkeypatch):
-        monkeypatch.setattr(shelf, "LOW", 2)
+        monkeypatch.setattr(prefetch_buffer, "LOW", 2)
         store(*"abcdefgh")
         assert [fetch(client) for _ in range(3)] == ["a", "b", "c"]
         assert on_the_shelf() == "b c d e", "none of them is confirmed"
@@ -214,7 +214,7 @@ class TestOrder:
 
     def test_nothing_is_read_ahead_where_one_after_the_other_has_a_lock(self, client):
         """A prefetch that finds no eligible job delays concurrent FETCHes, so the server stops prefetching."""
-        locked = [f"locked{number}" for number in range(shelf.BARREN + 1)]
+        locked = [f"locked{number}" for number in range(prefetch_buffer.BARREN + 1)]
         for name in locked:
             store(name, custom={"lock": name})
         store("a", "b", "c")
@@ -226,10 +226,10 @@ class TestOrder:
         assert on_the_shelf() == "c"
 
     def test_it_is_where_only_some_have_one(self, client):
-        for number in range(shelf.BARREN + 2):
+        for number in range(prefetch_buffer.BARREN + 2):
             store(f"locked{number}", custom={"lock": str(number)})
             store(f"plain{number}")
-        for number in range(shelf.BARREN + 2):
+        for number in range(prefetch_buffer.BARREN + 2):
             assert fetch(client) == f"locked{number}"
             assert on_the_shelf() == f"plain{number}"
             assert fetch(client) == f"plain{number}"
@@ -280,7 +280,7 @@ class TestWaiting:
     def test_a_fetch_waits_for_jobs_on_their_way_but_not_for_ever(self, slow, settings, serve, monkeypatch):
         """The prefetched jobs come with an ACK that waits for another transaction."""
         settings.FAKTORY = {"POLL_INTERVAL": 60}
-        monkeypatch.setattr(shelf, "LOW", 2)
+        monkeypatch.setattr(prefetch_buffer, "LOW", 2)
         server = serve()
         client, other = (RawClient.identified(server.address, **worker()) for _ in range(2))
         with closing(client), closing(other):
@@ -293,14 +293,14 @@ class TestWaiting:
                 assert [fetch(client), fetch(client)] == ["d", "e"]
                 asked_at = time.monotonic()
                 assert fetch(client) == "f"
-                assert time.monotonic() - asked_at >= fetchers.PATIENCE_S / 2
+                assert time.monotonic() - asked_at >= waiting_fetches.PATIENCE_S / 2
             assert other.reply() == b"+OK"
             assert [fetch(client), fetch(client)] == ["g", "h"]
 
 
 class TestGoingBack:
     def test_what_nobody_takes_goes_back_to_its_place(self, client, monkeypatch):
-        monkeypatch.setattr(shelf, "HOLD_S", 0.01)
+        monkeypatch.setattr(prefetch_buffer, "HOLD_S", 0.01)
         store("a", "b", "c")
         places = {name: job(name).enqueued_at for name in "bc"}
         assert fetch(client) == "a"
@@ -358,7 +358,7 @@ class TestHandedOut:
         assert not Job.objects.filter(jid=jid("b")).exists()
 
     def test_one_that_runs_a_while_is_confirmed(self, client, monkeypatch):
-        monkeypatch.setattr(handed_out, "CONFIRM_S", 0.01)
+        monkeypatch.setattr(deliveries, "CONFIRM_S", 0.01)
         store("a", "b", reserve_for=600)
         assert [fetch(client), fetch(client)] == ["a", "b"]
         wait_until(lambda: job("b").claim > 0)
@@ -371,7 +371,7 @@ class TestHandedOut:
         assert [fetch(client), fetch(client)] == ["a", "b"]
         _, handed = server.handed_out._handed[jid("b")]
         assert ack(client, "b") == b"+OK"
-        OrmBroker("default").confirm([handed_out.HandedOut(handed, 0.0)])
+        OrmBroker("default").confirm([deliveries.HandedOut(handed, 0.0)])
         assert not Job.objects.filter(jid=jid("b")).exists()
         assert jid("b") not in server.handed_out._handed
 

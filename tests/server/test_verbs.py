@@ -7,8 +7,8 @@ import pytest
 from django.utils import timezone
 
 from django_faktory import __version__
+from django_faktory.core.protocol.versions import semantic
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.protocol.versions import semantic
 from tests.server.raw import over_both, push, worker
 from tests.waiting import wait_until
 

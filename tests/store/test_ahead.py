@@ -7,10 +7,10 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, FetchRequest, HandedOut
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.payloads import Ack, FetchRequest, HandedOut
-from django_faktory.store import failures
-from django_faktory.store.giving_back import give_back
+from django_faktory.store.jobs import failures
+from django_faktory.store.jobs.releases import give_back
 from tests.factories import T0, JobFactory, WorkerFactory
 from tests.waiting import wait_until
 

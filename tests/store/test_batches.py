@@ -7,13 +7,15 @@ import pytest
 from django.db import connection, connections
 from django.db.models import F
 
-from django_faktory import jsontext
-from django_faktory.admission import parse_job
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.json import jsontext
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import Ack, FetchRequest, NewBatch, failure
 from django_faktory.errors import BatchClosed, UnknownBatch
-from django_faktory.lifecycle import State
 from django_faktory.models import Batch, Job
-from django_faktory.payloads import Ack, FetchRequest, NewBatch, failure
-from django_faktory.store import batches, cancelling, failures, jobs, many, operations, upkeep
+from django_faktory.store.batches import batches
+from django_faktory.store.jobs import bulk, cancellations, failures, pushes, transitions
+from django_faktory.store.maintenance import due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,7 +39,7 @@ def new(parent="", *, complete=True, success=True, by=""):
 
 def push(bid, count=1):
     pushed = [job(bid=bid) for _ in range(count)]
-    assert jobs.push(pushed, using="default") == [None] * count
+    assert pushes.push(pushed, using="default") == [None] * count
     return pushed
 
 
@@ -46,12 +48,12 @@ def commit(bid):
 
 
 def fetch(count=100, wid="w"):
-    [found] = jobs.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using="default")
+    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using="default")
     return found
 
 
 def ack(*reservations):
-    return jobs.ack([Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations], using="default")
+    return pushes.ack([Ack(jid=one.jid, wid=one.wid, attempt=one.attempt) for one in reservations], using="default")
 
 
 def fail(reservation, **more):
@@ -125,7 +127,7 @@ def test_complete_comes_when_all_were_executed_once_and_success_when_the_last_re
     assert status(bid) == (2, 1, 1, "1", "")
     ack(*fetch())
     assert status(bid) == (2, 1, 1, "2", "")
-    operations.requeue([Job.objects.get(state="retries").pk], using="default")
+    transitions.requeue([Job.objects.get(state="retries").pk], using="default")
     ack(*fetch())
     assert status(bid) == (2, 0, 0, "2", "1")
     assert waiting() == ["success"]
@@ -137,7 +139,7 @@ def test_a_dead_member_keeps_success_open_until_it_is_retried_by_hand():
     commit(bid)
     fail(fetch()[0], verdict="kill")
     assert status(bid) == (1, 1, 1, "2", "")
-    operations.requeue([Job.objects.get(state="dead").pk], using="default")
+    transitions.requeue([Job.objects.get(state="dead").pk], using="default")
     ack(*fetch())
     assert waiting() == ["success"]
 
@@ -149,17 +151,17 @@ def test_a_member_that_goes_without_success_settles_its_batch_and_success_never_
     commit(bid)
     row = Job.objects.get(jid=member.jid)
     if way == "kill then discard":
-        operations.kill([row.pk], using="default")
+        transitions.kill([row.pk], using="default")
         assert status(bid)[:2] == (1, 1)
     if way in ("discard", "kill then discard"):
-        operations.discard([row.pk], using="default")
+        transitions.discard([row.pk], using="default")
     elif way == "flushed queue":
-        for step in many.remove_queues(["default"], using="default"):
+        for step in bulk.remove_queues(["default"], using="default"):
             step()
             break
     elif way == "expired":
         Job.objects.update(expires_at="2020-01-01T00:00:00Z")
-        upkeep.expire(using="default")
+        due.expire(using="default")
     else:
         fail(fetch()[0], verdict="discard")
     assert status(bid) == (1, 0, 0, "1", "")
@@ -207,7 +209,7 @@ def test_after_commit_only_a_running_member_may_add():
     push(bid)
     commit(bid)
     outsider = job(bid=bid)
-    [refusal] = jobs.push([outsider], using="default")
+    [refusal] = pushes.push([outsider], using="default")
     assert isinstance(refusal, BatchClosed)
     assert bid in str(refusal)
     assert not Job.objects.filter(jid=outsider.jid).exists()
@@ -273,7 +275,7 @@ def test_a_parent_waits_again_for_a_child_that_is_opened_again():
     first, second = sorted(fetch(), key=lambda one: one.jid in {job.jid for job in keeps_parent_open})
     fail(first)  # executed: the parent no longer waits for its child
     assert Batch.objects.get(bid=parent).open_children == 0
-    operations.requeue([Job.objects.get(jid=first.jid).pk], using="default")
+    transitions.requeue([Job.objects.get(jid=first.jid).pk], using="default")
     [again] = fetch()
     batches.reopen(child, using="default", by="w")
     assert Batch.objects.get(bid=parent).open_children == 1
@@ -291,7 +293,7 @@ def test_a_batch_is_closed_from_its_deadline_on_whenever_maintenance_looks(verb)
     push(bid)
     Batch.objects.update(expires_at="2020-01-01T00:00:00Z")
     if verb == "push":
-        [refusal] = jobs.push([job(bid=bid)], using="default")
+        [refusal] = pushes.push([job(bid=bid)], using="default")
         assert "expired" in str(refusal)
     else:
         ask = {"commit": commit, "open": lambda bid: batches.reopen(bid, using="default"), "child": new}[verb]
@@ -369,7 +371,7 @@ def test_a_batch_with_a_member_or_a_child_is_not_withdrawn():
 
 
 def test_unknown_batches_are_named():
-    [refusal] = jobs.push([job(bid="b-nothere")], using="default")
+    [refusal] = pushes.push([job(bid="b-nothere")], using="default")
     assert isinstance(refusal, UnknownBatch)
     for verb in (batches.commit, batches.status, batches.reopen):
         with pytest.raises(UnknownBatch, match="no such batch b-nothere"):
@@ -408,7 +410,7 @@ def test_a_push_of_a_dead_members_jid_leaves_it_alone():
     [member] = push(bid)
     commit(bid)
     fail(fetch()[0], verdict="kill")
-    assert jobs.push([parse_job(f'{{"jid":"{member.jid}","jobtype":"other","args":[]}}')], using="default") == [None]
+    assert pushes.push([parse_job(f'{{"jid":"{member.jid}","jobtype":"other","args":[]}}')], using="default") == [None]
     assert Job.objects.get(jid=member.jid).state == State.DEAD
     assert connection.vendor
 
@@ -444,7 +446,7 @@ def test_without_a_complete_callback_a_member_may_add_on_its_second_attempt_too(
     commit(bid)
     fail(fetch()[0], retry_in_s=0)
     assert status(bid) == (1, 1, 1, "2", "")
-    operations.requeue([Job.objects.get().pk], using="default")
+    transitions.requeue([Job.objects.get().pk], using="default")
     [again] = fetch()
     push(bid)
     assert status(bid) == (2, 2, 1, "", ""), "it has a job that was not executed again"
@@ -461,7 +463,7 @@ def test_who_adds_late_makes_the_parents_wait_again_as_long_as_none_was_told():
         commit(bid)
     fail(fetch()[0], retry_in_s=0)
     assert [status(bid)[3] for bid in bids] == ["2", "2", "2"], "all of it was executed"
-    operations.requeue([Job.objects.get().pk], using="default")
+    transitions.requeue([Job.objects.get().pk], using="default")
     [again] = fetch()
     push(bids[2])
     assert [status(bid)[3] for bid in bids] == ["", "", ""]
@@ -480,9 +482,9 @@ def test_once_a_parents_callback_was_enqueued_its_childrens_jobs_may_not_add():
     commit(parent)
     fail(fetch()[0], retry_in_s=0)
     assert waiting() == ["complete"]
-    operations.requeue([Job.objects.get(state="retries").pk], using="default")
+    transitions.requeue([Job.objects.get(state="retries").pk], using="default")
     fetch()
-    [refusal] = jobs.push([job(bid=child)], using="default")
+    [refusal] = pushes.push([job(bid=child)], using="default")
     assert isinstance(refusal, BatchClosed)
     assert str(refusal).startswith(f"batch {child}: a callback of its parent {parent} was enqueued already")
     assert status(child)[3] == "2"
@@ -494,7 +496,7 @@ def test_a_cancelled_member_whose_worker_is_lost_counts_once_however_often_it_wa
     commit(bid)
     taken = fetch(1)
     Job.objects.filter(jid=taken[0].jid).update(losses=2)
-    cancelling.cancel([taken[0].jid], using="default")
+    cancellations.cancel([taken[0].jid], using="default")
     failures.lose(["w"], using="default")
     assert status(bid) == (2, 1, 0, "", "")
     assert Batch.objects.get().unrun == 1
@@ -502,7 +504,7 @@ def test_a_cancelled_member_whose_worker_is_lost_counts_once_however_often_it_wa
 
 def test_a_batch_that_is_made_while_all_is_flushed_keeps_its_members():
     push(new(), 2)
-    steps = many.flush(using="default")
+    steps = bulk.flush(using="default")
     next(steps)()
     bid = new()
     push(bid, 2)
@@ -524,7 +526,7 @@ def test_members_that_fail_while_they_are_dropped_are_not_dropped_unseen():
     def drop():
         try:
             while not over.is_set():
-                operations.discard(pks, using="default")
+                transitions.discard(pks, using="default")
         except Exception as error:  # noqa: BLE001 (handed to the test)
             errors.append(error)
         finally:
@@ -536,7 +538,7 @@ def test_members_that_fail_while_they_are_dropped_are_not_dropped_unseen():
         fail(member, retry_in_s=60)
     over.set()
     dropping.join(30)
-    operations.discard(pks, using="default")
+    transitions.discard(pks, using="default")
     assert errors == []
     assert not Job.objects.exists()
     assert status(bid) == (120, 0, 0, "2", "")

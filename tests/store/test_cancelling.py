@@ -6,10 +6,10 @@ import pytest
 
 from django_faktory.brokers import get_broker
 from django_faktory.brokers.remote import RemoteBroker
+from django_faktory.core.payloads import Ack, failure
 from django_faktory.errors import FaktoryError
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, failure
-from django_faktory.store import cancelling, operations
+from django_faktory.store.jobs import cancellations, transitions
 from tests.project.tasks import noop, send_invoice
 from tests.tasks.work import fetched
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def cancel(*results):
-    return cancelling.cancel([result.id for result in results], using="default")
+    return cancellations.cancel([result.id for result in results], using="default")
 
 
 def state(result):
@@ -48,12 +48,12 @@ def test_what_has_ended_and_what_is_not_there_stays_as_it_is():
     done = noop.enqueue()
     job = fetched()
     get_broker().ack([Ack(jid=job.jid, wid=job.wid, attempt=job.attempt)])
-    assert cancelling.cancel([done.id, "nosuchjob", "\x00bad"], using="default") == 0
+    assert cancellations.cancel([done.id, "nosuchjob", "\x00bad"], using="default") == 0
     assert state(done) == "succeeded"
 
 
 def test_many_are_cancelled_in_steps(monkeypatch):
-    monkeypatch.setattr(cancelling, "CHUNK", 3)
+    monkeypatch.setattr(cancellations, "CHUNK", 3)
     results = noop.enqueue_many([()] * 7)
     assert cancel(*results) == 7
 
@@ -100,7 +100,7 @@ def test_a_mark_does_not_outlast_being_enqueued_anew():
     cancel(result)
     get_broker().fail([failure(jid=job.jid, wid=job.wid, attempt=job.attempt, verdict="kill")])
     Job.objects.update(state="dead")  # a cancelled job that a person wants to run after all
-    operations.requeue([Job.objects.get().pk], using="default")
+    transitions.requeue([Job.objects.get().pk], using="default")
     assert fetched("w2").jid == result.id
     assert asked(result) == []
 

@@ -6,11 +6,11 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.models import Job
-from django_faktory.store.dialects.postgresql_ahead import CONFIRM, EXTEND
-from django_faktory.store.dialects.postgresql_failures import FAILING, SAVE
-from django_faktory.store.dialects.postgresql_locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
-from django_faktory.store.dialects.postgresql_optioned import PUSH_LOCKED, PUSH_OPTIONED, PUSH_UNIQUE
-from django_faktory.store.dialects.postgresql_verbs import CLAIM, END, LOCK_STORED, PUSH_ALIKE, PUSH_MANY
+from django_faktory.store.dialects.postgresql.failures import FAILING, SAVE
+from django_faktory.store.dialects.postgresql.jobs import CLAIM, END, LOCK_STORED, PUSH_ALIKE, PUSH_MANY
+from django_faktory.store.dialects.postgresql.locks import END_LOCKED, NEXT, NEXT_OF_FREED, READY, TAKE
+from django_faktory.store.dialects.postgresql.prefetch import CONFIRM, EXTEND
+from django_faktory.store.dialects.postgresql.push import PUSH_LOCKED, PUSH_OPTIONED, PUSH_UNIQUE
 from tests.factories import T0, JobFactory
 
 pytestmark = [

@@ -7,15 +7,18 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest, Reservation
 from django_faktory.errors import BrokerUnavailable
-from django_faktory.gating import Allowance
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.payloads import Ack, FetchRequest, Reservation
-from django_faktory.store import ahead, claiming, failures, jobs, limits
-from django_faktory.store.claiming import Claiming, shared_out
 from django_faktory.store.dialects import dialect_of
-from django_faktory.store.dialects.pipeline import has_psycopg3
-from django_faktory.store.unanswered import Unanswered
+from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
+from django_faktory.store.jobs import claims as claiming
+from django_faktory.store.jobs import failures, prefetch
+from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs.claims import Claiming, shared_out
+from django_faktory.store.jobs.lost_claims import Unanswered
+from django_faktory.store.limits import definitions
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -142,7 +145,7 @@ def test_in_the_place_of_a_job_that_may_not_run_yet_comes_the_next(fetched, held
     if held_back_by == "lock":
         jobs.push([payload(f"k{n}", queue="a", custom={"lock": "key"}) for n in range(3)], using=USING)
     else:
-        limits.put("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
+        definitions.put("task", "shut", Allowance.of({"concurrency": 1}), using=USING)
         jobs.push([payload(f"k{n}", queue="a", jobtype="shut") for n in range(3)], using=USING)
     [[holder]] = jobs.fetch([FetchRequest(queues=("a",), wid="w0")], using=USING)
     assert holder.jid.startswith("job-k0")
@@ -170,7 +173,7 @@ def test_different_workers_are_claimed_for_in_one_message_on_postgresql(monkeypa
 
 
 def test_jobs_are_read_ahead_for_different_workers_too():
-    if not ahead.supports(connection):
+    if not prefetch.supports(connection):
         pytest.skip("this database reads nothing ahead")
     jobs.push([payload(f"a{n}", queue="a") for n in range(5)], using=USING)
     crowd = ("w1", "w2")

@@ -7,11 +7,11 @@ from django.db import connection, connections, transaction
 from django.db.models import Sum
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack
 from django_faktory.models import Counter, Job
-from django_faktory.payloads import Ack
-from django_faktory.store import counters
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import FOLDED, Tally, counter_slot
+from django_faktory.store.statistics import counter_rows
 from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,9 +53,9 @@ def test_folding_leaves_one_row_for_each_day_and_the_same_sum():
         in_thread(lambda: count(5))
     count(2)
     assert Counter.objects.count() == 4
-    assert counters.fold(using="default") == 4
+    assert counter_rows.fold(using="default") == 4
     assert list(Counter.objects.values_list("slot", "processed")) == [(FOLDED, 17)]
-    assert counters.fold(using="default") == 0
+    assert counter_rows.fold(using="default") == 0
     count(1)
     assert total() == 18
 
@@ -65,9 +65,9 @@ def test_folding_skips_a_row_that_is_being_counted_in():
     with transaction.atomic():
         count(3)
         in_thread(lambda: count(4))
-        assert in_thread(lambda: counters.fold(using="default")) == 1
+        assert in_thread(lambda: counter_rows.fold(using="default")) == 1
     assert total() == 7
-    assert counters.fold(using="default") == 1
+    assert counter_rows.fold(using="default") == 1
     assert total() == 7
 
 
@@ -79,7 +79,7 @@ def test_no_count_is_lost_while_rows_are_folded():
 
     def folds():
         while not stop.is_set():
-            counters.fold(using="default")
+            counter_rows.fold(using="default")
 
     def ends(number):
         broker = OrmBroker("default")

@@ -9,13 +9,14 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_faktory.models import Batch, Counter, Job, Queue
-from django_faktory.store import queues, stats
+from django_faktory.store import queues
+from django_faktory.store.statistics import counts as statistics
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 USING = "default"
-SMALL = stats.Sizes(at_once=4, queues=2, portion=3)
+SMALL = statistics.Sizes(at_once=4, queues=2, portion=3)
 
 
 def fill():
@@ -46,7 +47,7 @@ def told(counts):
 def test_portions_count_the_same_as_one_statement():
     fill()
     with CaptureQueriesContext(connection) as caught:
-        whole = stats.counts(using=USING)
+        whole = statistics.counts(using=USING)
     assert len(caught) == 1
     assert told(whole) == (
         {"q0": 12, "q1": 0, "q2": 0, "q3": 0, "q4": 0, "q5": 11, "q6": 0, "unlisted": 6},
@@ -57,9 +58,11 @@ def test_portions_count_the_same_as_one_statement():
         {"processed": 15, "failed": 4, "late": 1},
     )
     assert whole.is_complete
-    assert stats.counts(using=USING, sizes=stats.Sizes(at_once=13, queues=8, portion=1)).queues == whole.queues
+    assert (
+        statistics.counts(using=USING, sizes=statistics.Sizes(at_once=13, queues=8, portion=1)).queues == whole.queues
+    )
     with CaptureQueriesContext(connection) as caught:
-        portions = stats.counts(using=USING, sizes=SMALL)
+        portions = statistics.counts(using=USING, sizes=SMALL)
     assert len(caught) > 20
     assert told(portions) == told(whole)
     assert portions.is_complete
@@ -68,8 +71,8 @@ def test_portions_count_the_same_as_one_statement():
 
 def test_portions_are_of_one_snapshot(monkeypatch):
     fill()
-    before = told(stats.counts(using=USING))
-    further = stats._further
+    before = told(statistics.counts(using=USING))
+    further = statistics._further
 
     def further_while_jobs_move(*args):
         """Another connection commits between two portions."""
@@ -77,8 +80,8 @@ def test_portions_are_of_one_snapshot(monkeypatch):
         return further(*args)
 
     moment = timezone.now()
-    monkeypatch.setattr(stats, "_further", further_while_jobs_move)
-    assert told(stats.counts(using=USING, sizes=SMALL)) == before
+    monkeypatch.setattr(statistics, "_further", further_while_jobs_move)
+    assert told(statistics.counts(using=USING, sizes=SMALL)) == before
 
 
 def run_elsewhere(work):
@@ -94,15 +97,15 @@ def run_elsewhere(work):
 
 def test_the_transaction_of_a_snapshot_ends_with_it_also_after_an_error(monkeypatch):
     fill()
-    stats.counts(using=USING, sizes=SMALL)
+    statistics.counts(using=USING, sizes=SMALL)
     Queue.objects.create(name="new")
 
     def fails(*_):
         raise ValueError("meanwhile")
 
-    monkeypatch.setattr(stats, "_further", fails)
+    monkeypatch.setattr(statistics, "_further", fails)
     with pytest.raises(ValueError, match="meanwhile"):
-        stats.counts(using=USING, sizes=SMALL)
+        statistics.counts(using=USING, sizes=SMALL)
     Queue.objects.create(name="newer")  # neither refused nor lost
     assert run_elsewhere(lambda: Queue.objects.filter(name__startswith="new").count()) == 2
 
@@ -115,7 +118,7 @@ def test_twenty_thousand_queues_cost_one_statement_and_a_row_for_each_queue():
         row.queue = f"q{40 * number:05}"
     Job.objects.bulk_create(rows, batch_size=500)
     with CaptureQueriesContext(connection) as caught:
-        found = stats.counts(using=USING)
+        found = statistics.counts(using=USING)
     assert len(caught) == 1
     assert (len(found.queues), sum(found.queues.values()), len(found.latencies)) == (20_000, 500, 500)
 
@@ -136,14 +139,14 @@ def test_a_thousand_names_are_one_statement_of_latency():
 def test_requests_that_are_wrapped_in_transactions_share_a_result(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     with transaction.atomic(), CaptureQueriesContext(connection) as caught:
-        assert stats.shared_glance(using=USING) is stats.shared_glance(using=USING)
+        assert statistics.shared_glance(using=USING) is statistics.shared_glance(using=USING)
     assert sum("COUNT(" in query["sql"] for query in caught) == 1
 
 
 def test_what_a_transaction_has_changed_is_in_the_numbers_that_it_reads():
-    assert stats.shared_counts(using=USING).queues == {}
+    assert statistics.shared_counts(using=USING).queues == {}
     with transaction.atomic():
         QueueFactory(name="mine")
-        assert stats.shared_counts(using=USING).queues == {"mine": 0}
+        assert statistics.shared_counts(using=USING).queues == {"mine": 0}
         transaction.set_rollback(True)
-    assert stats.shared_counts(using=USING).queues == {}
+    assert statistics.shared_counts(using=USING).queues == {}

@@ -4,12 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from django_faktory import editing, jsontext
-from django_faktory.editing import Changes, edit
+from django_faktory.core.json import jsontext
+from django_faktory.core.lifecycle import State
 from django_faktory.errors import InvalidPayload, InvalidTransition, JobNotFound, NotUnique
-from django_faktory.lifecycle import State
 from django_faktory.models import Job, Queue
-from django_faktory.store import jobs
+from django_faktory.operations import edit as editing
+from django_faktory.operations.edit import Changes, edit
+from django_faktory.store.jobs import pushes
 from tests.factories import T0, JobFactory, payload
 from tests.project.tasks import add, once_a_group, send_invoice
 
@@ -26,7 +27,7 @@ def changed(jid, **changes):
 
 def pushed(**fields):
     job = payload(**fields)
-    assert jobs.push([job], using="default") == [None]
+    assert pushes.push([job], using="default") == [None]
     return job.jid
 
 

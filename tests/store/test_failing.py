@@ -5,13 +5,13 @@ import json
 import pytest
 from django.db import connection, transaction
 
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import failure
 from django_faktory.errors import JobNotFound
-from django_faktory.lifecycle import State
 from django_faktory.models import Counter, Job
-from django_faktory.payloads import failure
-from django_faktory.store import failures
-from django_faktory.store.dialects import prepared
-from django_faktory.store.dialects.postgresql_failures import READ
+from django_faktory.store.dialects.postgresql import prepared
+from django_faktory.store.dialects.postgresql.failures import READ
+from django_faktory.store.jobs import failures
 from tests.bouncer import needs_session
 from tests.factories import JobFactory
 

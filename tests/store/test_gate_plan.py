@@ -4,8 +4,8 @@ import pytest
 from django.db import connection
 
 from django_faktory.models import Job
-from django_faktory.store.dialects.postgresql_gates import END_PASSED, PASS
-from django_faktory.store.dialects.postgresql_verbs import CLAIM
+from django_faktory.store.dialects.postgresql.jobs import CLAIM
+from django_faktory.store.dialects.postgresql.limits import END_PASSED, PASS
 from tests.factories import JobFactory
 from tests.store.test_claim_plan import plan, scans
 

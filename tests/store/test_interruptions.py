@@ -9,13 +9,15 @@ from django.db import connections
 from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.limits import Allowance
+from django_faktory.core.payloads import Ack, FetchRequest, Interruption, NewBatch, WorkerIdentity, failure
 from django_faktory.errors import ReservationLost
-from django_faktory.gating import Allowance
 from django_faktory.models import Batch, Gate, Job, JobLock, WorkerProcess
-from django_faktory.payloads import Ack, FetchRequest, Interruption, NewBatch, WorkerIdentity, failure
-from django_faktory.results import attempts_of, result_of, runs_of
-from django_faktory.shapes import whole_job_of
-from django_faktory.store import cancelling, gates, limits, upkeep
+from django_faktory.operations.serializers import whole_job_of
+from django_faktory.store.jobs import cancellations
+from django_faktory.store.limits import definitions, limiters
+from django_faktory.store.maintenance import due
+from django_faktory.tasks.results import attempts_of, result_of, runs_of
 from tests.factories import payload
 from tests.project import tasks
 from tests.waiting import wait_until
@@ -140,7 +142,7 @@ def test_many_interruptions_leave_the_errors_readable(node):
     node.push("a")
     job = node.fetch_one()
     node.broker.fail([failure(jid=job.jid, errtype="E", message="the first error", retry_in_s=0)])
-    wait_until(lambda: upkeep.enqueue_due(using="default"))  # SQLite rounds the time of the retry
+    wait_until(lambda: due.enqueue_due(using="default"))  # SQLite rounds the time of the retry
     for _ in range(60):
         assert node.interrupt(node.fetch_one()) == [True]
     found = Job.objects.get()
@@ -176,7 +178,7 @@ def test_a_job_whose_lock_was_lost_waits_for_the_holder(node):
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])
 def test_its_permits_go_back_in_the_same_transaction(node, scope, name):
-    limits.put(scope, name, Allowance.of(1), using="default")
+    definitions.put(scope, name, Allowance.of(1), using="default")
     node.push("a", "b", custom={"limit": "mail"})
     job = node.fetch_one()
     assert node.fetch() == []
@@ -184,7 +186,7 @@ def test_its_permits_go_back_in_the_same_transaction(node, scope, name):
     assert Gate.objects.get(name=name).in_use == 0
     assert len(node.fetch(5, "w2")) == 1
     assert Gate.objects.get(name=name).in_use == 1
-    assert not gates.sweep(using="default")
+    assert not limiters.sweep(using="default")
 
 
 def test_a_member_of_a_batch_carries_no_failure(node):
@@ -234,14 +236,14 @@ def test_a_job_that_was_taken_in_time_does_not_expire_after_an_interruption(node
     node.push("a", custom={"expires_in": 60}, result_ttl=600)
     node.interrupt(node.fetch_one())
     later = timezone.now() + timedelta(seconds=120)
-    upkeep.expire(using="default", now=later)
+    due.expire(using="default", now=later)
     assert names(node.fetch(1, "w2")) == ["a"]
 
 
 def test_a_cancelled_job_is_not_given_back_but_ends(node):
     node.push("a", result_ttl=600)
     job = node.fetch_one()
-    cancelling.cancel([job.jid], using="default")
+    cancellations.cancel([job.jid], using="default")
     assert node.interrupt(job) == [True]
     assert (row(job).state, row(job).errtype) == ("discarded", "Cancelled")
 

@@ -7,10 +7,10 @@ import pytest
 from django.db import connection, transaction
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.maintenance import Maintenance
+from django_faktory.core.payloads import Ack, Beat, FetchRequest, HandedOut, Lease, Reservation
 from django_faktory.models import Gate, Job, JobLock, WorkerProcess
-from django_faktory.payloads import Ack, Beat, FetchRequest, HandedOut, Lease, Reservation
-from django_faktory.store import failures
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store.jobs import failures
 from tests.factories import T0, JobFactory, WorkerFactory, payload
 from tests.limits.conftest import limit
 

@@ -7,10 +7,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.mutation import Mutation
+from django_faktory.core.payloads import Ack
 from django_faktory.models import Job, Queue, Tracking
-from django_faktory.mutations import Mutation
-from django_faktory.payloads import Ack
-from django_faktory.store import many, queues, workers
+from django_faktory.store import queues, workers
+from django_faktory.store.jobs import bulk
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
 
 pytestmark = pytest.mark.django_db
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def chunks_of_three(monkeypatch):
-    monkeypatch.setattr(many, "CHUNK", 3)
-    monkeypatch.setattr(many, "READ_AT_ONCE", 2)
+    monkeypatch.setattr(bulk, "CHUNK", 3)
+    monkeypatch.setattr(bulk, "READ_AT_ONCE", 2)
 
 
 def steps(command, target="dead", **filters):
-    return many.mutate(Mutation(command=command, target=target, **filters), using="default")
+    return bulk.mutate(Mutation(command=command, target=target, **filters), using="default")
 
 
 def dead(count, **fields):
@@ -83,7 +84,7 @@ def test_a_removed_queue_keeps_its_pause_until_it_is_empty(chunks_of_three):
     """W24: no worker may get a job that is about to be dropped."""
     JobFactory.create_batch(4, queue="q")
     queues.pause(["q"], using="default")
-    *dropping, forgetting = many.remove_queues(["q"], using="default")
+    *dropping, forgetting = bulk.remove_queues(["q"], using="default")
     assert [step() for step in dropping] == [3, 1]
     assert Queue.objects.get(name="q").paused_at
     forgetting()
@@ -97,7 +98,7 @@ def test_a_flush_takes_jobs_step_by_step_and_totals_at_the_end(chunks_of_three):
     OrmBroker("default").ack([Ack(jid=working.jid)])
     QueueFactory()
     Tracking.objects.bulk_create(Tracking(jid=f"tracked{number}") for number in range(4))
-    assert [step() for step in many.flush(using="default")] == [0, 3, 1, 3, 1, 0]
+    assert [step() for step in bulk.flush(using="default")] == [0, 3, 1, 3, 1, 0]
     assert not Job.objects.exists()
     assert not Tracking.objects.exists()
     assert OrmBroker("default").info()["total_processed"] == 0
@@ -156,7 +157,7 @@ def test_all_workers_can_be_told_at_once_and_none_goes_back():
 
 def test_a_glob_reads_large_jobs_alone_and_small_ones_together(monkeypatch):
     """A hundred jobs of 15 MiB used to be read at once."""
-    monkeypatch.setattr(many, "READ_CHARACTERS", 1000)
+    monkeypatch.setattr(bulk, "READ_CHARACTERS", 1000)
     for number, size in enumerate([10, 10, 5000, 5000, 10]):
         JobFactory(dead=True, jid=f"dead-{number:04d}", payload=f'{{"args":["{"x" * size}"]}}')
     with CaptureQueriesContext(connection) as caught:

@@ -7,11 +7,12 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.admission import parse_job
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.payloads import Ack, FetchRequest, failure, rfc3339
 from django_faktory.errors import NotUnique
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, FetchRequest, failure, rfc3339
-from django_faktory.store import failures, jobs, operations, optioned, upkeep
+from django_faktory.store.jobs import failures, pushes, transitions, unique_push
+from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
 from tests.store.test_claims import in_threads
 
@@ -28,13 +29,13 @@ def unique(args=(1,), **fields):
 
 def push(*sent, now=None):
     """Return for each job whether it was accepted."""
-    answers = jobs.push(sent, using=USING, now=now)
+    answers = pushes.push(sent, using=USING, now=now)
     assert all(answer is None or isinstance(answer, NotUnique) for answer in answers)
     return [answer is None for answer in answers]
 
 
 def fetch(*, now=None, count=1, wid="w1"):
-    [found] = jobs.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using=USING, now=now)
+    [found] = pushes.fetch([FetchRequest(queues=("default",), wid=wid, count=count)], using=USING, now=now)
     return found
 
 
@@ -73,7 +74,7 @@ def test_a_later_start_adds_its_delay_to_the_lock():
 @pytest.mark.parametrize("kept", [None, 600], ids=["plain", "kept"])
 def test_the_lock_is_free_when_its_job_is_discarded_by_hand(kept):
     push(unique(result_ttl=kept))
-    operations.discard([Job.objects.get().pk], using=USING)
+    transitions.discard([Job.objects.get().pk], using=USING)
     assert push(unique()) == [True]
 
 
@@ -84,12 +85,12 @@ def test_the_lock_is_free_when_its_job_succeeded_was_discarded_or_expired(kept):
 
     push(unique(result_ttl=kept))
     [job] = fetch()
-    jobs.ack([Ack(jid=job.jid)], using=USING)
+    pushes.ack([Ack(jid=job.jid)], using=USING)
     assert push(unique(result_ttl=kept)) == [True]
     [job] = fetch()
     failures.fail(report(job), using=USING)
     assert push(unique(result_ttl=kept, custom={"expires_at": rfc3339(T0)})) == [True]
-    assert upkeep.expire(using=USING) == 1
+    assert due.expire(using=USING) == 1
     assert push(unique()) == [True]
 
 
@@ -206,7 +207,7 @@ def test_one_jid_pushed_by_many_at_once_is_one_job_and_refused_to_none():
 @pytest.mark.skipif("not connection.features.has_select_for_update", reason="SQLite has one writer at a time")
 def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
     """Another node commits between the look and the insert; the job's jid has a finished row."""
-    looks, look = [], optioned._holders
+    looks, look = [], unique_push._holders
 
     def look_and_lose(here, keys):
         found = look(here, keys)
@@ -215,7 +216,7 @@ def test_a_lock_taken_after_the_look_is_seen_in_the_second_one(monkeypatch):
             in_threads(1, lambda _: push(unique()))
         return found
 
-    monkeypatch.setattr(optioned, "_holders", look_and_lose)
+    monkeypatch.setattr(unique_push, "_holders", look_and_lose)
     again = unique(result_ttl=60)
     JobFactory(succeeded=True, jid=again.jid)
     assert push(again) == [False]
@@ -277,7 +278,7 @@ def test_a_job_is_stored_the_same_whichever_way_it_took(wish, fields):
     told = row(job.jid)
     assert Job.objects.get().payload == job.text
     Job.objects.all().delete()
-    assert optioned._see(connection, [(0, job)], T0) == {}
+    assert unique_push._see(connection, [(0, job)], T0) == {}
     assert row(job.jid) == told
 
 
@@ -317,7 +318,7 @@ def test_they_are_handed_out_in_the_order_in_which_they_were_pushed(wish):
     got = []
     while found := fetch(count=9):
         got += [job.jid for job in found]
-        jobs.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+        pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
     if wish == "lock":  # only one job of the key is ready at a time
         plain, locked = want[::3], [jid for n, jid in enumerate(want) if n % 3]
         assert [jid for jid in got if jid in plain] == plain
@@ -404,7 +405,7 @@ def test_of_many_that_push_one_key_at_once_one_is_ready_in_the_end():
     got = []
     while found := fetch(count=9):
         got += [job.jid for job in found]
-        jobs.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
+        pushes.ack([Ack(jid=job.jid, wid="w1", attempt=job.attempt) for job in found], using=USING)
     assert len(got) == 40
 
 
@@ -417,7 +418,7 @@ def test_what_is_pushed_may_be_fetched_in_the_same_turn(wish):
     [held] = fetch()
     sent = [payload(custom=WISHES[wish]), payload()]
     request = FetchRequest(queues=("default",), wid="w2", count=5)
-    told = jobs.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
+    told = pushes.exchange(sent, [Ack(jid=held.jid, wid="w1")], [request], using=USING)
     assert (told.pushed, told.acked) == ([None, None], [True])
     assert [job.jid for job in told.fetched[0]] == [job.jid for job in sent]
 
@@ -427,10 +428,10 @@ def test_a_turn_that_brings_a_job_for_a_lock_that_is_freed_in_it_leaves_nobody_w
     [held] = fetch()
     request = FetchRequest(queues=("default",), wid="w2", count=5)
     report = Ack(jid=held.jid, wid="w1", attempt=held.attempt)
-    told = jobs.exchange([locked(), locked()], [report], [request], using=USING)
+    told = pushes.exchange([locked(), locked()], [report], [request], using=USING)
     got = told.fetched[0] or fetch(wid="w2", count=5)
     assert (told.acked, len(got)) == ([True], 1)
-    jobs.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
+    pushes.ack([Ack(jid=got[0].jid, wid="w2")], using=USING)
     assert len(fetch()) == 1
 
 
@@ -472,15 +473,15 @@ def test_of_two_ends_the_earlier_holds():
 @pytest.mark.parametrize("state", ["scheduled", "retries"])
 def test_a_job_that_falls_due_after_it_expired_is_not_handed_out(state):
     JobFactory(**{state: True}, expires_at=T0 + 30 * MINUTE, run_at=T0 + 60 * MINUTE)
-    assert upkeep.enqueue_due(using=USING, now=T0 + 60 * MINUTE) == {"default"}
+    assert due.enqueue_due(using=USING, now=T0 + 60 * MINUTE) == {"default"}
     assert fetch(now=T0 + 60 * MINUTE) == []
 
 
 def test_a_job_that_a_worker_holds_does_not_expire():
     push(payload(custom={"expires_in": 60}), now=T0)
     [job] = fetch(now=T0)
-    assert upkeep.expire(using=USING, now=T0 + 2 * MINUTE) == 0
-    assert jobs.ack([Ack(jid=job.jid, wid="w1")], using=USING) == [True]
+    assert due.expire(using=USING, now=T0 + 2 * MINUTE) == 0
+    assert pushes.ack([Ack(jid=job.jid, wid="w1")], using=USING) == [True]
 
 
 @pytest.mark.parametrize("state", ["enqueued", "scheduled", "retries"])
@@ -491,7 +492,7 @@ def test_the_sweep_drops_plain_jobs_and_keeps_tasks_as_expired(state):
     later = JobFactory(**trait, expires_at=T0 + MINUTE)
     never = JobFactory(**trait)
     now = T0 + timedelta(seconds=1)
-    assert upkeep.expire(using=USING, now=now) == 2
+    assert due.expire(using=USING, now=now) == 2
     states = dict(Job.objects.values_list("pk", "state"))
     assert states == {kept.pk: "expired", later.pk: state, never.pk: state}
     assert plain.pk not in states
@@ -504,7 +505,7 @@ def test_the_sweep_goes_in_chunks():
         Job(jid=f"row-{n:08d}", jobtype="t", queue="q", state="enqueued", payload="{}", enqueued_at=T0, expires_at=T0)
         for n in range(5)
     )
-    assert [upkeep.expire(using=USING, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+    assert [due.expire(using=USING, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_thousand_expired_jobs_hold_up_none_behind_them():
@@ -519,7 +520,7 @@ def test_a_thousand_expired_jobs_hold_up_none_behind_them():
 
 
 def test_the_sweep_that_runs_every_second_looks_into_its_index_alone():
-    over = upkeep.over_jobs(using="default", now=T0)
+    over = due.over_jobs(using="default", now=T0)
     with connection.cursor() as cursor, transaction.atomic():
         if connection.vendor == "postgresql":
             cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_faktory.core.payloads import FetchRequest
 from django_faktory.models import Job, Queue
-from django_faktory.payloads import FetchRequest
-from django_faktory.store import giving_back, jobs, queues
+from django_faktory.store import queues
+from django_faktory.store.jobs import pushes as jobs
+from django_faktory.store.jobs import releases
 from tests.examples import examples
 from tests.factories import T0, payload
 
@@ -77,7 +79,7 @@ class Real:
 
     def release(self, count):
         given_back, self.held = self.held[:count], self.held[count:]
-        giving_back.release([job for job, _ in given_back], using=USING)
+        releases.release([job for job, _ in given_back], using=USING)
         self.model.waiting += [place for _, place in given_back]
 
     def pause(self, queue):

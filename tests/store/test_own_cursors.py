@@ -4,9 +4,10 @@ import pytest
 from django.db import connection, connections
 from django.db.utils import load_backend
 
-from django_faktory import checks
-from django_faktory.store.dialects import cursor_hooks, pipeline
-from django_faktory.store.dialects.prepared import USES_BEFORE, Statement, begin, execute_last, execute_on
+from django_faktory.checks import settings
+from django_faktory.store.dialects import cursor_hooks
+from django_faktory.store.dialects.postgresql import pipeline
+from django_faktory.store.dialects.postgresql.prepared import USES_BEFORE, Statement, begin, execute_last, execute_on
 from tests.bouncer import needs_session
 
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]
@@ -118,7 +119,7 @@ def test_djangos_own_backends_need_no_cursor(path):
 
 def test_the_check_names_the_methods_and_says_that_it_is_slower(with_backend):
     with_backend(_cursor=sets_tenant("_cursor"))
-    [message] = checks.check_connections()
+    [message] = settings.check_connections()
     assert message.id == "django_faktory.I001"
     assert "has its own _cursor" in message.msg
     assert not message.is_serious()

@@ -15,8 +15,8 @@ from django.db import DataError, IntegrityError, InterfaceError, OperationalErro
 from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
-from django_faktory.store.dialects import pipeline, prepared
-from django_faktory.store.dialects.prepared import Statement
+from django_faktory.store.dialects.postgresql import pipeline, prepared
+from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.bouncer import needs_session
 
 pytestmark = [pytest.mark.django_db(transaction=True), needs_session("prepared statements are a session's")]

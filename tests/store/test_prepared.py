@@ -6,11 +6,12 @@ from django.db.utils import ProgrammingError
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.brokers import get_broker
+from django_faktory.core.payloads import Ack, FetchRequest, new_job
 from django_faktory.errors import FaktoryError
-from django_faktory.payloads import Ack, FetchRequest, new_job
-from django_faktory.store.dialects import dialect_of, prepared
-from django_faktory.store.dialects.pipeline import has_psycopg3
-from django_faktory.store.dialects.prepared import Statement
+from django_faktory.store.dialects import dialect_of
+from django_faktory.store.dialects.postgresql import prepared
+from django_faktory.store.dialects.postgresql.pipeline import has_psycopg3
+from django_faktory.store.dialects.postgresql.prepared import Statement
 from tests.bouncer import needs_session
 from tests.clocks import Clock
 

@@ -6,9 +6,9 @@ from operator import itemgetter
 import pytest
 from django.db import connection, transaction
 
+from django_faktory.core.payloads import new_job
 from django_faktory.models import Job
-from django_faktory.payloads import new_job
-from django_faktory.store import jobs
+from django_faktory.store.jobs import pushes as jobs
 from tests.factories import T0
 
 pytestmark = pytest.mark.django_db

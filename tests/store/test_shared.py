@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_faktory.store import shared
-from django_faktory.store.shared import CHEAP_S, SharedRead
+from django_faktory.store import shared_reads
+from django_faktory.store.shared_reads import CHEAP_S, SharedRead
 from tests.clocks import Clock
 from tests.waiting import wait_until
 
@@ -29,14 +29,14 @@ class Reads:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock(step_s=1e-6)  # no two readings are equal
-    monkeypatch.setattr(shared, "time", clock)
+    monkeypatch.setattr(shared_reads, "time", clock)
     return clock
 
 
 def test_a_result_is_reused_for_a_second(clock):
     one, reads = SharedRead(), Reads(clock, 0.002)
     assert [one.get(reads) for _ in range(5)] == [1] * 5
-    clock.now += shared.KEPT_S
+    clock.now += shared_reads.KEPT_S
     assert one.get(reads) == 2
 
 
@@ -145,8 +145,8 @@ def test_an_interrupted_read_blocks_no_later_one():
 
 
 def test_results_of_many_different_questions_are_not_all_kept():
-    for number in range(3 * shared.MOST_READS):
-        assert shared.shared(number, lambda number=number: number, using="default") == number
-    assert len(shared._reads) <= shared.MOST_READS
-    shared.forget()
-    assert shared._reads == {}
+    for number in range(3 * shared_reads.MOST_READS):
+        assert shared_reads.shared(number, lambda number=number: number, using="default") == number
+    assert len(shared_reads._reads) <= shared_reads.MOST_READS
+    shared_reads.forget()
+    assert shared_reads._reads == {}

@@ -5,9 +5,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_faktory.models import Job
-from django_faktory.store import jobs
 from django_faktory.store.dialects.portable import COLUMNS, OPTIONS
 from django_faktory.store.dialects.sqlite import PARAMETERS
+from django_faktory.store.jobs import pushes
 from tests.factories import payload
 from tests.settings import KIND
 
@@ -19,6 +19,6 @@ def test_many_jobs_are_a_statement_for_each_full_row_of_parameters(custom, colum
     most = PARAMETERS // columns
     many = [payload(custom=custom) for _ in range(2 * most)] + [payload()]
     with CaptureQueriesContext(connection) as queries:
-        jobs.push(many, using="default")
+        pushes.push(many, using="default")
     assert sum(query["sql"].startswith("INSERT") for query in queries) == 3
     assert list(Job.objects.order_by("enqueued_at", "id").values_list("jid", flat=True)) == [job.jid for job in many]

@@ -4,14 +4,17 @@ from datetime import timedelta
 
 import pytest
 
-from django_faktory.admission import parse_job
 from django_faktory.brokers import get_broker
-from django_faktory.lifecycle import GONE, TRANSITIONS, Event, State
+from django_faktory.contrib.transfer.import_jobs import keep
+from django_faktory.contrib.transfer.job_format import Arrival
+from django_faktory.core.job_parser import parse_job
+from django_faktory.core.lifecycle import GONE, TRANSITIONS, Event, State
+from django_faktory.core.payloads import Ack, FetchRequest, Reservation, failure
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, FetchRequest, Reservation, failure
-from django_faktory.store import failures, giving_back, jobs, locks, operations, transfer, upkeep
-from django_faktory.transfer.entries import Arrival
-from django_faktory.transfer.importing import keep
+from django_faktory.store import transfer
+from django_faktory.store.jobs import failures, pushes, releases, transitions
+from django_faktory.store.locks import locks
+from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -23,28 +26,28 @@ PAIRS = [(state, event) for state in State for event in Event]
 
 def push(job):
     text = f'{{"jid":"{job.jid}","jobtype":"newer","args":[]}}'
-    jobs.push([parse_job(text)], using=USING)
+    pushes.push([parse_job(text)], using=USING)
 
 
 def fetch(job):
-    jobs.fetch([FetchRequest(queues=(job.queue,), wid=job.wid)], using=USING)
+    pushes.fetch([FetchRequest(queues=(job.queue,), wid=job.wid)], using=USING)
 
 
 def release(job):
     held = Reservation(jid=job.jid, queue=job.queue, text=job.payload, wid=job.wid, attempt=job.attempt)
-    giving_back.release([held], using=USING)
+    releases.release([held], using=USING)
 
 
 def expire(job):
     Job.objects.filter(pk=job.pk).update(expires_at=T0)
-    upkeep.expire(using=USING, now=LATER)
+    due.expire(using=USING, now=LATER)
 
 
 def park(job):
     """Block the job: another job of its key is claimed, and holds the lock."""
     Job.objects.filter(pk=job.pk).update(lock_key="key")
     sibling = JobFactory(queue="elsewhere", lock_key="key")
-    assert jobs.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
+    assert pushes.fetch([FetchRequest(queues=("elsewhere",), wid="w2")], using=USING)[0][0].jid == sibling.jid
     Job.objects.filter(pk=sibling.pk).delete()
 
 
@@ -63,19 +66,19 @@ HAPPEN = {
     Event.PUSH: push,
     Event.PARK: park,
     Event.READY: ready,
-    Event.DUE: lambda job: upkeep.enqueue_due(using=USING, now=LATER),
+    Event.DUE: lambda job: due.enqueue_due(using=USING, now=LATER),
     Event.FETCH: fetch,
-    Event.ACK: lambda job: jobs.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
+    Event.ACK: lambda job: pushes.ack([Ack(jid=job.jid, wid=job.wid)], using=USING),
     Event.FAIL: lambda job: failures.fail([failure(jid=job.jid, wid=job.wid)], using=USING),
     Event.REAP: lambda job: failures.reap(using=USING, now=LATER),
     Event.LOSE: lambda job: failures.lose([job.wid or "w1"], using=USING),
     Event.RELEASE: release,
-    Event.REQUEUE: lambda job: operations.requeue([job.pk], using=USING),
-    Event.DEFER: lambda job: operations.defer({job.pk: LATER}, using=USING),
-    Event.KILL: lambda job: operations.kill([job.pk], using=USING),
-    Event.DISCARD: lambda job: operations.discard([job.pk], using=USING),
+    Event.REQUEUE: lambda job: transitions.requeue([job.pk], using=USING),
+    Event.DEFER: lambda job: transitions.defer({job.pk: LATER}, using=USING),
+    Event.KILL: lambda job: transitions.kill([job.pk], using=USING),
+    Event.DISCARD: lambda job: transitions.discard([job.pk], using=USING),
     Event.EXPIRE: expire,
-    Event.PURGE: lambda job: upkeep.purge(using=USING, now=LATER),
+    Event.PURGE: lambda job: due.purge(using=USING, now=LATER),
     Event.IMPORT: import_again,
     Event.EXPORT: lambda job: transfer.hand_over(
         transfer.exportable(job.state, using=USING), list, using=USING, limit=9

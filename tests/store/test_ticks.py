@@ -9,9 +9,11 @@ from django.utils import timezone
 
 from django_faktory.errors import BrokerUnavailable, FaktoryError, NotUnique
 from django_faktory.models import CronEntry, CronRun, Job
-from django_faktory.store import crontab, jobs, ticks
-from django_faktory.store.looking import look
-from django_faktory.store.ticks import Enqueued
+from django_faktory.store.cron import entries
+from django_faktory.store.cron import runs as cron_runs
+from django_faktory.store.cron.runs import Enqueued
+from django_faktory.store.jobs import pushes
+from django_faktory.store.maintenance.pending_work import look
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,18 +24,18 @@ NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
 def entry(name="hourly", schedule="0 * * * *", *, since=NOON - timedelta(minutes=1), **fields):
     made = CronEntry(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
-    crontab.save(made, using=USING, now=since)
+    entries.save(made, using=USING, now=since)
     return made
 
 
 def enqueue(one):
     job = payload(jobtype=one.jobtype, queue=one.queue or "default")
-    jobs.push([job], using=USING)
+    pushes.push([job], using=USING)
     return Enqueued(job.jid, job.queue)
 
 
 def take(now, by=enqueue):
-    return ticks.take_due(by, using=USING, now=now)
+    return cron_runs.take_due(by, using=USING, now=now)
 
 
 def history(one=None):
@@ -72,7 +74,7 @@ def test_two_nodes_at_one_tick_make_one_job():
         one = CronEntry.objects.get(next_at__lte=NOON)
         both_saw.wait(20)
         for _ in range(5):
-            told.append(ticks.run(USING, lambda here: ticks._take(here, one.pk, enqueue, NOON)))
+            told.append(cron_runs.run(USING, lambda here: cron_runs._take(here, one.pk, enqueue, NOON)))
         connections.close_all()
 
     nodes = [threading.Thread(target=node) for _ in range(2)]
@@ -96,7 +98,7 @@ def test_a_node_does_not_wait_for_one_that_is_at_the_entry():
         connections.close_all()
 
     with transaction.atomic():
-        assert ticks._take(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
+        assert cron_runs._take(connection, CronEntry.objects.get(name="hourly").pk, enqueue, NOON)
         second = threading.Thread(target=node)
         second.start()
         second.join(20)
@@ -206,10 +208,10 @@ def test_a_dead_job_holds_up_no_tick_until_somebody_retries_it():
     entry(overlap="skip")
     take(NOON)
     end("dead")
-    ticks.note_ends(using=USING)
+    cron_runs.note_ends(using=USING)
     take(NOON + timedelta(hours=1))
     end("dead")
-    ticks.note_ends(using=USING)
+    cron_runs.note_ends(using=USING)
     Job.objects.filter(jid=CronRun.objects.earliest("pk").jid).update(
         state="enqueued", enqueued_at=NOON, finished_at=None, purge_at=None
     )
@@ -235,11 +237,11 @@ def test_jobs_overlap_where_they_may():
 
 def test_a_paused_entry_has_no_ticks_and_makes_up_for_none_of_them():
     one = entry(missed="all")
-    assert crontab.pause([one.pk], using=USING) == 1
-    assert crontab.pause([one.pk], using=USING) == 0
+    assert entries.pause([one.pk], using=USING) == 1
+    assert entries.pause([one.pk], using=USING) == 0
     assert take(NOON + timedelta(hours=5)) == set()
-    assert crontab.resume([one.pk], using=USING, now=NOON + timedelta(hours=5)) == 1
-    assert crontab.resume([one.pk], using=USING) == 0
+    assert entries.resume([one.pk], using=USING, now=NOON + timedelta(hours=5)) == 1
+    assert entries.resume([one.pk], using=USING) == 0
     take(NOON + timedelta(hours=6))
     assert history() == [("18:00", "enqueued")]
 
@@ -253,12 +255,12 @@ def test_the_database_keeps_a_paused_entry_from_being_due():
 def test_run_now_enqueues_a_job_beside_the_ticks_paused_or_busy():
     one = entry(overlap="skip", queue="mail")
     take(NOON)
-    crontab.pause([one.pk], using=USING)
-    made = ticks.run_now(one.pk, enqueue, using=USING)
+    entries.pause([one.pk], using=USING)
+    made = cron_runs.run_now(one.pk, enqueue, using=USING)
     assert made.queue == "mail"
     assert history() == [("12:00", "enqueued"), ("by hand", "enqueued")]
     assert Job.objects.filter(jid=made.jid).exists()
-    ticks.run_now(one.pk, enqueue, using=USING)
+    cron_runs.run_now(one.pk, enqueue, using=USING)
     assert Job.objects.count() == 3
 
 
@@ -269,14 +271,14 @@ def test_run_now_says_why_it_could_not():
         raise ValueError("no such thing")
 
     with pytest.raises(FaktoryError, match="ValueError: no such thing"):
-        ticks.run_now(one.pk, refuses, using=USING)
+        cron_runs.run_now(one.pk, refuses, using=USING)
     assert history() == [("by hand", "refused")]
 
 
 def test_another_schedule_counts_from_now_on():
     one = entry(missed="all")
     one.schedule = "30 * * * *"
-    crontab.save(one, using=USING, now=NOON + timedelta(hours=2))
+    entries.save(one, using=USING, now=NOON + timedelta(hours=2))
     take(NOON + timedelta(hours=2, minutes=30))
     assert history() == [("14:30", "enqueued")]
 
@@ -286,7 +288,7 @@ def test_an_edit_of_anything_else_loses_and_repeats_no_tick():
     take(NOON)
     one.queue = "mail"  # as read before the tick
     one.next_at = NOON
-    crontab.save(one, using=USING, now=NOON + timedelta(minutes=30))
+    entries.save(one, using=USING, now=NOON + timedelta(minutes=30))
     assert take(NOON + timedelta(minutes=30)) == set()
     assert take(NOON + timedelta(hours=1)) == {"mail"}
     assert [tick for tick, _ in history()] == ["12:00", "13:00"]
@@ -301,7 +303,7 @@ def test_an_entry_whose_line_cannot_be_read_says_so_and_is_due_no_more(caplog):
     assert one.problem.startswith("zone: expected the name of a time zone")
     assert "can be due no more name=hourly" in caplog.text
     one.zone = "UTC"
-    crontab.save(one, using=USING, now=NOON)
+    entries.save(one, using=USING, now=NOON)
     one.refresh_from_db()
     assert (one.next_at, one.problem) == (NOON + timedelta(hours=1), "")
 
@@ -313,13 +315,13 @@ def test_an_entry_whose_line_cannot_be_read_says_so_and_is_due_no_more(caplog):
 def test_how_the_job_ended_is_noted(state):
     entry()
     take(NOON)
-    ticks.note_ends(using=USING)
+    cron_runs.note_ends(using=USING)
     assert history() == [("12:00", "enqueued")]
     end(state)
-    ticks.note_ends(using=USING, now=NOON)
+    cron_runs.note_ends(using=USING, now=NOON)
     assert history() == [("12:00", state)]
     Job.objects.all().delete()
-    ticks.note_ends(using=USING)
+    cron_runs.note_ends(using=USING)
     run = CronRun.objects.get()
     assert (run.outcome, run.ended_at) == (state, NOON)
 
@@ -329,7 +331,7 @@ def test_a_dead_job_that_is_retried_has_another_end():
     take(NOON)
     for state in ("dead", "enqueued", "succeeded"):
         end(state, enqueued_at=NOON)
-        ticks.note_ends(using=USING)
+        cron_runs.note_ends(using=USING)
         assert history() == [("12:00", state)]
 
 
@@ -337,24 +339,24 @@ def test_a_job_that_went_unseen_is_gone():
     entry()
     take(NOON)
     Job.objects.all().delete()
-    ticks.note_ends(using=USING)
+    cron_runs.note_ends(using=USING)
     assert history() == [("12:00", "gone")]
 
 
 def test_an_entry_s_job_stays_long_enough_to_be_seen():
     entry()
     take(NOON)
-    assert Job.objects.get().result_ttl == ticks.KEPT_FOR_S
+    assert Job.objects.get().result_ttl == cron_runs.KEPT_FOR_S
 
 
 def test_the_latest_runs_are_kept_and_those_that_have_not_ended(monkeypatch):
-    monkeypatch.setattr(ticks, "KEPT_RUNS", 3)
+    monkeypatch.setattr(cron_runs, "KEPT_RUNS", 3)
     one, other = entry(), entry("other")
     for hour in range(8):
         outcome = "enqueued" if hour == 2 else "succeeded"
         CronRun.objects.create(entry=one, tick=NOON + timedelta(hours=hour), outcome=outcome)
     CronRun.objects.create(entry=other, tick=NOON, outcome="succeeded")
-    while ticks.forget_old(using=USING):
+    while cron_runs.forget_old(using=USING):
         pass
     assert [tick for tick, _ in history(one)] == ["14:00", "17:00", "18:00", "19:00"]
     assert len(history(other)) == 1
@@ -364,11 +366,11 @@ def test_the_latest_runs_are_kept_and_those_that_have_not_ended(monkeypatch):
 
 
 def definition(name="nightly", schedule="30 2 * * *", **fields):
-    return crontab.Definition(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
+    return entries.Definition(name=name, schedule=schedule, zone="UTC", jobtype="noop", **fields)
 
 
 def sync(*definitions, now=NOON):
-    crontab.sync(definitions, using=USING, now=now)
+    entries.sync(definitions, using=USING, now=now)
 
 
 def test_code_s_entries_begin_change_vanish_and_come_back_with_their_history():
@@ -396,7 +398,7 @@ def test_a_start_of_another_node_changes_nothing():
 def test_a_pause_outlives_a_deployment():
     sync(definition())
     one = CronEntry.objects.get()
-    crontab.pause([one.pk], using=USING)
+    entries.pause([one.pk], using=USING)
     sync(definition(schedule="0 5 * * *"))
     one.refresh_from_db()
     assert (one.schedule, one.next_at) == ("0 5 * * *", None)
@@ -418,7 +420,7 @@ def test_nodes_that_start_at_once_make_each_entry_once():
     def node():
         barrier.wait(20)
         try:
-            crontab.sync(wanted, using=USING)
+            entries.sync(wanted, using=USING)
         except Exception as error:  # noqa: BLE001 (handed to the test)
             errors.append(error)
         connections.close_all()

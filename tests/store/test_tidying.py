@@ -7,7 +7,7 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 
 from django_faktory.models import Job
-from django_faktory.store import tidying
+from django_faktory.store.maintenance import vacuum
 from tests.bouncer import SHARED
 from tests.factories import JobFactory
 from tests.waiting import wait_until
@@ -63,12 +63,12 @@ def let_sessions_tell():
 @pytest.fixture
 def clean(monkeypatch):
     """Start without dead rows in the statistics, and without a pause after the vacuum that removed them."""
-    monkeypatch.setattr(tidying, "SHORTEST_REST_S", 0)
-    monkeypatch.setattr(tidying, "REST", 0)
+    monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 0)
+    monkeypatch.setattr(vacuum, "REST", 0)
     if connection.vendor == "postgresql":
         let_sessions_tell()
-        tidying.vacuum(using=USING)
-        wait_until(lambda: tidying.dead_rows(using=USING) == 0)
+        vacuum.vacuum(using=USING)
+        wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
 
 
 @on_postgresql
@@ -93,23 +93,23 @@ def test_the_migration_says_what_it_does_and_can_be_taken_back(capsys):
 
 def test_a_few_dead_rows_are_left_to_the_database(clean):
     leave_dead_rows(20)
-    assert tidying.Tidier(USING).look() is False
+    assert vacuum.Tidier(USING).look() is False
 
 
 @on_postgresql
 def test_many_dead_rows_are_cleaned_up_in_a_thread(clean, monkeypatch):
-    monkeypatch.setattr(tidying, "DEAD_ROWS", 50)
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
     leave_dead_rows(60)
-    wait_until(lambda: tidying.dead_rows(using=USING) >= 60)
-    tidier = tidying.Tidier(USING)
+    wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
+    tidier = vacuum.Tidier(USING)
     assert tidier.look() is True
     tidier.join(20)
-    wait_until(lambda: tidying.dead_rows(using=USING) == 0)
+    wait_until(lambda: vacuum.dead_rows(using=USING) == 0)
 
 
 @on_postgresql
 def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, monkeypatch):
-    monkeypatch.setattr(tidying, "DEAD_ROWS", 50)
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 50)
     other = connections[USING].copy()
     try:
         other.set_autocommit(False)
@@ -117,11 +117,11 @@ def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, m
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute("SELECT COUNT(*) FROM django_faktory_queue")
         leave_dead_rows(60)
-        wait_until(lambda: tidying.dead_rows(using=USING) >= 60)
-        tidier = tidying.Tidier(USING)
+        wait_until(lambda: vacuum.dead_rows(using=USING) >= 60)
+        tidier = vacuum.Tidier(USING)
         assert tidier.look() is True
         tidier.join(20)
-        assert tidying.dead_rows(using=USING) >= 60
+        assert vacuum.dead_rows(using=USING) >= 60
         assert tidier.look() is False
     finally:
         other.close()
@@ -129,26 +129,26 @@ def test_what_an_open_snapshot_may_see_is_not_tried_for_again_and_again(clean, m
 
 @on_postgresql
 def test_nodes_share_one_rest_after_a_vacuum_whichever_of_them_ran_it(clean, monkeypatch):
-    monkeypatch.setattr(tidying, "DEAD_ROWS", 0)
-    first, second = tidying.Tidier(USING), tidying.Tidier(USING)
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
+    first, second = vacuum.Tidier(USING), vacuum.Tidier(USING)
     assert first.look() is True
     first.join(20)
-    wait_until(lambda: tidying.dead(using=USING).vacuumed_s_ago < 30)
-    monkeypatch.setattr(tidying, "SHORTEST_REST_S", 1e9)
+    wait_until(lambda: vacuum.dead(using=USING).vacuumed_s_ago < 30)
+    monkeypatch.setattr(vacuum, "SHORTEST_REST_S", 1e9)
     assert [first.look(), second.look()] == [False, False]
 
 
 @on_postgresql
 def test_the_rest_grows_with_the_indexes_that_a_vacuum_has_to_read():
-    assert tidying.Dead(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
-    assert not tidying.Dead(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
-    assert not tidying.Dead().is_resting, "it was never vacuumed"
+    assert vacuum.Dead(vacuumed_s_ago=19, index_bytes=100_000_000).is_resting
+    assert not vacuum.Dead(vacuumed_s_ago=21, index_bytes=100_000_000).is_resting
+    assert not vacuum.Dead().is_resting, "it was never vacuumed"
 
 
 @on_postgresql
 def test_a_vacuum_gives_way_to_other_work_and_leaves_the_session_as_it_was(clean):
     with connection.execute_wrapper(remember := Remembered()):
-        tidying.vacuum(using=USING)
+        vacuum.vacuum(using=USING)
     assert [sql.partition(" ")[0] for sql in remember.told][-1] in ("RESET", "VACUUM")
     with connection.cursor() as cursor:
         cursor.execute("SHOW vacuum_cost_delay")
@@ -168,9 +168,9 @@ class Remembered:
 
 @on_postgresql
 def test_a_vacuum_that_is_refused_is_told_and_nothing_else(clean, monkeypatch, caplog):
-    monkeypatch.setattr(tidying, "DEAD_ROWS", 0)
-    monkeypatch.setattr(tidying, "_VACUUM", "VACUUM no_such_table")
-    tidier = tidying.Tidier(USING)
+    monkeypatch.setattr(vacuum, "DEAD_ROWS", 0)
+    monkeypatch.setattr(vacuum, "_VACUUM", "VACUUM no_such_table")
+    tidier = vacuum.Tidier(USING)
     with caplog.at_level(logging.WARNING):
         tidier.look()
         tidier.join(20)

@@ -4,11 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from django_faktory.lifecycle import State
+from django_faktory.core.lifecycle import State
+from django_faktory.core.payloads import Ack, FetchRequest, Tracked, TrackUpdate, failure
 from django_faktory.models import Job, Tracking
-from django_faktory.payloads import Ack, FetchRequest, Tracked, TrackUpdate, failure
-from django_faktory.store import failures, jobs, operations, upkeep
-from django_faktory.store.tracking import TOLD, purge_tracking, track_get, track_set
+from django_faktory.store.jobs import failures, pushes, transitions
+from django_faktory.store.jobs.tracking import TOLD, purge_tracking, track_get, track_set
+from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
 
 pytestmark = pytest.mark.django_db
@@ -71,17 +72,17 @@ def test_a_longer_reservation_is_not_reaped_before_its_end():
 
 def test_the_last_word_is_kept_for_half_an_hour_after_the_end():
     job = payload(custom={"track": 1})
-    jobs.push([job], using=USING, now=T0)
+    pushes.push([job], using=USING, now=T0)
     Job.objects.update(created_at=T0)
-    jobs.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
+    pushes.fetch([FetchRequest(queues=("default",), wid="w1")], using=USING, now=T0)
     say(job.jid, percent=90)
-    jobs.ack([Ack(jid=job.jid)], using=USING, now=T0 + MINUTE)
-    upkeep.purge(using=USING, now=T0 + 31 * MINUTE)
+    pushes.ack([Ack(jid=job.jid)], using=USING, now=T0 + MINUTE)
+    due.purge(using=USING, now=T0 + 31 * MINUTE)
     assert told(job.jid).state == "success"
     say(job.jid, percent=100, now=T0 + 30 * MINUTE)
-    upkeep.purge(using=USING, now=T0 + 60 * MINUTE)
+    due.purge(using=USING, now=T0 + 60 * MINUTE)
     assert told(job.jid) == Tracked(jid=job.jid, percent=100, state="success", updated_at=T0 + 30 * MINUTE)
-    upkeep.purge(using=USING, now=T0 + 61 * MINUTE)
+    due.purge(using=USING, now=T0 + 61 * MINUTE)
     assert purge_tracking(using=USING, now=T0 + 61 * MINUTE) == 1
     assert told(job.jid) == Tracked(jid=job.jid)
 
@@ -105,7 +106,7 @@ def test_a_word_on_a_job_that_still_lives_is_never_forgotten():
 def test_what_was_said_of_an_earlier_job_of_that_jid_is_not_told_of_the_next():
     job = JobFactory(dead=True)
     say(job.jid, percent=80)
-    jobs.push([payload(job.jid)], using=USING)
+    pushes.push([payload(job.jid)], using=USING)
     Job.objects.update(created_at=T0 + MINUTE)
     assert told(job.jid).percent is None
 
@@ -115,7 +116,7 @@ def test_a_row_tells_when_it_last_changed():
     assert told(job.jid).updated_at == T0 + MINUTE
     failures.fail([failure(jid=job.jid)], using=USING, now=T0 + 2 * MINUTE)
     assert told(job.jid) == Tracked(jid=job.jid, state="failed", updated_at=T0 + 2 * MINUTE)
-    upkeep.enqueue_due(using=USING, now=T0 + 60 * MINUTE)
+    due.enqueue_due(using=USING, now=T0 + 60 * MINUTE)
     assert told(job.jid) == Tracked(jid=job.jid, state="enqueued", updated_at=T0 + 60 * MINUTE)
 
 
@@ -127,6 +128,6 @@ def test_a_history_that_somebody_spoilt_hides_no_state(history):
 
 def test_a_tracked_job_that_is_dropped_tells_it():
     job = payload(custom={"track": 1})
-    jobs.push([job], using=USING)
-    operations.discard([Job.objects.get().pk], using=USING)
+    pushes.push([job], using=USING)
+    transitions.discard([Job.objects.get().pk], using=USING)
     assert told(job.jid).state == "dead"

@@ -7,12 +7,14 @@ import pytest
 from django.db import IntegrityError
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, Beat, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, JobLock
-from django_faktory.payloads import Ack, Beat, FetchRequest
-from django_faktory.store import claiming, giving_back, jobs, locks, unanswered
-from django_faktory.store.giving_back import give_back
-from django_faktory.store.unanswered import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
+from django_faktory.store.jobs import claims as claiming
+from django_faktory.store.jobs import lost_claims, pushes, releases
+from django_faktory.store.jobs.lost_claims import AGAIN_S, DRAWN, LOOK_AFTER_S, Unanswered
+from django_faktory.store.jobs.releases import give_back
+from django_faktory.store.locks import locks
 from tests.clocks import Clock
 from tests.factories import payload
 
@@ -25,7 +27,7 @@ DEFAULT = FetchRequest(queues=("default",), wid="w1", count=5)
 def clock(monkeypatch):
     """The clock of the lookup of lost claims; a test may set `clock.now`."""
     one = Clock()
-    monkeypatch.setattr(unanswered, "time", one)
+    monkeypatch.setattr(lost_claims, "time", one)
     return one
 
 
@@ -103,7 +105,7 @@ def test_others_of_the_same_worker_are_left_alone(broker, cut):
 def test_an_exchange_that_was_carried_out_loses_nothing(broker, cut):
     broker.push([payload(jid="first"), payload(jid="second")])
     [[first]] = broker.fetch([FetchRequest(queues=("default",), wid="w1")])
-    cut(jobs, "run")
+    cut(pushes, "run")
     ack = Ack(jid=first.jid, wid="w1", attempt=first.attempt)
     with pytest.raises(BrokerUnavailable):
         broker.exchange([], [ack], [DEFAULT])
@@ -216,7 +218,7 @@ def test_a_look_that_fails_fails_no_fetch_and_is_made_again(broker, clock, cut, 
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(giving_back, "give_back", refused)
+        patch.setattr(releases, "give_back", refused)
         assert broker.fetch([DEFAULT]) == [[]]
     assert "could not be looked for yet claims=1" in caplog.text
     assert broker.fetch([DEFAULT]) == [[]], "not at once: the database may be in trouble"

@@ -9,11 +9,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.maintenance import Maintenance
-from django_faktory.measuring import OTHER, Passed, Recorder
+from django_faktory.core.histograms import OTHER, Passed, Recorder
 from django_faktory.models import Job, Limit, Measure, Queue
-from django_faktory.querysets import QueueQuerySet
-from django_faktory.store import measures, queues
+from django_faktory.models.querysets import QueueQuerySet
+from django_faktory.runtime.maintenance import Maintenance
+from django_faktory.store import queues
+from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory, QueueFactory, payload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -143,33 +144,33 @@ def passed(queue, jobtype, times=1):
     recorder = Recorder()
     recorder.started([Passed(queue, jobtype, 1.0)] * times)
     recorder.ended([Passed(queue, jobtype, 2.0)] * times, well=True)
-    measures.add(recorder.take(), using=USING)
+    histograms.add(recorder.take(), using=USING)
 
 
 def sums():
     return {names: (one.started, one.succeeded, one.ran_s, sum(one.waits))
-            for names, one in measures.ever(using=USING).items()}  # fmt: skip
+            for names, one in histograms.ever(using=USING).items()}  # fmt: skip
 
 
 def test_unused_totals_are_added_to_those_of_all_others(monkeypatch):
-    monkeypatch.setattr(measures, "CHUNK", 2)
+    monkeypatch.setattr(histograms, "CHUNK", 2)
     for number in range(5):
         passed("mail", f"task{number}", number + 1)
-    old = timezone.now() - timedelta(seconds=measures.UNUSED_S + 60)
+    old = timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60)
     Measure.objects.exclude(jobtype="task3").update(used_at=old)
     Maintenance(USING).run_once()
     assert sums() == {(OTHER, OTHER): (11, 11, 22.0, 11), ("mail", "task3"): (4, 4, 8.0, 4)}
-    assert Measure.objects.exclude(minute=measures.EVER).count() == 5
+    assert Measure.objects.exclude(minute=histograms.EVER).count() == 5
     passed("mail", "task0", 7)
     assert sums()["mail", "task0"] == (7, 7, 14.0, 7)
-    Measure.objects.filter(minute=measures.EVER).update(used_at=old)
+    Measure.objects.filter(minute=histograms.EVER).update(used_at=old)
     Maintenance(USING).run_once()
     assert sums() == {(OTHER, OTHER): (22, 22, 44.0, 22)}
 
 
 def test_totals_that_grow_are_kept():
     passed("mail", "task")
-    Measure.objects.update(used_at=timezone.now() - timedelta(seconds=measures.UNUSED_S + 60))
+    Measure.objects.update(used_at=timezone.now() - timedelta(seconds=histograms.UNUSED_S + 60))
     passed("mail", "task")
-    assert measures.fold_unused(using=USING) is None
+    assert histograms.fold_unused(using=USING) is None
     assert sums() == {("mail", "task"): (2, 2, 4.0, 2)}

@@ -5,9 +5,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_faktory.lifecycle import State
+from django_faktory.core.lifecycle import State
 from django_faktory.models import Job, JobLock
-from django_faktory.store import locks, many, walking
+from django_faktory.store.jobs import bulk, scan
+from django_faktory.store.locks import locks
 from tests.factories import T0, JobFactory
 
 pytestmark = pytest.mark.django_db
@@ -29,7 +30,7 @@ def test_a_walk_visits_each_job_of_a_state_once(state, size):
     for other in (*LIVE, *KEPT):
         if other != state:
             make(other, 1)
-    seen = [pk for rows in walking.portions(State(state), ("pk",), using=USING, size=size) for (pk,) in rows]
+    seen = [pk for rows in scan.portions(State(state), ("pk",), using=USING, size=size) for (pk,) in rows]
     assert sorted(seen) == sorted(ids)
 
 
@@ -40,37 +41,37 @@ def test_a_walk_keeps_to_the_order_in_which_jobs_wait():
         make("enqueued", 1, weight=-5, queue="a"),
         make("enqueued", 1),
     )
-    rows = [row for rows in walking.portions(State.ENQUEUED, ("pk",), using=USING, size=2) for row in rows]
+    rows = [row for rows in scan.portions(State.ENQUEUED, ("pk",), using=USING, size=2) for row in rows]
     assert [pk for (pk,) in rows] == [*urgent, *first, *later, *other]
 
 
 def test_a_walk_over_a_queue_leaves_the_others_out():
     wanted, _ = make("enqueued", 5, queue="a"), make("enqueued", 5, queue="b")
-    ids = walking.ids_of(Job.objects.using(USING), State.ENQUEUED, queue="a")
+    ids = scan.ids_of(Job.objects.using(USING), State.ENQUEUED, queue="a")
     assert sorted(pk for some in ids for pk in some) == wanted
 
 
 def test_filters_that_no_index_serves_are_applied_to_what_the_index_gives(monkeypatch):
-    monkeypatch.setattr(walking, "PORTION", 2)
+    monkeypatch.setattr(scan, "PORTION", 2)
     wanted, _ = make("dead", 3, jobtype="a"), make("dead", 3, jobtype="b")
-    found = [pk for some in walking.ids_of(Job.objects.filter(jobtype="a"), State.DEAD) for pk in some]
+    found = [pk for some in scan.ids_of(Job.objects.filter(jobtype="a"), State.DEAD) for pk in some]
     assert sorted(found) == wanted
 
 
 def test_jobs_that_come_while_a_walk_goes_on_are_left_out(monkeypatch):
-    monkeypatch.setattr(walking, "PORTION", 2)
+    monkeypatch.setattr(scan, "PORTION", 2)
     wanted = make("enqueued", 5)
-    walk = walking.ids_of(Job.objects.using(USING), State.ENQUEUED)
+    walk = scan.ids_of(Job.objects.using(USING), State.ENQUEUED)
     found = next(walk)
     make("enqueued", 3)
     assert sorted([*found, *(pk for some in walk for pk in some)]) == wanted
 
 
 def test_the_ids_of_a_set_of_any_kind_are_read_a_portion_at_a_time(monkeypatch, django_assert_num_queries):
-    monkeypatch.setattr(many, "PORTION", 2)
+    monkeypatch.setattr(bulk, "PORTION", 2)
     wanted, _ = make("dead", 5, jobtype="a"), make("dead", 2, jobtype="b")
     with django_assert_num_queries(3):
-        count, _ = many.change(Job.objects.filter(jobtype="a"), {State.DEAD}, lambda jobs: jobs.count())
+        count, _ = bulk.change(Job.objects.filter(jobtype="a"), {State.DEAD}, lambda jobs: jobs.count())
     assert count == len(wanted)
 
 

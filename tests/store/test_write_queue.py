@@ -5,11 +5,14 @@ import threading
 import pytest
 from django.db import connection, connections, transaction
 
-from django_faktory.measuring import Series
+from django_faktory.core.histograms import Series
 from django_faktory.models import Gate, Limit
-from django_faktory.store import failures, gates, jobs, measures, queues
+from django_faktory.store import queues
 from django_faktory.store.dialects import write_queue as module
 from django_faktory.store.dialects.write_queue import WriteQueue, queue_writers, write_queue
+from django_faktory.store.jobs import failures, pushes
+from django_faktory.store.limits import limiters
+from django_faktory.store.statistics import histograms
 from django_faktory.store.transactions import run
 from tests.factories import T0, QueueFactory, WorkerFactory, payload
 from tests.waiting import wait_until
@@ -100,11 +103,11 @@ def test_a_thread_with_one_transaction_after_another_keeps_no_other_writer_waiti
 
 
 WRITES = {
-    "a push": lambda: jobs.push([payload()], using="default"),
-    "a push of a unique job": lambda: jobs.push([payload(custom={"unique_for": 60})], using="default"),
+    "a push": lambda: pushes.push([payload()], using="default"),
+    "a push of a unique job": lambda: pushes.push([payload(custom={"unique_for": 60})], using="default"),
     "the list of queues": lambda: queues.add(["new", "old"], using="default"),
-    "a purge of minutes": lambda: measures.purge(using="default", kept_for_s=60),
-    "idle limiters": lambda: gates.forget_idle(using="default"),
+    "a purge of minutes": lambda: histograms.purge(using="default", kept_for_s=60),
+    "idle limiters": lambda: limiters.forget_idle(using="default"),
     "a lost worker": lambda: failures.lose(["w1"], using="default"),
 }
 
@@ -115,7 +118,7 @@ WRITES = {
 def test_a_statement_that_writes_has_the_queue_also_without_a_transaction(name, queue):
     QueueFactory(name="old", used_at=T0)
     WorkerFactory(wid="w1")
-    measures.add({("mail", "task"): Series()}, using="default", now=T0)
+    histograms.add({("mail", "task"): Series()}, using="default", now=T0)
     limit = Limit.objects.create(scope="key", name="mail", concurrency=1)
     Gate.objects.create(limit=limit, scope="key", name="mail:1", concurrency=1, filled_at=T0)
     owners = []

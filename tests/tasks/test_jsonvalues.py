@@ -12,9 +12,9 @@ from django.utils.safestring import mark_safe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_faktory import jsontext
+from django_faktory.core.json import jsontext
 from django_faktory.errors import InvalidPayload
-from django_faktory.jsonvalues import encoded, normalized
+from django_faktory.tasks.json_values import encoded, normalized
 
 pytestmark = pytest.mark.core
 

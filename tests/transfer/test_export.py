@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+from django_faktory.contrib.transfer import export_jobs
+from django_faktory.contrib.transfer.redis_layout import EXPORTED, FaktoryRedis
 from django_faktory.models import Job
-from django_faktory.store import jobs, queues
+from django_faktory.store import queues
 from django_faktory.store import transfer as store
-from django_faktory.transfer import exporting
-from django_faktory.transfer.layout import EXPORTED, FaktoryRedis
+from django_faktory.store.jobs import pushes
 from tests.cli.test_documented import documented, shape
 from tests.factories import JobFactory, WorkerFactory, payload
 from tests.transfer.conftest import RECORDED, jids, load, recorded
@@ -75,14 +76,14 @@ def test_what_came_from_a_real_one_goes_back_as_it_was(release, redis, asked, se
 
 @pytest.mark.parametrize(("layout", "key"), [(None, "q:mail"), ("1.9", "mail"), ("1.10", "q:mail")])
 def test_an_empty_redis_gets_the_layout_that_was_asked_for(layout, key, redis, give):
-    jobs.push([payload(1, queue="mail")], using="default")
+    pushes.push([payload(1, queue="mail")], using="default")
     assert give(*(["--layout", layout] if layout else []))["layout"] == (layout or "1.10")
     assert jids(redis, key) == ["job-1..."]
 
 
 def test_what_is_to_be_given_out_first_is_at_the_end_that_is_taken_first(redis, give):
     for jid, priority in (("a", 0), ("b", 0), ("urgent", 50)):
-        jobs.push([payload(jid, priority=priority)], using="default")
+        pushes.push([payload(jid, priority=priority)], using="default")
     give()
     assert jids(redis, "q:default") == ["job-b...", "job-a...", "job-urgent"]
 
@@ -144,7 +145,7 @@ def test_nothing_to_hand_over(give):
 def test_broken_off_anywhere_no_job_is_lost_and_none_is_doubled(when, times, redis, server, give, monkeypatch):
     monkeypatch.setattr(store, "CHUNK", 2)
     for n in range(7):
-        jobs.push([payload(f"n{n}")], using="default")
+        pushes.push([payload(f"n{n}")], using="default")
     made = set(Job.objects.values_list("jid", flat=True))
     left, real = [times], FaktoryRedis.add
 
@@ -160,7 +161,7 @@ def test_broken_off_anywhere_no_job_is_lost_and_none_is_doubled(when, times, red
     with monkeypatch.context() as patched:
         patched.setattr(FaktoryRedis, "add", fails)
         with pytest.raises(BreaksOff):
-            exporting.Export(source, "default").run(lambda _: None)
+            export_jobs.Export(source, "default").run(lambda _: None)
     source.close()
     give()
     assert sorted(jids(redis, "q:default")) == sorted(made)
@@ -174,4 +175,4 @@ def test_a_job_that_ran_here_after_it_was_written_there_is_named(redis, give, se
     job = JobFactory(working=True)
     load(redis, {EXPORTED: ["set", [job.jid]]})
     told = give(code=4)
-    assert {"reason": exporting.AGAIN, "count": 1, "jids": [job.jid]} in told["problems"]
+    assert {"reason": export_jobs.AGAIN, "count": 1, "jids": [job.jid]} in told["problems"]

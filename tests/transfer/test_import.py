@@ -7,16 +7,16 @@ from io import StringIO
 import pytest
 from django.core.management import call_command
 
+from django_faktory.admin.jobs.detail import timeline
 from django_faktory.brokers import get_broker
-from django_faktory.dashboard.job_page import timeline
+from django_faktory.contrib.transfer import import_jobs
+from django_faktory.contrib.transfer.redis_layout import FaktoryRedis
+from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.errors import BrokerUnavailable
 from django_faktory.models import Job, Queue
-from django_faktory.payloads import Ack, FetchRequest
-from django_faktory.shapes import whole_job_of
+from django_faktory.operations.serializers import whole_job_of
 from django_faktory.store import texts
 from django_faktory.store import transfer as store
-from django_faktory.transfer import importing
-from django_faktory.transfer.layout import FaktoryRedis
 from tests.cli.test_documented import documented, shape
 from tests.factories import JobFactory
 from tests.transfer.conftest import RECORDED, jids, load, raw, recorded
@@ -246,7 +246,7 @@ def broken_off(redis_server, monkeypatch, *, method, times=0):
     with monkeypatch.context() as patched:
         patched.setattr(FaktoryRedis, method, fails)
         with pytest.raises(BreaksOff):
-            importing.Import(redis, get_broker(), "default").run(lambda _: None)
+            import_jobs.Import(redis, get_broker(), "default").run(lambda _: None)
     redis.close()
 
 
@@ -347,7 +347,7 @@ def test_a_job_another_client_takes_meanwhile_is_named(redis, take, monkeypatch)
 
     monkeypatch.setattr(FaktoryRedis, "drop", drop)
     [problem] = take(code=4)["problems"]
-    assert problem == {"reason": importing.ELSEWHERE, "count": 1, "jids": []}
+    assert problem == {"reason": import_jobs.ELSEWHERE, "count": 1, "jids": []}
 
 
 def test_nobody_said_yes(redis, faktory, server):

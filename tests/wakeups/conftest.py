@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from django.db import connection, connections
 
-from django_faktory.wakeups import postgresql
+from django_faktory.store.notifier import postgresql
 from tests.settings import KIND
 
 needs_hints = pytest.mark.skipif(

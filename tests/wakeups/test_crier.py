@@ -3,8 +3,8 @@
 import pytest
 from django.db import transaction
 
-from django_faktory import wakeups
-from django_faktory.wakeups import postgresql
+from django_faktory.store import notifier
+from django_faktory.store.notifier import postgresql
 from tests.bouncer import needs_session
 from tests.waiting import wait_until
 from tests.wakeups.conftest import needs_hints
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture
 def crier():
-    made = wakeups.Crier("default")
+    made = notifier.Crier("default")
     yield made
     made.stop()
 
@@ -72,7 +72,7 @@ def test_inside_a_transaction_nothing_is_announced(crier, heard):
 
 
 def test_what_is_pending_is_sent_at_the_stop(heard):
-    crier = wakeups.Crier("default")
+    crier = notifier.Crier("default")
     crier.announce("default", {"a"})
     crier.announce("default", {"b"})
     crier.stop()
@@ -80,12 +80,12 @@ def test_what_is_pending_is_sent_at_the_stop(heard):
 
 
 def test_a_listener_of_the_same_server_hears_others_only(crier, closing_later):
-    listener = closing_later(wakeups.listen("default", is_own=crier.is_own))
+    listener = closing_later(notifier.listen("default", is_own=crier.is_own))
     crier.announce("default", {"own"})
     wait_until(lambda: crier._senders)
     while listener.wait(0.5):
         pass  # its first look, and its test notification
     crier.announce("default", {"own"})
     assert listener.wait(0.2) is False
-    wakeups.announce("default", {"others"})
+    notifier.announce("default", {"others"})
     assert listener.wait(30) is True

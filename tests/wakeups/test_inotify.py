@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from django_faktory import wakeups
-from django_faktory.wakeups import sqlite
-from django_faktory.wakeups.inotify import FileWatch
+from django_faktory.store import notifier
+from django_faktory.store.notifier import sqlite
+from django_faktory.store.notifier.inotify import FileWatch
 from tests.settings import KIND
 
 LONG_S = 30
@@ -72,7 +72,7 @@ def test_a_commit_is_heard_whether_writes_are_told_or_not(
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(f"PRAGMA journal_mode={mode}")
     connection.execute("CREATE TABLE job (id)")
-    listener = closing_later(wakeups.listen(database("watched", NAME=str(path))))
+    listener = closing_later(notifier.listen(database("watched", NAME=str(path))))
     assert listener.wait(LONG_S) is True
     heard = []
     waiting = threading.Thread(target=lambda: heard.append(listener.wait(LONG_S)))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from django_faktory.wakeups.base import DEBOUNCE_S, SECOND_LOOK_S, Listener, PollingListener
+from django_faktory.store.notifier.base import DEBOUNCE_S, SECOND_LOOK_S, Listener, PollingListener
 
 pytestmark = pytest.mark.core
 

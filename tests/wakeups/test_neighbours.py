@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from django_faktory import wakeups
-from django_faktory.wakeups import Neighbours, announcing
+from django_faktory.store import notifier
+from django_faktory.store.notifier import Neighbours, publisher
 from tests.waiting import wait_until
 
 
@@ -56,8 +56,8 @@ def test_a_closed_listener_hears_nothing_and_waits_for_nothing(neighbours):
 
 @pytest.mark.django_db(transaction=True)
 def test_an_announcement_rings_after_the_commit_on_every_database(neighbours, monkeypatch):
-    monkeypatch.setattr(announcing, "_also", [])
-    wakeups.tell_also(neighbours.ring)
+    monkeypatch.setattr(publisher, "_also", [])
+    notifier.tell_also(neighbours.ring)
     listener = neighbours.listener(0)
-    wakeups.announce("default", {"mail"})
+    notifier.announce("default", {"mail"})
     assert listener.wait(5)

@@ -6,8 +6,8 @@ import threading
 import pytest
 from django.db import connection, transaction
 
-from django_faktory import wakeups
-from django_faktory.wakeups import announcing, postgresql
+from django_faktory.store import notifier
+from django_faktory.store.notifier import postgresql, publisher
 from tests.bouncer import needs_session
 from tests.waiting import wait_until
 from tests.wakeups.conftest import needs_hints
@@ -24,7 +24,7 @@ LONG_S = 30
 
 @pytest.fixture(autouse=True)
 def nothing_announced():
-    announcing._announced_at.clear()
+    publisher._announced_at.clear()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def listen(closing_later):
     """Return a function that starts a listener: connected, tested, with its first hint consumed."""
 
     def start(alias="default", queues=None):
-        listener = closing_later(wakeups.listen(alias, queues))
+        listener = closing_later(notifier.listen(alias, queues))
         assert listener.wait(LONG_S) is True
         drain(listener)
         return listener
@@ -66,49 +66,49 @@ def drain(listener):
 
 def say(*queues):
     """Announce from a process without earlier announcements."""
-    announcing._announced_at.clear()
-    wakeups.announce("default", queues)
+    publisher._announced_at.clear()
+    notifier.announce("default", queues)
 
 
 class TestAnnouncing:
     def test_each_queue_is_named(self, heard):
-        wakeups.announce("default", {"mail", "default"})
+        notifier.announce("default", {"mail", "default"})
         assert sorted(heard()) == ["default", "mail"]
 
     def test_a_burst_is_one_hint(self, heard):
-        said = [announcing._news("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
+        said = [publisher._news("default", ["mail"], now=100 + number / 10_000) for number in range(100)]
         assert [news for news in said if news] == [["mail"]]
 
     def test_a_queue_is_named_again_after_a_while(self):
-        assert announcing._news("default", ["mail"], now=100.0) == ["mail"]
-        assert announcing._news("default", ["mail", "other"], now=100.005) == ["other"]
-        assert announcing._news("default", ["mail"], now=100.011) == ["mail"]
+        assert publisher._news("default", ["mail"], now=100.0) == ["mail"]
+        assert publisher._news("default", ["mail", "other"], now=100.005) == ["other"]
+        assert publisher._news("default", ["mail"], now=100.011) == ["mail"]
 
     def test_what_was_said_is_not_remembered_without_bound(self):
-        for number in range(announcing.MAX_REMEMBERED * 2):
-            announcing._news("default", [f"queue-{number}"], now=100.0)
-        assert len(announcing._announced_at) <= announcing.MAX_REMEMBERED + 1
+        for number in range(publisher.MAX_REMEMBERED * 2):
+            publisher._news("default", [f"queue-{number}"], now=100.0)
+        assert len(publisher._announced_at) <= publisher.MAX_REMEMBERED + 1
 
     def test_inside_a_transaction_nothing_is_said(self, heard):
         with transaction.atomic():
-            wakeups.announce("default", ["mail"])
+            notifier.announce("default", ["mail"])
         assert heard() == []
 
     def test_with_autocommit_off_nothing_is_said(self, heard):
         transaction.set_autocommit(False)
-        wakeups.announce("default", ["mail"])
+        notifier.announce("default", ["mail"])
         transaction.rollback()
         transaction.set_autocommit(True)
         assert heard() == []
 
     def test_many_queues_are_one_hint_for_any(self, heard):
-        wakeups.announce("default", [f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)])
+        notifier.announce("default", [f"queue-{number}" for number in range(postgresql.MAX_NAMED + 1)])
         assert heard() == [postgresql.ANY_QUEUE]
 
     def test_a_broken_connection_is_nobodys_trouble(self, heard):
         connection.ensure_connection()
         connection.connection.close()
-        wakeups.announce("default", ["mail"])
+        notifier.announce("default", ["mail"])
         say("mail")
         assert heard() == ["mail"]
 
@@ -187,7 +187,7 @@ class TestTrouble:
 
     def test_a_database_that_is_away_at_the_start_is_waited_for(self, behind, pooler, closing_later):
         pooler.is_open = False
-        listener = closing_later(wakeups.listen(behind))
+        listener = closing_later(notifier.listen(behind))
         assert listener.wait(0.05) is False
         pooler.is_open = True
         assert listener.wait(LONG_S) is True

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from django_faktory import wakeups
-from django_faktory.wakeups.sqlite import EAGER_FOR_S, SqliteListener
+from django_faktory.store import notifier
+from django_faktory.store.notifier.sqlite import EAGER_FOR_S, SqliteListener
 from tests.settings import KIND
 
 pytestmark = pytest.mark.skipif(KIND != "sqlite", reason="about SQLite")
@@ -25,7 +25,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def listener(path, database, closing_later):
-    found = closing_later(wakeups.listen(database("watched", NAME=str(path))))
+    found = closing_later(notifier.listen(database("watched", NAME=str(path))))
     assert found.wait(LONG_S) is True  # commits before the first look
     return found
 
@@ -42,8 +42,8 @@ def test_a_file_is_watched(listener):
 
 
 def test_a_database_in_memory_is_polled(database, closing_later):
-    listener = closing_later(wakeups.listen(database("fleeting", NAME=":memory:")))
-    assert isinstance(listener, wakeups.PollingListener)
+    listener = closing_later(notifier.listen(database("fleeting", NAME=":memory:")))
+    assert isinstance(listener, notifier.PollingListener)
 
 
 def test_a_commit_is_a_hint_once(listener, path):
@@ -92,7 +92,7 @@ def test_closing_ends_a_wait_in_another_thread(listener):
 
 def test_a_database_that_is_away_is_waited_for_and_told_once(tmp_path, database, closing_later, caplog):
     folder = tmp_path / "unmounted"
-    listener = closing_later(wakeups.listen(database("away", NAME=str(folder / "jobs.sqlite3"))))
+    listener = closing_later(notifier.listen(database("away", NAME=str(folder / "jobs.sqlite3"))))
     with caplog.at_level(logging.WARNING, "django_faktory"):
         assert listener.wait(0.03) is False
     assert len(caplog.records) == 1

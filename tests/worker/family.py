@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 
-from django_faktory.worker import supervisor
-from django_faktory.worker.forking import Forking
-from django_faktory.worker.launch import Role, obey
-from django_faktory.worker.supervisor import Child, Supervisor
-from django_faktory.worker.terms import CANNOT_START
+from django_faktory.runtime.supervisor import supervisor
+from django_faktory.runtime.supervisor.child import Role, obey
+from django_faktory.runtime.supervisor.contract import CANNOT_START
+from django_faktory.runtime.supervisor.forking import Forking
+from django_faktory.runtime.supervisor.supervisor import Child, Supervisor
 
 
 def tell(*words):

@@ -11,9 +11,9 @@ from django.db.backends.signals import connection_created
 from django.test import override_settings
 
 from django_faktory.brokers import get_broker
-from django_faktory.payloads import Ack, Reservation, new_job
-from django_faktory.worker.connections import in_transaction, set_up_own_connections, tidy
-from django_faktory.worker.execute import prepare
+from django_faktory.core.payloads import Ack, Reservation, new_job
+from django_faktory.worker.db_cleanup import in_transaction, set_up_own_connections, tidy
+from django_faktory.worker.execution import prepare
 from tests.project import tasks
 from tests.project.models import Mark
 

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from django_faktory import jsontext
 from django_faktory.brokers.remote import RemoteBroker
-from django_faktory.compat import TaskResultStatus, task_backends, task_finished, task_started
-from django_faktory.payloads import Ack, Failure, Reservation, new_job
-from django_faktory.worker.execute import LONGEST_WAIT_S, prepare
+from django_faktory.core.json import jsontext
+from django_faktory.core.payloads import Ack, Failure, Reservation, new_job
+from django_faktory.tasks.compat import TaskResultStatus, task_backends, task_finished, task_started
+from django_faktory.worker.execution import LONGEST_WAIT_S, prepare
 from tests.project import tasks
 
 pytestmark = pytest.mark.core
@@ -316,7 +316,7 @@ def test_a_retried_failure_is_logged_with_its_traceback_and_one_asked_for_withou
     with caplog.at_level("INFO", logger="django_faktory"):
         ran(tasks.fails)
         ran(tasks.asks_for_retry)
-    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execute"]
+    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
     assert [(record.levelname, record.exc_info is not None) for record in mine] == [("WARNING", True), ("INFO", False)]
 
 
@@ -325,7 +325,7 @@ def test_the_end_of_a_job_is_one_line_that_tells_the_job_the_attempt_and_the_err
         ran(tasks.fails, retry=0)
         ran(tasks.asks_for_kill)
         ran(tasks.asks_for_discard)
-    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execute"]
+    mine = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
     told = [(record.levelname, record.getMessage().partition(" jid=")[0], bool(record.exc_info)) for record in mine]
     assert told == [("ERROR", "job dead", True), ("ERROR", "job dead", False), ("INFO", "job discarded", False)]
     assert re.fullmatch(
@@ -335,7 +335,7 @@ def test_the_end_of_a_job_is_one_line_that_tells_the_job_the_attempt_and_the_err
 
 def test_a_logged_traceback_begins_with_the_task(caplog):
     ran(tasks.fails)
-    [record] = [record for record in caplog.records if record.name == "django_faktory.worker.execute"]
+    [record] = [record for record in caplog.records if record.name == "django_faktory.worker.execution"]
     assert "no luck" in caplog.text
     assert record.exc_info[2].tb_frame.f_code.co_filename == tasks.__file__
 

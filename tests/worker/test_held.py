@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from django_faktory.payloads import Ack, Failure, Reservation
-from django_faktory.worker import held as held_module
-from django_faktory.worker.held import MAX_UNREPORTED, HeldJobs
+from django_faktory.core.payloads import Ack, Failure, Reservation
+from django_faktory.worker import job_buffer as held_module
+from django_faktory.worker.job_buffer import MAX_UNREPORTED, HeldJobs
 
 pytestmark = pytest.mark.core
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from django_faktory.worker.pace import CAUTIOUS_S, Pace
-from django_faktory.worker.patience import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience
+from django_faktory.worker.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, Patience
+from django_faktory.worker.prefetch_window import CAUTIOUS_S, Pace
 
 pytestmark = pytest.mark.core
 

@@ -7,10 +7,10 @@ from queue import SimpleQueue
 import pytest
 
 from django_faktory.brokers.orm import OrmBroker
+from django_faktory.core.payloads import Ack, FetchRequest, failure
 from django_faktory.errors import CommandRefused
 from django_faktory.models import Job
-from django_faktory.payloads import Ack, FetchRequest, failure
-from django_faktory.worker.reports import Reporter
+from django_faktory.worker.reporter import Reporter
 from tests.factories import payload
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,10 +14,11 @@ from msgspec import structs
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.errors import AuthenticationFailed, BrokerUnavailable, CommandRefused
 from django_faktory.models import Job, WorkerProcess
-from django_faktory.store import claiming, workers
+from django_faktory.store import workers
+from django_faktory.store.jobs import claims
 from django_faktory.store.transactions import run
-from django_faktory.worker import runner
-from django_faktory.worker.runner import Worker
+from django_faktory.worker import worker as runner
+from django_faktory.worker.worker import Worker
 from tests.factories import JobFactory
 from tests.project import tasks
 from tests.project.models import Mark
@@ -426,7 +427,7 @@ class LosesAnswers(OrmBroker):
         self.lost = []
 
     def fetch(self, requests):
-        with mock.patch.object(claiming, "run", self._run):
+        with mock.patch.object(claims, "run", self._run):
             return super().fetch(requests)
 
     def _run(self, *args, **kwargs):

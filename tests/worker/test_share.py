@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from django_faktory.worker.heartbeat import rss_kb
-from django_faktory.worker.share import Share
+from django_faktory.worker.recycling import Share
 
 pytestmark = pytest.mark.core
 

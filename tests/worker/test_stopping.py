@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from django_faktory.control import Control
+from django_faktory.core.job_control import Control
 from django_faktory.errors import TaskTimeout
-from django_faktory.worker.stopping import Stoppable
+from django_faktory.worker.interrupt import Stoppable
 
 pytestmark = pytest.mark.core
 

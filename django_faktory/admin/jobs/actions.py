@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from django.http import HttpRequest
 
-from .. import acts, permissions
-from ..acts import Verb
-from ..lifecycle import State
-from ..models import Job
-from ..store import cancelling
+from ...core.lifecycle import State
+from ...models import Job, permissions
+from ...operations import bulk
+from ...operations.bulk import Verb
+from ...store.jobs import cancellations
 
 
 class Act(NamedTuple):
@@ -37,22 +37,22 @@ _CANCELLED = frozenset({State.SCHEDULED, State.ENQUEUED, State.BLOCKED, State.WO
 _CLEARED = frozenset({State.ENQUEUED, State.BLOCKED})
 
 ACTS = {
-    "retry": Act("Retry now", "Retried", "job.retry", acts.STATES[Verb.RETRY]),
-    "requeue": Act("Run now", "Run by hand", "job.requeue", acts.STATES[Verb.REQUEUE]),
+    "retry": Act("Retry now", "Retried", "job.retry", bulk.STATES[Verb.RETRY]),
+    "requeue": Act("Run now", "Run by hand", "job.requeue", bulk.STATES[Verb.REQUEUE]),
     "cancel": Act(
         "Cancel", "Cancelled", "job.cancel", _CANCELLED,
         "Jobs that wait are dropped. Those that run are stopped within seconds, where the worker is ours.",
     ),
     "kill": Act(
-        "Kill", "Killed", "job.kill", acts.STATES[Verb.KILL],
+        "Kill", "Killed", "job.kill", bulk.STATES[Verb.KILL],
         "They will not run any more, unless somebody retries them among the dead.",
     ),
     "discard": Act(
-        "Discard", "Discarded", "job.discard", acts.STATES[Verb.DISCARD],
+        "Discard", "Discarded", "job.discard", bulk.STATES[Verb.DISCARD],
         "They are dropped. There is no way back.",
     ),
     "prune": Act(
-        "Delete", "Deleted", "job.prune", acts.STATES[Verb.PRUNE],
+        "Delete", "Deleted", "job.prune", bulk.STATES[Verb.PRUNE],
         "What is known of their end, their results too, is deleted. There is no way back.",
     ),
     "clear": Act(
@@ -70,8 +70,8 @@ def carry_out(name: str, ids: Sequence[int], *, using: str) -> int:
     """
     jobs = Job.objects.using(using).filter(pk__in=ids)
     if name == "cancel":
-        return cancelling.cancel(list(jobs.values_list("jid", flat=True)), using=using)
-    return acts.carry_out(Verb.DISCARD if name == "clear" else Verb(name), jobs)
+        return cancellations.cancel(list(jobs.values_list("jid", flat=True)), using=using)
+    return bulk.carry_out(Verb.DISCARD if name == "clear" else Verb(name), jobs)
 
 
 def fitting(job: Job, request: HttpRequest) -> list[tuple[str, Act]]:

@@ -16,17 +16,17 @@ from django.core import signing
 from django.db.models import Min
 from msgspec import structs
 
-from .. import acts
-from ..errors import InvalidQuery
-from ..lifecycle import State
-from ..look_only import AtLeast
-from ..models import Job, JobQuerySet
-from ..payloads import is_storable
-from ..queries import Pattern, Query, parse_query
-from ..querysets import RECENT
-from ..redaction import query_of
-from . import groups, verbs
-from .groups import Kind
+from ...core.lifecycle import State
+from ...core.payloads import is_storable
+from ...core.queries import Pattern, Query, parse_query
+from ...errors import InvalidQuery
+from ...models import Job, JobQuerySet
+from ...models.querysets import RECENT
+from ...operations import bulk
+from ...tasks.redaction import query_of
+from ..base import AtLeast
+from . import actions, error_groups
+from .error_groups import Kind
 
 CHUNK = 500
 LASTS_S = 1.0
@@ -51,8 +51,8 @@ class Scope(NamedTuple):
     def rows(self, verb: str, *, using: str) -> JobQuerySet:
         """Return the jobs in scope to which the action applies."""
         if self.kind is not None:
-            return groups.of_kind(self.kind, using=using)
-        return Job.objects.using(using).matching(self.query).in_state(*verbs.ACTS[verb].states)
+            return error_groups.of_kind(self.kind, using=using)
+        return Job.objects.using(using).matching(self.query).in_state(*actions.ACTS[verb].states)
 
     def picked(self, rows: JobQuerySet) -> tuple[list[int], int | None]:
         """Return the ids of the rows in scope and the id of the last row read."""
@@ -63,7 +63,7 @@ class Scope(NamedTuple):
             return ids, last
         # In Python: the database cannot reduce a message to its kind.
         return list(
-            groups.matching(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
+            error_groups.matching(rows.model.objects.using(rows.db).filter(pk__in=ids).order_by("pk"), self.kind)
         ), last
 
     def counted(self, verb: str, *, using: str) -> int:
@@ -79,7 +79,7 @@ class Scope(NamedTuple):
             pks = Job.objects.using(using).values_list("pk", flat=True)
             oldest, latest = pks.order_by("pk").first() or 0, pks.order_by("-pk").first() or 0
             return count if latest - oldest < RECENT or count > COUNTED else AtLeast(count)
-        return sum(1 for _ in groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
+        return sum(1 for _ in error_groups.matching(rows.order_by("-pk")[: COUNTED + 1], self.kind))
 
 
 def scope_of(params: Mapping[str, Any]) -> Scope:
@@ -192,9 +192,9 @@ def _step(sweep: Sweep, using: str) -> Sweep:
     if sweep.every_s:
         # From the number placed so far, so that the pace continues across steps and requests.
         first_at = datetime.fromtimestamp(sweep.first_at + sweep.every_s * sweep.placed, UTC)
-        changed = acts.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
+        changed = bulk.spread(ids, first_at=first_at, every_s=sweep.every_s, using=using)
     else:
-        changed = verbs.carry_out(sweep.verb, ids, using=using)
+        changed = actions.carry_out(sweep.verb, ids, using=using)
     return replace(sweep, after=last, placed=sweep.placed + len(ids), changed=sweep.changed + changed)
 
 

@@ -12,12 +12,12 @@ from django.core.signing import BadSignature
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path, reverse
 
-from .. import conf
-from ..errors import InvalidQuery
-from ..look_only import AtLeast, LookOnly, capped, told, why
-from ..models import Job
-from . import sweeps, verbs
-from .sweeps import Sweep
+from ... import conf
+from ...errors import InvalidQuery
+from ...models import Job
+from ..base import AtLeast, LookOnly, capped, told, why
+from . import actions, bulk
+from .bulk import Sweep
 
 
 class SweepViews(LookOnly):
@@ -35,21 +35,21 @@ class SweepViews(LookOnly):
     def _ask(self, request: HttpRequest) -> HttpResponse:
         """Show the number of matching jobs on GET; begin the sweep on POST."""
         verb = request.GET.get("verb", "")
-        act = verbs.ACTS.get(verb)
+        act = actions.ACTS.get(verb)
         if act is None or not act.is_allowed(request) or not self.has_view_permission(request):
             raise PermissionDenied
         using = conf.get("DATABASE")
         try:
-            scope = sweeps.scope_of(request.GET)
+            scope = bulk.scope_of(request.GET)
             total = scope.counted(verb, using=using)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
             return HttpResponseRedirect(self._list())
-        count = capped(total, sweeps.COUNTED)
+        count = capped(total, bulk.COUNTED)
         if request.method == "POST":
             # Only retries can be spread over time.
             pace = _every_s(request) if verb == "retry" else 0.0
-            begun = sweeps.begin(
+            begun = bulk.begin(
                 verb, scope, total=total, user=request.user.pk, why=why(request), every_s=pace, using=using
             )
             _record(request, begun, f"{act.label}: begun for all that match ({count})")
@@ -73,30 +73,30 @@ class SweepViews(LookOnly):
             # A GET changes nothing; a browser sends one when the address is opened again.
             return HttpResponseRedirect(self._list())
         try:
-            sweep = sweeps.opened(request.POST.get("sweep", ""), user=request.user.pk)
+            sweep = bulk.opened(request.POST.get("sweep", ""), user=request.user.pk)
         except BadSignature:
             self.message_user(
                 request, "This began too long ago, or elsewhere: begin again for the rest.", messages.ERROR
             )
             return HttpResponseRedirect(self._list())
-        act = verbs.ACTS[sweep.verb]
+        act = actions.ACTS[sweep.verb]
         # The permission may have been withdrawn since the sweep began.
         if not act.is_allowed(request):
             raise PermissionDenied
-        sweep = sweeps.go_on(sweep, using=conf.get("DATABASE"))
+        sweep = bulk.go_on(sweep, using=conf.get("DATABASE"))
         if sweep.is_over:
             _record(request, sweep, f"{act.done} {sweep.changed:,} of all that match")
         return self._tell(request, sweep)
 
     def _tell(self, request: HttpRequest, sweep: Sweep) -> HttpResponse:
-        act = verbs.ACTS[sweep.verb]
+        act = actions.ACTS[sweep.verb]
         return self.page(
             request,
             "sweep",
             title=f"{act.label}: all that match",
             act=act,
             sweep=sweep,
-            sealed=sweeps.sealed(sweep),
+            sealed=bulk.sealed(sweep),
             step=reverse("admin:django_faktory_job_all_step"),
             back=self._list(),
         )

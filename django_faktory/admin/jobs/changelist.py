@@ -11,14 +11,15 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
-from ..errors import InvalidQuery
-from ..lifecycle import State
-from ..look_only import CappedPaginator, asks, log
-from ..models import Job, JobQuerySet, Queue
-from . import sweeps, verbs
+from ...core.lifecycle import State
+from ...errors import InvalidQuery
+from ...models import Job, JobQuerySet, Queue
+from ..base import CappedPaginator, asks, log
+from . import actions as job_actions
+from . import bulk
+from .bulk_views import SweepViews
+from .detail_views import JobViews
 from .error_views import ErrorViews
-from .job_views import JobViews
-from .sweep_views import SweepViews
 
 _VIEWS = (
     State.ENQUEUED, State.SCHEDULED, State.WORKING, State.RETRIES, State.DEAD, State.SUCCEEDED, State.BLOCKED,
@@ -99,9 +100,9 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
         if not isinstance(queryset, JobQuerySet):
             return queryset, False
         try:
-            typed = sweeps.understood(search_term)
+            typed = bulk.understood(search_term)
             found = queryset.matching(typed) if search_term else queryset
-            asked = sweeps.asked(request.GET, typed)
+            asked = bulk.asked(request.GET, typed)
         except InvalidQuery as error:
             self.message_user(request, str(error), messages.ERROR)
             # Not all jobs: a bulk action could follow on a list that the query did not restrict.
@@ -118,7 +119,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
         rest = f"&{kept.urlencode()}" if kept else ""
         views = [("all", f"?{kept.urlencode()}", not chosen)]
         views += [(str(state), f"?state={state}{rest}", chosen == state) for state in _VIEWS]
-        may = [(name, act) for name, act in verbs.ACTS.items() if name != "clear" and act.is_allowed(request)]
+        may = [(name, act) for name, act in job_actions.ACTS.items() if name != "clear" and act.is_allowed(request)]
         fitting = [(name, act) for name, act in may if not chosen or chosen in act.states]
         more = {
             "views": views,
@@ -181,7 +182,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
 
         For all matching jobs, redirect to the page that acts on them in steps.
         """
-        act = verbs.ACTS[verb]
+        act = job_actions.ACTS[verb]
         if request.POST.get("select_across") == "1":
             asked = request.GET.copy()
             asked["verb"] = verb
@@ -194,7 +195,7 @@ class JobAdmin(JobViews, ErrorViews, SweepViews):
             )
             if asked_again is not None:
                 return asked_again
-        changed = verbs.carry_out(verb, [job.pk for job in jobs], using=queryset.db)
+        changed = job_actions.carry_out(verb, [job.pk for job in jobs], using=queryset.db)
         log(request, jobs, act.done)
         left = len(jobs) - changed
         note = f" {left} could not be in the state they are in." if left else ""

@@ -14,23 +14,23 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
-from .. import redaction
-from ..cron_models import CronRun
-from ..editing import EDITABLE
-from ..errors import FaktoryError
-from ..jsonfields import parse_instant
-from ..jsontext import last_members
-from ..lifecycle import State
-from ..lock_admin import holder_of
-from ..look_only import jobs_link, shown_text
-from ..models import Batch, Gate, Job, Tracking, WorkerProcess
-from ..permissions import may
-from ..queries import split_about
-from ..results import Attempt, runs_of
-from ..store.ahead import is_unconfirmed
-from ..store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
-from . import groups, verbs
-from .overview import duration
+from ...core.json.fields import parse_instant
+from ...core.json.jsontext import last_members
+from ...core.lifecycle import State
+from ...core.queries import split_about
+from ...errors import FaktoryError
+from ...models import Batch, Gate, Job, Tracking, WorkerProcess
+from ...models.cron import CronRun
+from ...models.permissions import may
+from ...operations.edit import EDITABLE
+from ...store.jobs.prefetch import is_unconfirmed
+from ...store.texts import SHOWN_BYTES, WHOLE, StoredText, cut, laid_out
+from ...tasks import redaction
+from ...tasks.results import Attempt, runs_of
+from ..base import jobs_link, shown_text
+from ..locks import holder_of
+from ..overview.data import duration
+from . import actions, error_groups
 
 SHOWN = 50
 """Attempts shown at most, the latest ones."""
@@ -76,11 +76,13 @@ def told(job: Job, stored: Mapping[str, StoredText], urls: Mapping[str, str], re
         "texts": shown,
         "is_too_long": not payload.is_whole,
         "timeline": timeline(job, stored["history"]),
-        "acts": verbs.fitting(job, request),
+        "acts": actions.fitting(job, request),
         "may_edit": job.state in EDITABLE and may(request.user, "job.change"),
         # The beginning that the page of groups reads too, so that both find the same group.
-        "kind": groups.kind_of(job, stored["failure"].text[: groups.READ]) if job.state == State.DEAD else None,
-        "may_try": job.state == State.DEAD and verbs.ACTS["retry"].is_allowed(request),
+        "kind": error_groups.kind_of(job, stored["failure"].text[: error_groups.READ])
+        if job.state == State.DEAD
+        else None,
+        "may_try": job.state == State.DEAD and actions.ACTS["retry"].is_allowed(request),
     }
 
 

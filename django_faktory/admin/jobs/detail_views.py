@@ -10,14 +10,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 
-from .. import conf, editing, redaction
-from ..errors import FaktoryError, InvalidPayload
-from ..jsontext import decode
-from ..look_only import LongText, LookOnly, asks, log
-from ..models import Job
-from ..permissions import may_see
-from ..store import texts
-from . import job_page, verbs
+from ... import conf
+from ...core.json.jsontext import decode
+from ...errors import FaktoryError, InvalidPayload
+from ...models import Job
+from ...models.permissions import may_see
+from ...operations import edit
+from ...store import texts
+from ...tasks import redaction
+from ..base import LongText, LookOnly, asks, log
+from . import actions, detail
 
 
 class JobViews(LookOnly):
@@ -49,13 +51,13 @@ class JobViews(LookOnly):
             stored = texts.read(job, *self.long_texts)
             stored["payload"] = self.seen_of(job, "payload", stored["payload"])
             urls = {column: self.url_of_download(job, column) for column in self.long_texts}
-            more = job_page.told(job, stored, urls, request)
+            more = detail.told(job, stored, urls, request)
         return super().render_change_form(request, {**context, **more}, *args, **kwargs)
 
     def _act_on_one(self, request: HttpRequest, pk: int, verb: str) -> HttpResponse:
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        act = verbs.ACTS.get(verb)
+        act = actions.ACTS.get(verb)
         # "clear" acts on a queue and is no action on one job.
         if act is None or verb == "clear" or not act.is_allowed(request) or not may_see(request.user, "job"):
             raise PermissionDenied
@@ -67,7 +69,7 @@ class JobViews(LookOnly):
             )
             if asked is not None:
                 return asked
-        changed = verbs.carry_out(verb, [job.pk], using=conf.get("DATABASE"))
+        changed = actions.carry_out(verb, [job.pk], using=conf.get("DATABASE"))
         if changed:
             log(request, [job], act.done)
             self.message_user(request, f"{act.done}: {job.jid}", messages.SUCCESS)
@@ -84,11 +86,11 @@ class JobViews(LookOnly):
         if not self.has_edit_permission(request) or not may_see(request.user, "job"):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
-        args, kwargs, trouble = job_page.editable_call(job, texts.read(job, "payload")["payload"])
+        args, kwargs, trouble = detail.editable_call(job, texts.read(job, "payload")["payload"])
         if request.method == "POST" and not trouble:
             args, kwargs = request.POST.get("args", ""), request.POST.get("kwargs", "") or "{}"
             try:
-                editing.edit(job.jid, _changes(args, kwargs), using=conf.get("DATABASE"))
+                edit.edit(job.jid, _changes(args, kwargs), using=conf.get("DATABASE"))
             except FaktoryError as error:
                 trouble = str(error)
             else:
@@ -101,7 +103,7 @@ class JobViews(LookOnly):
         )  # fmt: skip
 
 
-def _changes(args: str, kwargs: str) -> editing.Changes:
+def _changes(args: str, kwargs: str) -> edit.Changes:
     """Parse the submitted arguments. Raises InvalidPayload, which names the field."""
     found: dict[str, Any] = {}
     for name, text, kind, told in (("args", args, list, "array"), ("kwargs", kwargs, dict, "object")):
@@ -111,7 +113,7 @@ def _changes(args: str, kwargs: str) -> editing.Changes:
             raise InvalidPayload(f"{name}: {error}") from None
         if not isinstance(found[name], kind):
             raise InvalidPayload(f"{name}: expected a JSON {told}")
-    return editing.Changes(**found)
+    return edit.Changes(**found)
 
 
 def _page(pk: int) -> str:

@@ -10,14 +10,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path, reverse
 
-from .. import acts, conf
-from ..lifecycle import State
-from ..look_only import LookOnly, capped, log
-from ..models import Job
-from ..permissions import may
-from ..store import texts
-from . import groups, sweeps, verbs
-from .groups import Kind
+from ... import conf
+from ...core.lifecycle import State
+from ...models import Job
+from ...models.permissions import may
+from ...operations import bulk
+from ...store import texts
+from ..base import LookOnly, capped, log
+from . import actions, error_groups
+from . import bulk as bulk_actions
+from .error_groups import Kind
 
 SHOWN = 20
 TRIED_EVERY_S = 1
@@ -39,30 +41,34 @@ class ErrorViews(LookOnly):
 
     def _errors(self, request: HttpRequest) -> HttpResponse:
         self._may_look(request)
-        seen = groups.found(Job.objects.using(conf.get("DATABASE")).dead())
+        seen = error_groups.found(Job.objects.using(conf.get("DATABASE")).dead())
         return self.page(request, "errors", title="Dead jobs by error", seen=seen, shown=seen.groups[:200])
 
     def _error(self, request: HttpRequest) -> HttpResponse:
         """Show a group: its latest jobs, a button to retry one, and actions on all."""
         self._may_look(request)
         using, kind = conf.get("DATABASE"), _kind(request)
-        scope = sweeps.Scope("", kind)
+        scope = bulk_actions.Scope("", kind)
         # The message is not a column: read the newest ids and compare the messages of those.
-        ids = list(groups.matching(groups.of_kind(kind, using=using).order_by("-pk")[: sweeps.COUNTED + 1], kind))
+        ids = list(
+            error_groups.matching(
+                error_groups.of_kind(kind, using=using).order_by("-pk")[: bulk_actions.COUNTED + 1], kind
+            )
+        )
         columns = ("jid", "jobtype", "queue", "state", "failures", "losses", "finished_at", "about")
         latest = Job.objects.using(using).filter(pk__in=ids[:SHOWN]).order_by("-pk").only(*columns)
-        retry = verbs.ACTS["retry"]
+        retry = actions.ACTS["retry"]
         return self.page(
             request,
             "error",
-            title=f"{kind.errtype or 'No error'}: {capped(len(ids), sweeps.COUNTED)} dead jobs",
+            title=f"{kind.errtype or 'No error'}: {capped(len(ids), bulk_actions.COUNTED)} dead jobs",
             kind=kind,
             scope=scope,
             count=len(ids),
             latest=latest,
             may_retry=retry.is_allowed(request),
             may_edit=may(request.user, "job.change"),
-            may_discard=verbs.ACTS["discard"].is_allowed(request),
+            may_discard=actions.ACTS["discard"].is_allowed(request),
             tried=self._fate(request),
             every_s=TRIED_EVERY_S,
         )
@@ -72,12 +78,12 @@ class ErrorViews(LookOnly):
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         self._may_look(request)  # the redirect's URL contains the job's error
-        if not verbs.ACTS["retry"].is_allowed(request):
+        if not actions.ACTS["retry"].is_allowed(request):
             raise PermissionDenied
         job = get_object_or_404(Job.objects.using(conf.get("DATABASE")).defer(*self.long_texts), pk=pk)
         # Read before the retry: the next run may replace the failure.
-        kind = groups.kind_of(job, texts.beginnings(job, {"failure": groups.READ})["failure"])
-        if acts.try_one(job):
+        kind = error_groups.kind_of(job, texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+        if bulk.try_one(job):
             log(request, [job], "Retried, to see how it fares")
         else:
             self.message_user(request, f"It is {job.state} by now: nothing was done.", messages.WARNING)
@@ -105,7 +111,9 @@ class ErrorViews(LookOnly):
             "is_bad": state in (State.DEAD, State.RETRIES),
             # None: the row has been deleted, so no further state will follow.
             "is_over": state in (State.SUCCEEDED, State.DEAD, State.RETRIES, State.DISCARDED, State.EXPIRED, None),
-            "message": groups.message_of(texts.beginnings(job, {"failure": groups.READ})["failure"]) if job else "",
+            "message": error_groups.message_of(texts.beginnings(job, {"failure": error_groups.READ})["failure"])
+            if job
+            else "",
         }
 
     def _may_look(self, request: HttpRequest) -> None:

@@ -17,14 +17,16 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 
-from .. import conf
-from ..cron_models import CronEntry
-from ..lifecycle import State
-from ..look_only import capped, jobs_link
-from ..models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
-from ..store import measures, queues, scalars, stats, workers
+from ... import conf
+from ...core.lifecycle import State
+from ...models import Counter, Job, JobQuerySet, OutboxEntry, Queue, WorkerProcess
+from ...models.cron import CronEntry
+from ...store import queues, workers
+from ...store.statistics import bounded_counts, histograms
+from ...store.statistics import counts as statistics
+from ..base import capped, jobs_link
+from ..jobs.error_groups import Group, found
 from .charts import Chart, Point, chart
-from .groups import Group, found
 
 # Each statement of the page reads a bounded number of rows, however large the tables are.
 COUNTED = 5000
@@ -112,7 +114,7 @@ def duration(seconds: float) -> str:
 def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overview:
     """Read the numbers of the page, and its parts `running`, `workers` and `errors` if `sees` admits them."""
     now = timezone.now()
-    counts = stats.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+    counts = statistics.shared_glance(using=using, worker_timeout_s=conf.get("WORKER_TIMEOUT"))
     # Only a complete snapshot shows which queues are the fullest.
     queues_ = _all_queues(counts) if counts.is_complete else _first_queues(using)
     return Overview(
@@ -129,17 +131,17 @@ def read(sees: Callable[[str], bool] = lambda _: True, *, using: str) -> Overvie
     )
 
 
-def _tile(counts: stats.AllCounts, state: State) -> Tile:
+def _tile(counts: statistics.AllCounts, state: State) -> Tile:
     number = _number(counts, state)
     return Tile(str(state), number, jobs_link(state=str(state)), state is State.DEAD and number != "0")
 
 
-def _number(counts: stats.AllCounts, state: State) -> str:
+def _number(counts: statistics.AllCounts, state: State) -> str:
     """Format the number of jobs in this state, with a plus sign if the count is partial."""
     return f"{counts.of(state):,}{'+' if counts.is_partial(state) else ''}"
 
 
-def _all_queues(counts: stats.AllCounts) -> QueueLines:
+def _all_queues(counts: statistics.AllCounts) -> QueueLines:
     def line(name: str) -> QueueLine:
         size, latency_s = counts.queues[name], counts.latencies.get(name, 0.0)
         return _line(name, size, f"{size:,}", latency_s, is_paused=name in counts.paused)
@@ -213,7 +215,7 @@ def _alarms(blocked: str, using: str) -> Iterator[Alarm]:
     # No next time, although it is neither paused nor removed: its schedule matches no date.
     never = CronEntry.objects.using(using).filter(next_at=None, paused_at=None, removed_at=None)
     # One statement for three counts.
-    counts = scalars.counts([silent, refused, never], most=COUNTED + 1, using=using)
+    counts = bounded_counts.counts([silent, refused, never], most=COUNTED + 1, using=using)
     stale, outbox, cron = (capped(count, COUNTED) if count else "" for count in counts)
     if stale:
         limit = duration(conf.get("WORKER_TIMEOUT"))
@@ -273,7 +275,7 @@ def minutes(now: datetime, *, using: str, queue: str | None = None) -> Chart:
     end = _aware(now).replace(second=0, microsecond=0)
     begin = end - timedelta(minutes=MINUTES - 1)
     sums = [[0, 0] for _ in range(MINUTES // STRETCH)]
-    for minute, (well, badly) in measures.pace(using=using, since=begin - timedelta(seconds=1), queue=queue).items():
+    for minute, (well, badly) in histograms.pace(using=using, since=begin - timedelta(seconds=1), queue=queue).items():
         place = int((_aware(minute) - begin).total_seconds()) // (60 * STRETCH)
         # A minute outside of the chart, for example from a clock ahead of this one, is left out.
         if 0 <= place < len(sums):

@@ -9,10 +9,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 
-from .. import conf
-from ..look_only import LookOnly
-from ..permissions import may_see
-from . import overview
+from ... import conf
+from ...models.permissions import may_see
+from ..base import LookOnly
+from . import data
 
 REFRESHED_EVERY_S = 5
 
@@ -39,7 +39,7 @@ class OverviewAdmin(LookOnly):
     def _shown(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        seen = overview.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
+        seen = data.read(partial(may_see, request.user, "overview"), using=conf.get("DATABASE"))
         return self.page(
             request,
             template,

@@ -1,7 +1,7 @@
 """REST API of the jobs, an optional extra: `pip install django-faktory[api]`.
 
-Mount it with `path("api/", include("django_faktory.api.urls"))`. It uses the same operations as the admin and the
-command line and checks the permissions of `permissions`. Docs: docs/api.md.
+Mount it with `path("api/", include("django_faktory.contrib.api.urls"))`. It uses the same operations as the admin and
+the command line and checks the permissions of `models.permissions`. Docs: docs/api.md.
 """
 
 try:
@@ -10,5 +10,6 @@ try:
     import rest_framework as rest_framework
 except ImportError as error:
     raise ImportError(
-        f"django_faktory.api: expected the packages of its extra, got no {error.name}; pip install django-faktory[api]"
+        f"django_faktory.contrib.api: expected the packages of its extra, got no {error.name}; "
+        "pip install django-faktory[api]"
     ) from error

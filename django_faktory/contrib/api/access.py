@@ -16,9 +16,9 @@ from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle, UserRateThrottle
 from rest_framework.views import APIView
 
-from .. import conf
-from ..permissions import may
-from ..server.guard import network_of
+from ... import conf
+from ...models.permissions import may
+from ...server.login_throttle import network_of
 
 
 class LoggedIn(BasePermission):

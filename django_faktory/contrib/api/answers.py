@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
-from .. import shapes
-from ..cron import Outcome
-from ..cron_models import CronEntry
-from ..lifecycle import State
-from ..models import WorkerProcess
+from ...core.cron import Outcome
+from ...core.lifecycle import State
+from ...models import WorkerProcess
+from ...models.cron import CronEntry
+from ...operations import serializers as operation_serializers
 
 # Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Shaped(Base):
 class JobInList(Shaped):
     """A job without its arguments and failures."""
 
-    shape = staticmethod(shapes.job_of)
+    shape = staticmethod(operation_serializers.job_of)
 
     jid = _text("Its id.")
     jobtype = _text("Name of the task, or of the function of a worker in another language.")
@@ -104,7 +104,7 @@ class InterruptedRun(Base):
 class WholeJob(JobInList):
     """A job with its arguments, failures and result."""
 
-    shape = staticmethod(shapes.whole_job_of)
+    shape = staticmethod(operation_serializers.whole_job_of)
 
     job = _json("The job as its client sent it, with args and custom.")
     attempts = FailedAttempt(many=True, read_only=True, help_text="Failed attempts, the oldest first.")
@@ -176,7 +176,7 @@ class Told(Base):
 class BatchShape(Shaped):
     """A batch with its counters and callbacks."""
 
-    shape = staticmethod(shapes.batch_of)
+    shape = staticmethod(operation_serializers.batch_of)
 
     bid = _text("Its id.")
     description = _text("Description given by its creator.")
@@ -200,7 +200,7 @@ class BatchInTree(BatchShape):
     @staticmethod
     def shape(batch: Any) -> dict[str, Any]:
         """Return the batch with its depth."""
-        return {**shapes.batch_of(batch), "depth": batch.depth}
+        return {**operation_serializers.batch_of(batch), "depth": batch.depth}
 
 
 class Tree(Base):
@@ -213,7 +213,7 @@ class Tree(Base):
 class CronRunShape(Shaped):
     """Outcome of one tick of a cron entry."""
 
-    shape = staticmethod(shapes.cron_run_of)
+    shape = staticmethod(operation_serializers.cron_run_of)
 
     tick = _time("When it was due; null: it was run by hand.")
     at = _time("When a node handled it.", null=False)
@@ -259,7 +259,7 @@ class WholeCron(CronInList):
 class Lock(Shaped):
     """A lock key, held by a running job."""
 
-    shape = staticmethod(shapes.lock_of)
+    shape = staticmethod(operation_serializers.lock_of)
 
     token = _number("Fencing token; a later lock of the same key has a higher one.")
     key = _text("Lock key; of all jobs with it, one runs at a time.")
@@ -273,7 +273,7 @@ class Lock(Shaped):
 class Limit(Shaped):
     """A limit on how many jobs run at once or start per period."""
 
-    shape = staticmethod(shapes.limit_of)
+    shape = staticmethod(operation_serializers.limit_of)
 
     id = _number("Its number.")
     scope = _text("queue, task or key.")

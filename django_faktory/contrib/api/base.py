@@ -19,9 +19,9 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
-from ..brokers import get_broker
-from ..brokers.base import Broker
-from ..permissions import may_see
+from ...brokers import get_broker
+from ...brokers.base import Broker
+from ...models.permissions import may_see
 from .access import Acts, May, Reads, WrongPasswords
 from .described import AutoSchema
 from .problems import JobsElsewhere, handle

@@ -11,12 +11,12 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import acts
-from ..acts import Verb
-from ..lifecycle import State
-from ..models import Batch, Job
-from ..shapes import SHORT
-from ..store import trees
+from ...core.lifecycle import State
+from ...models import Batch, Job
+from ...operations import bulk
+from ...operations.bulk import Verb
+from ...operations.serializers import SHORT
+from ...store.batches import tree as batch_tree
 from . import answers, inputs
 from .base import Resource, alias
 from .described import described
@@ -71,15 +71,15 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
 
     @described(
         summary="Show the tree of a batch",
-        description=f"Depth first, about {trees.MOST} batches at most; the path to this batch is always included.",
+        description=f"Depth first, about {batch_tree.MOST} batches at most; the path to this batch is always included.",
         responses=answers.Tree,
     )
     @action(detail=True, filterset_class=None, pagination_class=None)
     def tree(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
         """Return the tree that contains the batch, depth first."""
-        found = trees.tree_of(self.get_object())
+        found = batch_tree.tree_of(self.get_object())
         shown = [answers.BatchInTree.shape(batch) for batch in found]
-        return Response({"batches": shown, "is_more": len(found) >= trees.MOST})
+        return Response({"batches": shown, "is_more": len(found) >= batch_tree.MOST})
 
     @described(
         summary="Retry what failed of a batch",
@@ -94,7 +94,7 @@ class Batches(ListModelMixin, RetrieveModelMixin, Resource):
         jobs = Job.objects.using(alias()).filter(Q(bid=batch.bid) | Q(callback_of=batch.bid))
         # Bounded, so that the request ends in time; the client repeats it.
         failed = jobs.in_state(State.DEAD, State.RETRIES).order_by("pk")[: inputs.MOST_AT_ONCE]
-        changed = acts.carry_out(Verb.RETRY, failed)
+        changed = bulk.carry_out(Verb.RETRY, failed)
         note(request, batch, f"Retried what failed, {changed} jobs", reason=told["reason"])
         return Response({"changed": changed})
 

@@ -18,15 +18,15 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import crontab, redaction, tasks
-from ..cron import Schedule
-from ..cron_models import CronEntry, CronRun
-from ..errors import InvalidCron
-from ..payloads import rfc3339
-from ..permissions import may_see
-from ..shapes import cron_call_of, cron_entry_of, cron_run_of
-from ..store import crontab as rows
-from ..store import ticks
+from ...core.cron import Schedule
+from ...core.payloads import rfc3339
+from ...errors import InvalidCron
+from ...models.cron import CronEntry, CronRun
+from ...models.permissions import may_see
+from ...operations.serializers import cron_call_of, cron_entry_of, cron_run_of
+from ...store.cron import entries as rows
+from ...store.cron import runs as cron_runs
+from ...tasks import base, cron, redaction
 from . import answers, inputs
 from .base import Resource, alias
 from .described import UNSEEN, F, described
@@ -37,7 +37,7 @@ from .problems import WrongState
 
 NEXT_TIMES = 5
 RUNS_SHOWN = 50
-_DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **crontab.POLICIES}
+_DEFAULTS: dict[str, Any] = {"queue": "", "args": [], "kwargs": {}, "job": {}, **cron.POLICIES}
 
 
 def _acts(summary: str, description: str) -> Callable[[F], F]:
@@ -77,7 +77,7 @@ class CronEntries(Resource):
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return cron entries by name, each with its latest run."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
-        latest = ticks.latest([entry.pk for entry in page], using=alias())
+        latest = cron_runs.latest([entry.pk for entry in page], using=alias())
         return self.get_paginated_response([self._short(entry, latest.get(entry.pk)) for entry in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
@@ -173,7 +173,7 @@ class CronEntries(Resource):
         told, entry = self.said(inputs.Reason), self.get_object()
         if entry.removed_at is not None:
             raise WrongState(f"{entry.name}: is defined in code no more")
-        jid = crontab.run_now(entry, using=alias()).jid
+        jid = cron.run_now(entry, using=alias()).jid
         note(request, entry, "Run by hand", reason=told["reason"])
         return Response({"jid": jid})
 
@@ -191,7 +191,7 @@ class CronEntries(Resource):
         using = alias()
         runs = list(CronRun.objects.using(using).filter(entry=entry).order_by("-id")[:RUNS_SHOWN])
         # The job row is more recent than the outcome in the run row.
-        said = ticks.outcomes([run.jid for run in runs if run.jid], using=using)
+        said = cron_runs.outcomes([run.jid for run in runs if run.jid], using=using)
         for run in runs:
             run.outcome = said.get(run.jid, run.outcome)
         policies = {"missed": entry.missed, "window": entry.window_s, "overlap": entry.overlap}
@@ -216,10 +216,10 @@ class CronEntries(Resource):
 
 def _definition(told: dict[str, Any]) -> rows.Definition:
     """Return the checked definition, with the rules of the admin's form. Raises InvalidCron."""
-    tasks.autodiscover()  # the web process may not have imported the tasks
+    base.autodiscover()  # the web process may not have imported the tasks
     policies = {key: told[key] for key in ("missed", "window", "overlap")}
     fields = ("name", "schedule", "zone", "jobtype", "queue", "args", "kwargs", "job")
-    return crontab.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
+    return cron.defined(**{field: told[field] for field in fields}, policies=policies, is_json=True)
 
 
 def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
@@ -235,7 +235,7 @@ def _refuse_to_uncover(entry: CronEntry, told: Mapping[str, Any]) -> None:
 def _said_by(entry: CronEntry) -> dict[str, Any]:
     """Return the entry in the names of the API."""
     plain = {field: getattr(entry, field) for field in ("name", "schedule", "zone", "jobtype", "queue", "missed")}
-    texts = {field: crontab.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
+    texts = {field: cron.decode_member(field, getattr(entry, field)) for field in ("args", "kwargs", "job")}
     return {**plain, **texts, "window": entry.window_s, "overlap": entry.overlap}
 
 

@@ -13,10 +13,10 @@ from django.db.models import Q, QuerySet
 from django_filters.rest_framework import FilterSet
 from msgspec.structs import asdict, replace
 
-from ..errors import InvalidQuery
-from ..models import Batch, CronEntry, Job, JobLock, Limit, Queue, WorkerProcess
-from ..queries import MAX_TEXT, Query
-from ..redaction import query_of
+from ...core.queries import MAX_TEXT, Query
+from ...errors import InvalidQuery
+from ...models import Batch, CronEntry, Job, JobLock, Limit, Queue, WorkerProcess
+from ...tasks.redaction import query_of
 
 _FIELDS = {
     "state": "states",

@@ -9,9 +9,9 @@ from django.utils import timezone
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from .. import queries
-from ..cron import Missed, Overlap
-from ..gating import Scope
+from ...core import queries
+from ...core.cron import Missed, Overlap
+from ...core.limits import Scope
 
 # Subscripted for the type checker only; at run time the plain class is the base.
 if TYPE_CHECKING:

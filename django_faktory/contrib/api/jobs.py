@@ -14,14 +14,15 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import acts, tasks
-from ..acts import Verb
-from ..editing import Changes, check_call, edit
-from ..models import Job, JobQuerySet
-from ..permissions import hidden_words
-from ..queries import Query
-from ..redaction import query_of
-from ..shapes import SHORT, whole_job_of
+from ...core.queries import Query
+from ...models import Job, JobQuerySet
+from ...models.permissions import hidden_words
+from ...operations import bulk
+from ...operations.bulk import Verb
+from ...operations.edit import Changes, check_call, edit
+from ...operations.serializers import SHORT, whole_job_of
+from ...tasks import base
+from ...tasks.redaction import query_of
 from . import answers, inputs
 from .base import Resource, alias, broker
 from .described import UNSEEN, F, described
@@ -113,8 +114,8 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         """Enqueue a job of a registered task. Raises UnknownJobType (400) for any other name."""
         told = self.said(inputs.NewJob)
         using = alias()
-        tasks.autodiscover()  # the web process may not have imported the tasks
-        task = tasks.lookup(told["task"])
+        base.autodiscover()  # the web process may not have imported the tasks
+        task = base.lookup(told["task"])
         args, kwargs = told.get("args", []), told["kwargs"]
         # Without this check a wrong argument would be noticed only when the job runs.
         check_call(task.jobtype, args, kwargs)
@@ -230,9 +231,9 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
     def _act(self, request: Request, verb: Verb) -> Response:
         told = self.said(inputs.Reason)
         job = self.get_object()
-        changed = acts.carry_out(verb, Job.objects.using(alias()).filter(pk=job.pk))
+        changed = bulk.carry_out(verb, Job.objects.using(alias()).filter(pk=job.pk))
         if not changed:
-            legal = ", ".join(sorted(acts.STATES[verb]))
+            legal = ", ".join(sorted(bulk.STATES[verb]))
             raise WrongState(f"{verb}: takes a job that is {legal}; this one is {job.state}")
         return self._done(request, job, DONE[verb], changed, told["reason"])
 
@@ -263,14 +264,14 @@ class Jobs(ListModelMixin, RetrieveModelMixin, Resource):
         self._refuse_to_reveal(query, is_dry=told["dry_run"])
         # An empty query would mean every job: a client that forgets the query must not delete everything.
         if query.is_empty:
-            legal = " or ".join(sorted(acts.STATES[verb]))
+            legal = " or ".join(sorted(bulk.STATES[verb]))
             raise ValidationError({"query": f"expected one; such as {legal} for all of these"})
-        meant = Job.objects.using(alias()).matching(query).in_state(*acts.STATES[verb])
+        meant = Job.objects.using(alias()).matching(query).in_state(*bulk.STATES[verb])
         if told["dry_run"]:
             found = meant.count_up_to(COUNTED)
             return Response({"query": str(query), "found": found, "changed": 0, "next": None})
         part, after = _part(meant, told)
-        under = acts.begin(verb, part)
+        under = bulk.begin(verb, part)
         changed = sum(under.steps)
         if changed:
             note(request, Job, f"{DONE[verb]} {changed} jobs", name=str(query), reason=told["reason"])

@@ -8,9 +8,9 @@ from django.apps import apps
 from django.db.models import Model
 from rest_framework.request import Request
 
-from ..logs import get_logger
+from ...core.logs import get_logger
 
-logger = get_logger(__name__)
+logger = get_logger("django_faktory.api.journal")  # a documented name: projects give it a handler of its own
 
 ADDED, CHANGED, DELETED = 1, 2, 3
 """Action flags of Django's admin log, copied here: the admin need not be installed."""

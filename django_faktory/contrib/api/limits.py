@@ -17,11 +17,11 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import limiting
-from ..gating import Allowance
-from ..models import Limit
-from ..shapes import limit_of
-from ..store import limits
+from ...core.limits import Allowance
+from ...models import Limit
+from ...operations.serializers import limit_of
+from ...store.limits import definitions
+from ...tasks import limits as task_limits
 from . import answers, inputs
 from .base import Resource, alias
 from .described import UNSEEN, F, described
@@ -72,7 +72,7 @@ class Limits(Resource):
         """Return limits with their current use, which is read for one page at a time."""
         page = self.paginate_queryset(self.filter_queryset(self.get_queryset())) or []
         # One query for the use of the whole page, instead of one per limit.
-        used = limits.use([limit.pk for limit in page], using=alias())
+        used = definitions.use([limit.pk for limit in page], using=alias())
         return self.get_paginated_response([limit_of(limit, *used.get(limit.pk, ())) for limit in page])
 
     def retrieve(self, request: Request, **_: Any) -> Response:  # noqa: ARG002
@@ -89,11 +89,11 @@ class Limits(Resource):
     def create(self, request: Request) -> Response:
         """Create a limit; raise WrongState (409) if the limit already exists."""
         told = self.said(inputs.NewLimit)
-        name, allowance = limiting.checked_name(told["scope"], told["name"]), _allowance(told)
+        name, allowance = task_limits.checked_name(told["scope"], told["name"]), _allowance(told)
         # `limits.put` overwrites an existing limit, so that POST would change it without a warning.
         if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
             raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
-        limit = limits.put(told["scope"], name, allowance, using=alias())
+        limit = definitions.put(told["scope"], name, allowance, using=alias())
         note(request, limit, "Written", flag=ADDED, reason=told.get("reason", ""))
         return self.answer(lambda: _whole(limit), code=status.HTTP_201_CREATED)
 
@@ -106,7 +106,7 @@ class Limits(Resource):
     def update(self, request: Request, **_: Any) -> Response:
         """Replace what the limit allows; a pause of the task remains in effect."""
         told, limit = self.said(inputs.LimitChanges), self.get_object()
-        changed = limits.put(limit.scope, limit.name, _allowance(told), using=alias())
+        changed = definitions.put(limit.scope, limit.name, _allowance(told), using=alias())
         note(request, changed, f"Edited: {changed.told}", reason=told.get("reason", ""))
         return self.answer(lambda: _whole(changed))
 
@@ -121,32 +121,32 @@ class Limits(Resource):
         why, limit = self.said(inputs.Reason, of=request.query_params), self.get_object()
         # Written before the delete: the log entry needs the primary key of the row.
         note(request, limit, "Deleted", flag=DELETED, reason=why["reason"])
-        limits.remove(limit, using=alias())
+        definitions.remove(limit, using=alias())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @_acts("Pause tasks", "None of their jobs starts from now on; running jobs continue.")
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pause the tasks; a task that is already paused is not changed."""
-        return self._act(request, limits.pause, "Paused")
+        return self._act(request, definitions.pause, "Paused")
 
     @_acts("Resume tasks", "Their jobs start again, within their limits.")
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resume the tasks; a task that is not paused is not changed."""
-        return self._act(request, limits.resume, "Resumed")
+        return self._act(request, definitions.resume, "Resumed")
 
     def _act(self, request: Request, act: Any, done: str) -> Response:
         told = self.said(inputs.TaskNames)
-        changed = act([limiting.checked_name("task", name) for name in told["tasks"]], using=alias())
+        changed = act([task_limits.checked_name("task", name) for name in told["tasks"]], using=alias())
         for name in changed:
             note(request, Limit, done, name=name, reason=told["reason"])
         return Response({"tasks": changed})
 
 
 def _whole(limit: Limit) -> dict[str, Any]:
-    used = limits.use([limit.pk], using=alias()).get(limit.pk, ())
-    return {**limit_of(limit, *used), "waiting": limits.waiting(limit, using=alias())}
+    used = definitions.use([limit.pk], using=alias()).get(limit.pk, ())
+    return {**limit_of(limit, *used), "waiting": definitions.waiting(limit, using=alias())}
 
 
 def _allowance(told: Mapping[str, Any]) -> Allowance:

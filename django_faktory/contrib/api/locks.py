@@ -13,8 +13,8 @@ from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from ..models import JobLock
-from ..store import operations
+from ...models import JobLock
+from ...store.jobs import transitions
 from . import answers, inputs
 from .base import Resource, alias
 from .described import described
@@ -62,7 +62,7 @@ class Locks(ListModelMixin, RetrieveModelMixin, Resource):
         A lock that another job has acquired since has another token and is not touched.
         """
         told, lock = self.said(inputs.Reason), self.get_object()
-        changed = operations.free_locks([lock.pk], using=alias())
+        changed = transitions.free_locks([lock.pk], using=alias())
         # The lock expired or was released between the two queries.
         if not changed:
             raise Http404

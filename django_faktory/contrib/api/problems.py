@@ -12,10 +12,10 @@ from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from .. import errors
-from ..compat import InvalidTask
-from ..gating import InvalidLimit
-from ..logs import get_logger
+from ... import errors
+from ...core.limits import InvalidLimit
+from ...core.logs import get_logger
+from ...tasks.compat import InvalidTask
 from .rendering import Json
 
 logger = get_logger(__name__)

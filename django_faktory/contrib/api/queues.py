@@ -11,10 +11,10 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from ..errors import FaktoryError
-from ..models import Queue
-from ..shapes import time_of
-from ..store import queues as rows
+from ...errors import FaktoryError
+from ...models import Queue
+from ...operations.serializers import time_of
+from ...store import queues as rows
 from . import answers, inputs
 from .base import Resource, alias, broker
 from .described import UNSEEN, F, described

@@ -9,7 +9,7 @@ from rest_framework import exceptions, status
 from rest_framework.parsers import JSONParser
 from rest_framework.renderers import JSONRenderer
 
-from .. import conf
+from ... import conf
 
 
 class TooLarge(exceptions.APIException):

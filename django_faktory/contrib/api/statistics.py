@@ -8,9 +8,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
-from .. import conf
-from ..lifecycle import State
-from ..store import stats
+from ... import conf
+from ...core.lifecycle import State
+from ...store.statistics import counts
 from . import answers
 from .access import May
 from .base import Door, alias
@@ -36,7 +36,7 @@ class Numbers(Door, ViewSet):
     def list(self, request: Request) -> Response:  # noqa: ARG002
         """Return one shared snapshot of the statistics."""
         # Shared with the admin and the metrics of this process, so that polling clients do not add statements.
-        found = stats.shared_glance(using=alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
+        found = counts.shared_glance(using=alias(), worker_timeout_s=conf.get("WORKER_TIMEOUT"))
         states = (State.BLOCKED, State.DEAD, State.ENQUEUED, State.RETRIES, State.SCHEDULED, State.WORKING)
         return Response(
             {

@@ -1,4 +1,4 @@
-"""URLs of the API: `path("api/", include("django_faktory.api.urls"))`.
+"""URLs of the API: `path("api/", include("django_faktory.contrib.api.urls"))`.
 
 A new resource is one more line of `RESOURCES`.
 """
@@ -55,7 +55,7 @@ class OpenApi(Door, SpectacularAPIView):
     # YAML or JSON, unlike the resources.
     renderer_classes = SpectacularAPIView.renderer_classes
     permission_classes = (LoggedIn,)
-    urlconf: Any = "django_faktory.api.urls"
+    urlconf: Any = "django_faktory.contrib.api.urls"
     schema: Any = None
     # Own settings: those of the project describe its other APIs.
     custom_settings: Any = {  # noqa: RUF012  (the framework's name for it)

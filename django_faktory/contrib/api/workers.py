@@ -10,10 +10,10 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from .. import conf
-from ..models import WorkerProcess
-from ..shapes import worker_of
-from ..store import workers as rows
+from ... import conf
+from ...models import WorkerProcess
+from ...operations.serializers import worker_of
+from ...store import workers as rows
 from . import answers, inputs
 from .base import Resource, alias
 from .described import F, described

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import JobNotFound
+from ...errors import JobNotFound
 from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers, RemoteFailure, UnusableServer
-from .wire import OPT_BLOCKING, OPT_ROLLCALL, Job, Status
+from .protocol import OPT_BLOCKING, OPT_ROLLCALL, Job, Status
 
 if TYPE_CHECKING:
     from .client import AsyncClient, Client
-    from .elsewhere import gearmonkey_task
+    from .remote_task import gearmonkey_task
     from .worker import Worker
 
 __all__ = [
@@ -39,7 +39,7 @@ _HOMES = {
     "AsyncClient": "client",
     "Client": "client",
     "Worker": "worker",
-    "gearmonkey_task": "elsewhere",
+    "gearmonkey_task": "remote_task",
 }
 
 

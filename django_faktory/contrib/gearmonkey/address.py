@@ -15,10 +15,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from ..errors import BrokerUnavailable
-from ..logs import get_logger
-from .core import REDIS_ERRORS
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable
 from .errors import UnusableServer
+from .requests import REDIS_ERRORS
 
 logger = get_logger(__name__)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .. import conf
-from ..brokers.base import Broker
-from ..errors import FaktoryError, InvalidPayload
-from ..mutations import Mutation
-from ..payloads import (
+from ... import conf
+from ...brokers.base import Broker
+from ...core.mutation import Mutation
+from ...core.payloads import (
     Ack,
     BatchStatus,
     Beat,
@@ -27,9 +26,10 @@ from ..payloads import (
     WorkerIdentity,
     new_job,
 )
-from .functions import call_of, output_of
-from .station import Station, Taken
-from .wire import Status
+from ...errors import FaktoryError, InvalidPayload
+from .protocol import Status
+from .redis_worker import Station, Taken
+from .registry import call_of, output_of
 
 QUEUE = "gearmonkey"
 """Queue name reported to the worker for all functions: the specification defines their order, not queues."""

@@ -8,8 +8,9 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
 
-from . import conf, tasks
-from .gearmonkey.functions import served
+from ... import conf
+from ...tasks import base
+from .registry import served
 
 
 @register
@@ -26,7 +27,7 @@ def check_gearmonkey(**_: Any) -> list[CheckMessage]:
         hint = "pip install django-faktory[redis]"
         return [Error("GearMonkey: redis-py is not installed", hint=hint, id="django_faktory.E020")]
     try:
-        tasks.autodiscover()
+        base.autodiscover()
     except Exception:  # noqa: BLE001  (importing runs project code; E015 reports it)
         return []
     try:

@@ -15,11 +15,11 @@ from typing import Any, Self, TypeVar
 from redis import Redis
 from redis import asyncio as async_redis
 
-from . import core
+from . import requests
 from .address import close, connect, connect_async, sentinels_of
-from .core import REDIS_ERRORS, Pause, Steps
+from .protocol import NORMAL, Job
+from .requests import REDIS_ERRORS, Pause, Steps
 from .settings import url_of
-from .wire import NORMAL, Job
 
 R = TypeVar("R")
 
@@ -46,12 +46,12 @@ class Client:
         `limit` is `scheduled` if `prio` is "scheduled", else `timeout` in seconds. Raises ValueError before anything is
         sent, NoWorkers with OPT_ROLLCALL, JobCreationFailed, JobTimeout.
         """
-        asked = core.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
-        return carry_out(self._redis, core.run(asked))
+        asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
+        return carry_out(self._redis, requests.run(asked))
 
     def get(self, fn: str, id: int) -> Job:
         """Return what the server stores about a job. Raises JobNotFound."""
-        return carry_out(self._redis, core.get(fn, id))
+        return carry_out(self._redis, requests.get(fn, id))
 
     def close(self) -> None:
         """Close the connections; the client remains usable."""
@@ -82,12 +82,12 @@ class AsyncClient:
         scheduled: float | datetime | None = None,
     ) -> int:
         """Create a job and return its id; like `Client.run`."""
-        asked = core.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
-        return await _acarry_out(self._redis, core.run(asked))
+        asked = requests.request(fn, input, prio, options, limit, timeout=timeout, scheduled=scheduled)
+        return await _acarry_out(self._redis, requests.run(asked))
 
     async def get(self, fn: str, id: int) -> Job:
         """Return what the server stores about a job; like `Client.get`."""
-        return await _acarry_out(self._redis, core.get(fn, id))
+        return await _acarry_out(self._redis, requests.get(fn, id))
 
     async def close(self) -> None:
         """Close the connections, those to Sentinels included."""

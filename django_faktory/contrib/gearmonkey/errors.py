@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import FaktoryError
+from ...errors import FaktoryError
 
 
 class GearMonkeyError(FaktoryError):

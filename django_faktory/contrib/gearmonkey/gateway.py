@@ -16,19 +16,19 @@ from typing import Any
 import msgspec
 from django.db import connections, transaction
 
-from .. import conf
-from ..backend import FaktoryBackend
-from ..brokers import Broker
-from ..errors import BrokerUnavailable, FaktoryError
-from ..logs import get_logger
-from ..payloads import JobPayload
-from ..store.outcomes import Outcome, outcomes
-from ..tasks import FaktoryTask
+from ... import conf
+from ...backend import FaktoryBackend
+from ...brokers import Broker
+from ...core.logs import get_logger
+from ...core.payloads import JobPayload
+from ...errors import BrokerUnavailable, FaktoryError
+from ...store.jobs.results import Outcome, outcomes
+from ...tasks.base import FaktoryTask
 from .errors import UnusableServer
-from .functions import call_of, output_of
-from .hints import Hints
-from .station import BEATS_A_LEASE, Station, Taken
-from .wire import JOB_TTL_S, Status
+from .notifications import Hints
+from .protocol import JOB_TTL_S, Status
+from .redis_worker import BEATS_A_LEASE, Station, Taken
+from .registry import call_of, output_of
 
 logger = get_logger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from redis import Redis, RedisCluster, ResponseError
 
-from . import scripts, wire
-from .core import REDIS_ERRORS, unavailable
+from . import lua, protocol
+from .requests import REDIS_ERRORS, unavailable
 
 MOST = 200
 """Functions shown at most; also workers and lost jobs shown per function."""
@@ -100,7 +100,7 @@ def _nodes(redis: Redis) -> list[dict[str, Any]]:
 
 
 def _served(redis: Redis) -> set[str]:
-    return set(map(_text, redis.smembers(scripts.FUNCTIONS_KEY)))
+    return set(map(_text, redis.smembers(lua.FUNCTIONS_KEY)))
 
 
 def _names(redis: Redis) -> tuple[list[str], bool]:
@@ -125,19 +125,19 @@ def _names(redis: Redis) -> tuple[list[str], bool]:
 
 
 def _look(redis: Redis, fn: str, now: int) -> FunctionLook:
-    queues = {prio: _length(redis, scripts.queue_key(fn, prio)) for prio in (*wire.LISTS, wire.SCHEDULED)}
+    queues = {prio: _length(redis, lua.queue_key(fn, prio)) for prio in (*protocol.LISTS, protocol.SCHEDULED)}
     # Members with lower scores are dead workers that are not removed yet.
-    workers: list[Any] = redis.zrangebyscore(scripts.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
+    workers: list[Any] = redis.zrangebyscore(lua.registry_key(fn), now, "+inf", start=0, num=MOST, withscores=True)
     return FunctionLook(
         fn=fn,
-        count=_text(redis.get(scripts.count_key(fn)) or b"0"),
+        count=_text(redis.get(lua.count_key(fn)) or b"0"),
         workers=[(_text(wid), int(until - now)) for wid, until in workers],
         queues=queues,
-        held=redis.zcard(scripts.lease_key(fn)),
-        bridged=redis.zcard(scripts.held_key(fn)),
+        held=redis.zcard(lua.lease_key(fn)),
+        bridged=redis.zcard(lua.held_key(fn)),
         # Only leases expired for 10 s: a younger one is left to the next sweep and is no problem yet.
-        overdue=redis.zcount(scripts.lease_key(fn), "-inf", now - 10),
-        lost=[_text(id_) for id_ in redis.zrange(scripts.audit_key(fn), 0, MOST)],
+        overdue=redis.zcount(lua.lease_key(fn), "-inf", now - 10),
+        lost=[_text(id_) for id_ in redis.zrange(lua.audit_key(fn), 0, MOST)],
     )
 
 

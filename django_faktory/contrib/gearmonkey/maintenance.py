@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 import time
 
-from ..errors import FaktoryError
-from ..logs import get_logger
-from .station import Station
+from ...core.logs import get_logger
+from ...errors import FaktoryError
+from .redis_worker import Station
 
 logger = get_logger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from redis import Redis
 
-from ..wakeups import Listener
-from . import scripts
-from .core import REDIS_ERRORS
+from ...store.notifier import Listener
+from . import lua
+from .requests import REDIS_ERRORS
 
 LOOKS_S = (0.005, 0.020, 0.050)
 """Seconds after a hint at which to look again: the specification publishes `create` before it pushes the job."""
@@ -28,7 +28,7 @@ class Hints(Listener):
     def __init__(self, redis: Redis, fns: Iterable[str]) -> None:
         super().__init__()
         self._redis = redis
-        self._channels = [scripts.channel(fn) for fn in fns]
+        self._channels = [lua.channel(fn) for fn in fns]
         self._pubsub: Any = None
         self._looks: list[float] = []
         self._is_closed = False

@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from ..payloads import FUNCTION
+from ...core.payloads import FUNCTION
 
 HIGH, NORMAL, LOW, SCHEDULED = "high", "normal", "low", "scheduled"
 PRIORITIES = (HIGH, NORMAL, LOW, SCHEDULED)

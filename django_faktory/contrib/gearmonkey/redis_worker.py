@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from redis import Redis, RedisCluster
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
-from ..logs import get_logger
-from . import scripts, wire
+from ...core.logs import get_logger
+from . import lua, protocol
 from .address import examine
 from .client import carry_out
-from .core import AWAY, REDIS_ERRORS, scripted, unavailable
 from .errors import GearMonkeyError
-from .scripts import Script
-from .wire import Status
+from .lua import Script
+from .protocol import Status
+from .requests import AWAY, REDIS_ERRORS, scripted, unavailable
 
 logger = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Station:
     """Operations of worker `wid` on the functions `fns`."""
 
     def __init__(self, redis: Redis, fns: Collection[str], *, wid: str, lease_s: float = LEASE_S) -> None:
-        self.fns = [wire.function_name(fn) for fn in fns]
+        self.fns = [protocol.function_name(fn) for fn in fns]
         self.redis = redis
         self.wid = wid
         self.lease_s = lease_s
@@ -71,31 +71,31 @@ class Station:
         examine(self.redis, self.fns)
         with _translated():
             # Naive peers call this script by its digest only and fail if a restart of Redis removed it.
-            digest = _text(self.redis.script_load(scripts.DUE))
-            if digest != scripts.DUE_SHA1:
-                logger.warning("this server names the text's script %s, expected %s", digest, scripts.DUE_SHA1)
+            digest = _text(self.redis.script_load(lua.DUE))
+            if digest != lua.DUE_SHA1:
+                logger.warning("this server names the text's script %s, expected %s", digest, lua.DUE_SHA1)
             for script in _OFTEN:
                 script.digest = _text(self.redis.script_load(script.text))
             if self.fns:
                 # The admin page and the health check find our functions there.
-                self.redis.sadd(scripts.FUNCTIONS_KEY, *self.fns)
+                self.redis.sadd(lua.FUNCTIONS_KEY, *self.fns)
 
     def register(self) -> None:
         """Register this worker for the length of a lease, or renew it. Restores the counters after FLUSHALL."""
         for fn in self.fns:
-            self._call(scripts.REGISTER, _registry(fn), self.wid, self.lease_s)
+            self._call(lua.REGISTER, _registry(fn), self.wid, self.lease_s)
 
     def unregister(self) -> None:
         """Remove this worker from the registry and the counters."""
         for fn in self.fns:
-            self._call(scripts.UNREGISTER, _registry(fn), self.wid)
+            self._call(lua.UNREGISTER, _registry(fn), self.wid)
 
     def dismiss(self, wids: Iterable[str], *, have_died: bool = False) -> None:
         """Unregister these workers and put their jobs back, or expire their leases if they died."""
         for wid in wids:
             for fn in self.fns:
-                self._call(scripts.UNREGISTER, _registry(fn), wid)
-                self._call(scripts.DISMISS, [scripts.lease_key(fn)], fn, wid, int(have_died))
+                self._call(lua.UNREGISTER, _registry(fn), wid)
+                self._call(lua.DISMISS, [lua.lease_key(fn)], fn, wid, int(have_died))
 
     def take(self, most: int) -> list[Taken]:
         """Take up to `most` jobs: due scheduled ones first, then high, normal, low. Functions take turns."""
@@ -109,9 +109,7 @@ class Station:
         for group in [[fn] for fn in fns] if self._is_cluster else [fns]:
             if len(found) < most:
                 keys = [key for fn in group for key in _taking(fn)]
-                found += self._taken(
-                    self._call(scripts.RESERVE, keys, self.wid, self.lease_s, most - len(found), *group)
-                )
+                found += self._taken(self._call(lua.RESERVE, keys, self.wid, self.lease_s, most - len(found), *group))
         return found
 
     def extend(
@@ -125,8 +123,8 @@ class Station:
         for_s = self.lease_s if for_s is None else for_s
         for fn, group in by_fn.items():
             flat = [part for job in group for part in (job.id, job.attempt)]
-            key = scripts.held_key(fn) if are_handed_over else scripts.lease_key(fn)
-            kept = {_text(id_) for id_ in self._call(scripts.EXTEND, [key], fn, self.wid, for_s, *flat)}
+            key = lua.held_key(fn) if are_handed_over else lua.lease_key(fn)
+            kept = {_text(id_) for id_ in self._call(lua.EXTEND, [key], fn, self.wid, for_s, *flat)}
             lost += [job for job in group if job.id not in kept]
         return lost
 
@@ -138,32 +136,32 @@ class Station:
         """End several jobs in one round trip; the result is like that of `finish` for each."""
         calls = [
             (
-                [scripts.lease_key(job.fn), scripts.meta_key(job.fn, job.id), scripts.held_key(job.fn)],
+                [lua.lease_key(job.fn), lua.meta_key(job.fn, job.id), lua.held_key(job.fn)],
                 (job.fn, job.id, self.wid, job.attempt, str(status), output),
             )
             for job, status, output in ends
         ]
-        return [bool(answer) for answer in self._call_many(scripts.FINISH, calls)]
+        return [bool(answer) for answer in self._call_many(lua.FINISH, calls)]
 
     def update(self, job: Taken, dividend: int, divisor: int, *, is_handed_over: bool = False) -> bool:
         """Store a job's progress. Returns False if the job is no longer this worker's."""
-        lease = scripts.held_key(job.fn) if is_handed_over else scripts.lease_key(job.fn)
-        keys = [lease, scripts.meta_key(job.fn, job.id), scripts.job_key(job.fn, job.id)]
-        return bool(self._call(scripts.UPDATE, keys, job.id, self.wid, job.attempt, dividend, divisor))
+        lease = lua.held_key(job.fn) if is_handed_over else lua.lease_key(job.fn)
+        keys = [lease, lua.meta_key(job.fn, job.id), lua.job_key(job.fn, job.id)]
+        return bool(self._call(lua.UPDATE, keys, job.id, self.wid, job.attempt, dividend, divisor))
 
     def release(self, job: Taken) -> bool:
         """Put a job back at the head of its queue. Returns False if it is no longer this worker's."""
-        keys = [scripts.lease_key(job.fn), scripts.meta_key(job.fn, job.id), scripts.job_key(job.fn, job.id)]
-        return bool(self._call(scripts.RELEASE, keys, job.fn, job.id, self.wid, job.attempt))
+        keys = [lua.lease_key(job.fn), lua.meta_key(job.fn, job.id), lua.job_key(job.fn, job.id)]
+        return bool(self._call(lua.RELEASE, keys, job.fn, job.id, self.wid, job.attempt))
 
     def sweep(self) -> Swept:
         """Put back jobs with an expired lease, and unregister silent workers."""
         swept = Swept([], [])
         for fn in self.fns:
-            self._call(scripts.ROLL_CALL, _registry(fn))
+            self._call(lua.ROLL_CALL, _registry(fn))
             # A script handles at most 100 jobs per call, so that it does not block Redis.
             while True:
-                back, given_up = self._call(scripts.SWEEP, [scripts.lease_key(fn)], fn, MAX_DEATHS)
+                back, given_up = self._call(lua.SWEEP, [lua.lease_key(fn)], fn, MAX_DEATHS)
                 swept.back.extend(f"{fn}:{_text(id_)}" for id_ in back)
                 swept.given_up.extend(f"{fn}:{_text(id_)}" for id_ in given_up)
                 if len(back) + len(given_up) < 100:
@@ -172,15 +170,15 @@ class Station:
 
     def hand_over(self, job: Taken) -> bool:
         """Mark the job as represented by a row. Returns False if it is no longer this worker's."""
-        keys = [scripts.lease_key(job.fn), scripts.held_key(job.fn), scripts.meta_key(job.fn, job.id)]
-        return bool(self._call(scripts.HAND_OVER, keys, job.id, self.wid, job.attempt, self.lease_s))
+        keys = [lua.lease_key(job.fn), lua.held_key(job.fn), lua.meta_key(job.fn, job.id)]
+        return bool(self._call(lua.HAND_OVER, keys, job.id, self.wid, job.attempt, self.lease_s))
 
     def adopt(self, most: int) -> list[Taken]:
         """Take over up to `most` jobs that have a row and no live bridge."""
         found: list[Taken] = []
         for fn in self.fns:
             found += self._taken(
-                self._call(scripts.ADOPT, [scripts.held_key(fn)], fn, self.wid, self.lease_s, most - len(found))
+                self._call(lua.ADOPT, [lua.held_key(fn)], fn, self.wid, self.lease_s, most - len(found))
             )
         return found
 
@@ -192,12 +190,12 @@ class Station:
         again = []
         with _translated():
             for fn in self.fns:
-                prefix = scripts.job_key(fn, "")
+                prefix = lua.job_key(fn, "")
                 for key in self.redis.scan_iter(match=_escaped(prefix) + "*", count=500):
                     id_ = _text(key)[len(prefix) :]
-                    keys = [scripts.audit_key(fn), scripts.lease_key(fn)]
-                    keys += [scripts.queue_key(fn, prio) for prio in (wire.SCHEDULED, *wire.LISTS)]
-                    if self._call(scripts.AUDIT, keys, fn, id_, after_s) == 2:
+                    keys = [lua.audit_key(fn), lua.lease_key(fn)]
+                    keys += [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
+                    if self._call(lua.AUDIT, keys, fn, id_, after_s) == 2:
                         again.append(f"{fn}:{id_}")
         return again
 
@@ -245,7 +243,7 @@ class Station:
 
 
 # Loaded at start; the other scripts are sent when they are first used.
-_OFTEN = (scripts.REGISTER, scripts.RESERVE, scripts.EXTEND, scripts.FINISH, scripts.UPDATE, scripts.SWEEP)
+_OFTEN = (lua.REGISTER, lua.RESERVE, lua.EXTEND, lua.FINISH, lua.UPDATE, lua.SWEEP)
 
 
 @contextmanager
@@ -259,12 +257,12 @@ def _translated() -> Iterator[None]:
 
 
 def _registry(fn: str) -> list[str]:
-    return [scripts.registry_key(fn), scripts.count_key(fn)]
+    return [lua.registry_key(fn), lua.count_key(fn)]
 
 
 def _taking(fn: str) -> list[str]:
-    queues = [scripts.queue_key(fn, prio) for prio in (wire.SCHEDULED, *wire.LISTS)]
-    return [*queues, scripts.lease_key(fn)]
+    queues = [lua.queue_key(fn, prio) for prio in (protocol.SCHEDULED, *protocol.LISTS)]
+    return [*queues, lua.lease_key(fn)]
 
 
 def _text(raw: bytes | str) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .. import conf, jsontext, tasks
-from ..errors import InvalidPayload, UnknownJobType
-from ..tasks import FaktoryTask
+from ... import conf
+from ...core.json import jsontext
+from ...errors import InvalidPayload, UnknownJobType
+from ...tasks import base
+from ...tasks.base import FaktoryTask
 
 DIRECT, GATEWAY = "direct", "gateway"
 
@@ -24,7 +26,7 @@ def served() -> dict[str, FaktoryTask[..., Any]]:
     Raises ImproperlyConfigured if two tasks serve one function, or if a task cannot serve one.
     """
     found: dict[str, FaktoryTask[..., Any]] = {}
-    wanted = [(task.gearmonkey, task) for task in tasks.registered() if task.gearmonkey]
+    wanted = [(task.gearmonkey, task) for task in base.registered() if task.gearmonkey]
     wanted += [(fn, _task(fn, name)) for fn, name in conf.get("GEARMONKEY_FUNCTIONS").items()]
     is_direct = conf.get("GEARMONKEY_MODE") == DIRECT
     for fn, task in wanted:
@@ -44,7 +46,7 @@ def served() -> dict[str, FaktoryTask[..., Any]]:
 
 def _task(fn: str, name: str) -> FaktoryTask[..., Any]:
     try:
-        return tasks.lookup(name)
+        return base.lookup(name)
     except UnknownJobType as error:
         raise ImproperlyConfigured(f"GEARMONKEY_FUNCTIONS[{fn!r}]: {error}") from error
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any
 
-from ..tasks import FaktoryTask, new_task
-from . import wire
+from ...tasks.base import FaktoryTask, new_task
+from . import protocol
 from .client import Client
 from .errors import RemoteFailure
-from .functions import input_of, structure_of
+from .protocol import NORMAL, OPT_BLOCKING, OPT_ROLLCALL, Status
+from .registry import input_of, structure_of
 from .settings import url_of
-from .wire import NORMAL, OPT_BLOCKING, OPT_ROLLCALL, Status
 
 
 def gearmonkey_task(
@@ -36,8 +36,8 @@ def gearmonkey_task(
     is returned as it is. `wait_s` bounds the wait (JobTimeout). `rollcall` fails at once if there is no worker
     (NoWorkers). An error of the remote job raises RemoteFailure. `options` are those of `@task`.
     """
-    wire.function_name(fn)
-    if wire.priority(prio) == wire.SCHEDULED:
+    protocol.function_name(fn)
+    if protocol.priority(prio) == protocol.SCHEDULED:
         raise ValueError("gearmonkey_task: prio: expected high, normal or low; a time is given by using(run_after=…)")
     asked = [OPT_BLOCKING, OPT_ROLLCALL] if rollcall else [OPT_BLOCKING]
 

@@ -28,10 +28,10 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from ..errors import BrokerUnavailable, JobNotFound
-from . import scripts, wire
+from ...errors import BrokerUnavailable, JobNotFound
+from . import lua, protocol
 from .errors import GearMonkeyError, JobCreationFailed, JobTimeout, NoWorkers
-from .scripts import Script
+from .lua import Script
 
 SLICE_S = 1.0
 """Seconds between two reads of a job's status while waiting, in case the end message is lost."""
@@ -71,7 +71,7 @@ class Request:
     fn: str
     input: bytes
     prio: str
-    options: frozenset[wire.Option]
+    options: frozenset[protocol.Option]
     scheduled: int
     timeout_s: float | None
     """None: wait without limit."""
@@ -80,7 +80,7 @@ class Request:
 def request(
     fn: str,
     input: Any = b"",
-    prio: str = wire.NORMAL,
+    prio: str = protocol.NORMAL,
     options: Iterable[str] = (),
     limit: float | datetime | None = None,
     *,
@@ -91,43 +91,43 @@ def request(
 
     `limit` is TIMEOUT/SCHEDULED of the specification: `prio` decides which of the two it means.
     """
-    prio = wire.priority(prio)
+    prio = protocol.priority(prio)
     if limit is not None:
-        if prio == wire.SCHEDULED:
+        if prio == protocol.SCHEDULED:
             scheduled = limit if scheduled is None else scheduled
         else:
             timeout = limit if timeout is None else timeout  # type: ignore[assignment]  # checked below
-    if (scheduled is not None) != (prio == wire.SCHEDULED):
+    if (scheduled is not None) != (prio == protocol.SCHEDULED):
         raise ValueError(
             f"scheduled: expected it with prio 'scheduled', and only there; got {scheduled!r} and {prio!r}"
         )
-    wrong = {str(option) for option in options} - {str(option) for option in wire.Option}
+    wrong = {str(option) for option in options} - {str(option) for option in protocol.Option}
     if wrong:
         raise ValueError(f"options: expected OPT_BLOCKING or OPT_ROLLCALL, got {', '.join(sorted(wrong))!r:.80}")
     return Request(
-        fn=wire.function_name(fn),
-        input=wire.encoded(input),
+        fn=protocol.function_name(fn),
+        input=protocol.encoded(input),
         prio=prio,
-        options=frozenset(map(wire.Option, options)),
-        scheduled=0 if scheduled is None else wire.seconds("scheduled", scheduled),
+        options=frozenset(map(protocol.Option, options)),
+        scheduled=0 if scheduled is None else protocol.seconds("scheduled", scheduled),
         timeout_s=_patience(timeout),
     )
 
 
 def run(asked: Request) -> Steps[int]:
     """Create a job as `Client.run` does and return its id."""
-    if wire.OPT_ROLLCALL in asked.options:
+    if protocol.OPT_ROLLCALL in asked.options:
         yield from roll_call(asked.fn)
     id_ = yield from create(asked)
-    if wire.OPT_BLOCKING in asked.options:
+    if protocol.OPT_BLOCKING in asked.options:
         yield from wait(asked.fn, id_, asked.timeout_s)
     return id_
 
 
-def get(fn: str, id_: int) -> Steps[wire.Job]:
+def get(fn: str, id_: int) -> Steps[protocol.Job]:
     """Read a job as `Client.get` does. Raises JobNotFound."""
     try:
-        found = yield ("HGETALL", scripts.job_key(wire.function_name(fn), id_))
+        found = yield ("HGETALL", lua.job_key(protocol.function_name(fn), id_))
     except AWAY as error:
         raise unavailable(error) from error
     except REDIS_ERRORS as error:
@@ -136,13 +136,13 @@ def get(fn: str, id_: int) -> Steps[wire.Job]:
     fields = found if isinstance(found, Mapping) else dict(zip(found[::2], found[1::2], strict=True))
     if not fields:
         raise JobNotFound(f"{fn}:{id_}")
-    return wire.job_of(fn, id_, fields)
+    return protocol.job_of(fn, id_, fields)
 
 
 def roll_call(fn: str) -> Steps[int]:
     """Return the number of workers. Raises NoWorkers if there is none or the reply is not a number."""
     try:
-        count = yield from scripted(scripts.ROLL_CALL, [scripts.registry_key(fn), scripts.count_key(fn)])
+        count = yield from scripted(lua.ROLL_CALL, [lua.registry_key(fn), lua.count_key(fn)])
     except AWAY as error:
         raise unavailable(error) from error
     except REDIS_ERRORS as error:
@@ -158,14 +158,14 @@ def roll_call(fn: str) -> Steps[int]:
 
 def create(asked: Request) -> Steps[int]:
     """Create the job atomically and return its id. Raises JobCreationFailed."""
-    fn, is_scheduled = asked.fn, asked.prio == wire.SCHEDULED
-    keys = [scripts.uid_key(fn), scripts.queue_key(fn, asked.prio)]
+    fn, is_scheduled = asked.fn, asked.prio == protocol.SCHEDULED
+    keys = [lua.uid_key(fn), lua.queue_key(fn, asked.prio)]
     reply = None
     try:
         # No id means that the next 10,000 ids are in use, after the counter was lost: ask for more.
         while reply is None:
             reply = yield from scripted(
-                scripts.CREATE, keys, fn, asked.input, asked.scheduled, "zset" if is_scheduled else "list"
+                lua.CREATE, keys, fn, asked.input, asked.scheduled, "zset" if is_scheduled else "list"
             )
     except AWAY as error:
         # Not retried: the job may have been created, a second request would create another one.
@@ -184,7 +184,7 @@ def wait(fn: str, id_: int, timeout_s: float | None) -> Steps[None]:
     The message in the lock list is only a hint, left there for other waiting clients; the status decides.
     """
     ends_at = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-    lock = scripts.lock_key(fn, id_)
+    lock = lua.lock_key(fn, id_)
     was_told = False
     while True:
         left_s = ends_at - time.monotonic()
@@ -222,14 +222,14 @@ def unavailable(error: Exception) -> BrokerUnavailable:
 
 def _has_ended(fn: str, id_: int) -> Steps[bool]:
     try:
-        status = yield ("HGET", scripts.job_key(fn, id_), "status")
+        status = yield ("HGET", lua.job_key(fn, id_), "status")
     except ResponseError as error:
         if "WRONGTYPE" in str(error):
             raise GearMonkeyError(f"job {fn}:{id_} cannot be read: {error}") from error
         raise
-    if status is None and not (yield ("EXISTS", scripts.job_key(fn, id_))):
+    if status is None and not (yield ("EXISTS", lua.job_key(fn, id_))):
         raise JobNotFound(f"{fn}:{id_}")
-    return wire.status_of(status).is_final
+    return protocol.status_of(status).is_final
 
 
 def _patience(timeout: object) -> float | None:

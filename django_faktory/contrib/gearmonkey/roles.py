@@ -6,24 +6,24 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from .. import brokers, conf
-from ..errors import BrokerUnavailable, FaktoryError
-from ..gearmonkey.address import connect
-from ..gearmonkey.broker import QUEUE, GearMonkeyBroker
-from ..gearmonkey.functions import GATEWAY, served
-from ..gearmonkey.gateway import Bridge
-from ..gearmonkey.hints import Hints
-from ..gearmonkey.station import BEATS_A_LEASE, Station
-from ..gearmonkey.upkeep import Upkeep
-from ..logs import get_logger
-from ..worker.connections import set_up_own_connections
-from ..worker.launch import Role, obey
-from ..worker.runner import Worker
-from ..worker.share import Share
-from ..worker.terms import CANNOT_START, CLEAN, CRASHED, Launch
-from .beside import Beside
-from .losses import report_lost
-from .plan import Plan
+from ... import brokers, conf
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable, FaktoryError
+from ...runtime.background_loops import Beside
+from ...runtime.config import Plan
+from ...runtime.supervisor.child import Role, obey
+from ...runtime.supervisor.contract import CANNOT_START, CLEAN, CRASHED, Launch
+from ...runtime.supervisor.lost_workers import report_lost
+from ...worker.db_cleanup import set_up_own_connections
+from ...worker.recycling import Share
+from ...worker.worker import Worker
+from .address import connect
+from .broker import QUEUE, GearMonkeyBroker
+from .gateway import Bridge
+from .maintenance import Upkeep
+from .notifications import Hints
+from .redis_worker import BEATS_A_LEASE, Station
+from .registry import GATEWAY, served
 
 logger = get_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
-from .. import conf
+from ... import conf
 from .errors import UnusableServer
 
 

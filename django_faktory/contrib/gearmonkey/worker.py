@@ -11,15 +11,15 @@ import threading
 import time
 from typing import Any
 
-from ..errors import BrokerUnavailable, FaktoryError
-from ..logs import get_logger
-from . import wire
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable, FaktoryError
+from . import protocol
 from .address import close, connect
-from .hints import Hints
+from .maintenance import SWEEP_EVERY_S, Upkeep
+from .notifications import Hints
+from .protocol import Status
+from .redis_worker import BEATS_A_LEASE, LEASE_S, Station, Taken
 from .settings import url_of
-from .station import BEATS_A_LEASE, LEASE_S, Station, Taken
-from .upkeep import SWEEP_EVERY_S, Upkeep
-from .wire import Status
 
 logger = get_logger(__name__)
 
@@ -50,7 +50,7 @@ class Worker:
 
     def accept(self, fn: str, work: Any = None) -> None:
         """Accept jobs of this function; `work`, or else the method `work`, executes them. Call before `run`."""
-        self._works[wire.function_name(fn)] = work
+        self._works[protocol.function_name(fn)] = work
 
     def work(self, input: bytes) -> Any:
         """Execute a job: the return value is the output, an exception the error."""
@@ -63,7 +63,7 @@ class Worker:
 
         An unreachable server is logged and ignored: the next update replaces this one.
         """
-        dividend, divisor = wire.progress(dividend, divisor)
+        dividend, divisor = protocol.progress(dividend, divisor)
         if self._station is not None and self._current is not None:
             try:
                 self._station.update(self._current, dividend, divisor)
@@ -119,9 +119,9 @@ class Worker:
         try:
             work = self._works[job.fn] or self.work
             value = work(job.input)
-            return Status.SUCCESS, b"" if value is None else wire.encoded(value)
+            return Status.SUCCESS, b"" if value is None else protocol.encoded(value)
         except Exception as error:  # noqa: BLE001  (whatever a job raises is its outcome)
-            return Status.ERROR, wire.error_text(error)
+            return Status.ERROR, protocol.error_text(error)
 
     def _tell(self, station: Station, job: Taken, status: Status, output: bytes) -> None:
         """Report the end of a job until the server has accepted it: finished work must not be repeated."""

@@ -1,7 +1,7 @@
 """OpenTelemetry spans: one around each push and one around each run, joined by the job's `traceparent`.
 
-`FAKTORY = {"MIDDLEWARE": ["django_faktory.metrics.opentelemetry.Spans", …]}`. Needs `opentelemetry-api` only; the
-project's SDK setup decides where spans are sent. Source: OpenTelemetry's semantic conventions for messaging.
+`FAKTORY = {"MIDDLEWARE": ["django_faktory.contrib.metrics.opentelemetry.Spans", …]}`. Needs `opentelemetry-api` only;
+the project's SDK setup decides where spans are sent. Source: OpenTelemetry's semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from opentelemetry import context, propagate, trace
 from opentelemetry.trace import SpanKind
 
-from ..middleware import Call, Middleware
+from ...tasks.middleware import Call, Middleware
 
 _SYSTEM = {"messaging.system": "faktory"}
 

@@ -16,9 +16,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from .. import __version__
-from ..measuring import BOUNDS_S
-from .numbers import Numbers
+from ... import __version__
+from ...core.histograms import BOUNDS_S
+from ...operations.statistics import Numbers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _BY_TASK = ("queue", "task")

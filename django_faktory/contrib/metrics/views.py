@@ -15,9 +15,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from .. import conf
-from . import health
-from .numbers import read
+from ... import conf
+from ...operations.statistics import read
+from ...runtime import health
 
 View = Callable[[HttpRequest], HttpResponse]
 

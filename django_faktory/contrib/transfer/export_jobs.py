@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .. import conf
-from ..lifecycle import State
-from ..models import Job, OutboxEntry
-from ..store import queues
-from ..store import transfer as store
-from .entries import departure, score_of
-from .layout import NEW, OLD, Entry, FaktoryRedis, is_free
+from ... import conf
+from ...core.lifecycle import State
+from ...models import Job, OutboxEntry
+from ...store import queues
+from ...store import transfer as store
+from .job_format import departure, score_of
+from .redis_layout import NEW, OLD, Entry, FaktoryRedis, is_free
 from .report import Counts, Report
 
 _READY = (State.ENQUEUED, State.BLOCKED)

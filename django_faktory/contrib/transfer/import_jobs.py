@@ -11,14 +11,14 @@ from contextlib import nullcontext
 
 from django.db import transaction
 
-from ..brokers.base import Broker
-from ..errors import FaktoryError, InvalidPayload
-from ..payloads import JobPayload
-from ..store import queues
-from ..store import transfer as store
-from ..store.transactions import run
-from .entries import Arrival, arrival
-from .layout import WORKING, Contents, Entry, FaktoryRedis, Place
+from ...brokers.base import Broker
+from ...core.payloads import JobPayload
+from ...errors import FaktoryError, InvalidPayload
+from ...store import queues
+from ...store import transfer as store
+from ...store.transactions import run
+from .job_format import Arrival, arrival
+from .redis_layout import WORKING, Contents, Entry, FaktoryRedis, Place
 from .report import Counts, Report
 
 IN_RUN = "came twice in this Redis: the first was taken"

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from .. import jsontext
-from ..admission import parse_job
-from ..errors import InvalidPayload
-from ..jsonfields import ABSENT, integer, string
-from ..lifecycle import State
-from ..payloads import MAX_ERRTYPE_BYTES, JobPayload, cut, rfc3339
+from ...core.job_parser import parse_job
+from ...core.json import jsontext
+from ...core.json.fields import ABSENT, integer, string
+from ...core.lifecycle import State
+from ...core.payloads import MAX_ERRTYPE_BYTES, JobPayload, cut, rfc3339
+from ...errors import InvalidPayload
 
 QUEUE, WORKING = "queue", "working"
 

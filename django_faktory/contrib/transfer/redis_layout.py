@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..errors import BrokerUnavailable, FaktoryError
+from ...errors import BrokerUnavailable, FaktoryError
 from ..gearmonkey.address import PLAIN, check_url, close, connect
 
 SCHEDULED, RETRIES, DEAD, WORKING = "scheduled", "retries", "dead", "working"

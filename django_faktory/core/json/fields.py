@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from ...errors import InvalidPayload
 from . import jsontext
-from .errors import InvalidPayload
 
 _rfc3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)")
 _epoch = datetime(1970, 1, 1, tzinfo=UTC)

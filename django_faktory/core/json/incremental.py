@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
+from ...errors import InvalidPayload
 from . import jsontext
-from .errors import InvalidPayload
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

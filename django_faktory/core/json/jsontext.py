@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from .errors import InvalidPayload
+from ...errors import InvalidPayload
 
 MAX_DEPTH = 128
 PIECE = 16 * 1024

@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import msgspec
 
-from .. import jsonsteps, jsontext
-from ..admission import MAX_MEMBERS, parse_long_job
-from ..batching import Kind
-from ..errors import InvalidPayload
-from ..jsonfields import shown
-from ..jsonsteps import Steps
+from ...errors import InvalidPayload
+from ..batch_rules import Kind
+from ..job_parser import MAX_MEMBERS, parse_long_job
+from ..json import incremental, jsontext
+from ..json.fields import shown
+from ..json.incremental import Steps
 from ..payloads import BatchStatus, JobPayload, NewBatch, parse_instant, rfc3339
 from .fields import decoded, field, line, object_after
 from .limits import check_name
@@ -121,9 +121,9 @@ def parse_status(found: dict[str, Any]) -> BatchStatus:
 
 def _new_batch(text: str) -> Steps[BatchNew]:
     # Both branches accept repeated keys, the last one counting, like common JSON parsers.
-    if len(text) > jsonsteps.SHORT:
-        yield from jsonsteps.check_depth(text)
-        raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    if len(text) > incremental.SHORT:
+        yield from incremental.check_depth(text)
+        raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
         # Unknown members are not decoded: they may be long.
         found = {key: decoded(value) for key, value in raw.items() if key in ("bid", "description", "parent_bid")}
     else:
@@ -146,8 +146,8 @@ def _new_batch(text: str) -> Steps[BatchNew]:
 def _callback(kind: Kind, text: str) -> Steps[JobPayload]:
     if not text.startswith("{"):
         raise InvalidPayload(f"invalid BATCH NEW: {kind}: expected a job, got {shown(text)}")
-    if len(text) > jsonsteps.SHORT:
-        members = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    if len(text) > incremental.SHORT:
+        members = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
     else:
         members = jsontext.last_members(text)
     # Clients may omit the jid and the args of a callback.

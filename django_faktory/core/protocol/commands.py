@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from .. import jsonsteps, jsontext
-from ..admission import MAX_MEMBERS, begin_job, parse_job, parse_long_job
-from ..errors import InvalidPayload, UnknownCommand
-from ..jsonsteps import SHORT, Steps, T
+from ...errors import InvalidPayload, UnknownCommand
+from ..job_parser import MAX_MEMBERS, begin_job, parse_job, parse_long_job
+from ..json import incremental, jsontext
+from ..json.incremental import SHORT, Steps, T
 from ..payloads import DEFAULT_QUEUE, MAX_BACKTRACE_LINES, Beat, JobPayload, WorkerIdentity, is_queue_name
 from . import batches, management, tracking
 from .batches import BatchCommand
@@ -150,7 +150,7 @@ def parse(line: str) -> Command:
     encoded = line.encode("utf-8", "replace")
     check_line(encoded[:100], len(encoded))
     found = begin(line)
-    return jsonsteps.run(found) if isinstance(found, Generator) else found
+    return incremental.run(found) if isinstance(found, Generator) else found
 
 
 def begin(line: str) -> Command | Steps[Command]:
@@ -256,7 +256,7 @@ def _parse_long_push_bulk(text: str) -> Steps[PushBulk]:
     good: list[JobPayload] = []
     refused: dict[str, InvalidPayload] = {}  # by jid, like the reply, so that repeated jids need no memory
     count = size = 0
-    parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else jsonsteps.cut(text, "[]")
+    parts = jsontext.items(text) if len(text) <= CUT_AT_ONCE else incremental.cut(text, "[]")
     for part in parts:
         if part is None:
             yield
@@ -283,7 +283,7 @@ def _long_job_or_refusal(part: str) -> Steps[JobPayload | InvalidPayload]:
     try:
         return (yield from parse_long_job(text))
     except InvalidPayload as refusal:
-        yield from jsonsteps.check_value(text)  # invalid JSON rejects the whole PUSHB
+        yield from incremental.check_value(text)  # invalid JSON rejects the whole PUSHB
         # A new exception: the traceback of the old one keeps the parts of the job in memory.
         return InvalidPayload(str(refusal), jid=refusal.jid)
 
@@ -324,8 +324,8 @@ def _fail(found: dict[str, Any]) -> FailJob:
 
 
 def _parse_long_fail(text: str) -> Steps[FailJob]:
-    yield from jsonsteps.check_depth(text)
-    raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    yield from incremental.check_depth(text)
+    raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
     found = {key: decoded(value) for key, value in raw.items() if key in ("jid", "errtype", "message")}
     lines = yield from strings_of(raw.get("backtrace", "[]"), most=MAX_BACKTRACE_LINES)
     # [None] makes `_fail` raise the error for a backtrace that is no array of strings.

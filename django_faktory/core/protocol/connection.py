@@ -11,9 +11,9 @@ import re
 from collections.abc import Generator
 from hashlib import sha256
 
-from .. import jsonsteps, jsontext
-from ..errors import AuthenticationFailed, InvalidPayload, ProtocolError
-from ..jsonsteps import Steps
+from ...errors import AuthenticationFailed, InvalidPayload, ProtocolError
+from ..json import incremental, jsontext
+from ..json.incremental import Steps
 from ..payloads import WorkerIdentity
 from .commands import VERSION, Command, Hello, begin, decoded_line, parse_hello, parse_long
 from .limits import ANY_LINE_BYTES, MAX_HELLO_BYTES, check_line, is_too_long
@@ -92,7 +92,7 @@ class ServerConnection:
         ProtocolError (such as AuthenticationFailed) if it must be closed after the reply.
         """
         found = self.begin_command()
-        return jsonsteps.run(found) if isinstance(found, Generator) else found
+        return incremental.run(found) if isinstance(found, Generator) else found
 
     def begin_command(self) -> Command | Steps[Command] | None:
         """Like `next_command`, but return steps for a line that takes long; the steps raise InvalidPayload only."""

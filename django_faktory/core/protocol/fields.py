@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import jsonsteps, jsontext
-from ..errors import InvalidPayload
-from ..jsonsteps import Steps
+from ...errors import InvalidPayload
+from ..json import incremental, jsontext
+from ..json.incremental import Steps
 from .limits import check_name
 
 
@@ -56,7 +56,7 @@ def strings_of(raw: str, *, most: int) -> Steps[list[str] | None]:
     if not raw.startswith("["):
         return None
     found: list[str] = []
-    for part in jsonsteps.cut(raw, "[]"):
+    for part in incremental.cut(raw, "[]"):
         if part is None:
             yield
         elif not part.lstrip().startswith('"'):
@@ -71,6 +71,6 @@ def decoded(raw: str) -> Any:
 
     A long object or array is returned empty: its type suffices for the error message, and decoding it takes long.
     """
-    if len(raw) > jsonsteps.SHORT and raw[0] in "{[":
+    if len(raw) > incremental.SHORT and raw[0] in "{[":
         return {} if raw[0] == "{" else []
     return jsontext.decode(raw)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..admission import MAX_MEMBERS
-from ..errors import InvalidPayload, UnknownCommand
-from ..jsontext import MAX_DEPTH
-from ..mutations import MAX_REGEXP, MAX_SEGMENT, MAX_STARS
-from ..options import MAX_BID, MAX_COMPARED
+from ...errors import InvalidPayload, UnknownCommand
+from ..job_options import MAX_BID, MAX_COMPARED
+from ..job_parser import MAX_MEMBERS
+from ..json.jsontext import MAX_DEPTH
+from ..mutation import MAX_REGEXP, MAX_SEGMENT, MAX_STARS
 from ..payloads import (
     MAX_BACKTRACE_LINES,
     MAX_DESC_BYTES,

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from .. import jsonsteps, jsontext
-from ..admission import MAX_MEMBERS
-from ..errors import InvalidPayload
+from ...errors import InvalidPayload
 from ..globs import Glob
-from ..jsonsteps import Steps
-from ..mutations import COMMANDS, TARGETS, Mutation
+from ..job_parser import MAX_MEMBERS
+from ..json import incremental, jsontext
+from ..json.incremental import Steps
+from ..mutation import COMMANDS, TARGETS, Mutation
 from ..payloads import queue_name
 from .fields import decoded, field, line, object_after, strings_of
 from .limits import MAX_JIDS, WIDEST, check_count, check_length
@@ -99,12 +99,12 @@ def parse_mutate(text: str) -> Mutate:
 
 def parse_long_mutate(text: str) -> Steps[Mutate]:
     """Parse the text after MUTATE in steps, for long lists of jids. Raises InvalidPayload."""
-    yield from jsonsteps.check_depth(text)
-    raw = yield from jsonsteps.members(text, most=MAX_MEMBERS, refuses_twice=False)
+    yield from incremental.check_depth(text)
+    raw = yield from incremental.members(text, most=MAX_MEMBERS, refuses_twice=False)
     found: dict[str, Any] = {key: decoded(value) for key, value in raw.items() if key in ("cmd", "target")}
     wanted = raw.get("filter", "null")
     if wanted.startswith("{"):
-        parts = yield from jsonsteps.members(wanted, most=MAX_MEMBERS, refuses_twice=False)
+        parts = yield from incremental.members(wanted, most=MAX_MEMBERS, refuses_twice=False)
         found["filter"] = {key: decoded(value) for key, value in parts.items() if key != "jids"}
         if (jids := parts.get("jids", "null")) != "null":
             # [None] makes `_mutate` raise the error for jids that are no array of strings.

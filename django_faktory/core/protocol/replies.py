@@ -6,8 +6,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from .. import jsontext
-from ..errors import (
+from ...errors import (
     CommandRefused,
     FaktoryError,
     InvalidPayload,
@@ -17,8 +16,9 @@ from ..errors import (
     UnknownBatch,
     UnknownWorker,
 )
+from ..json import jsontext
 from ..payloads import DEFAULT_QUEUE, DEFAULT_RESERVE_FOR, Reservation, parse_instant
-from ..protocol.resp import Bulk, Error, Reply, Simple
+from .resp import Bulk, Error, Reply, Simple
 
 
 def refusal_in(reply: Reply) -> FaktoryError | None:

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from ..errors import FaktoryError, ProtocolError
+from ...errors import FaktoryError, ProtocolError
 
 OK = b"+OK\r\n"
 NULL = b"$-1\r\n"

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from .. import jsontext
-from ..errors import InvalidPayload
-from ..jsonfields import shown
+from ...errors import InvalidPayload
+from ..json import jsontext
+from ..json.fields import shown
 from ..payloads import MAX_DESC_BYTES, Tracked, TrackUpdate, cut, parse_instant, rfc3339
 from .fields import field, line, object_after
 from .limits import check_length

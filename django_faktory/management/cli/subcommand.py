@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..brokers import Broker, get_broker
-from ..errors import FaktoryError
-from ..queries import Query
-from ..redaction import query_of
+from ...brokers import Broker, get_broker
+from ...core.queries import Query
+from ...errors import FaktoryError
+from ...tasks.redaction import query_of
 from .screen import Screen
 
 # 130 is what shells report for a command ended by SIGINT (128 + 2).

@@ -14,15 +14,16 @@ from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, connections
 
-from ... import conf, tasks
-from ...task_checks import broken_modules, remedy_for
-from ...worker.terms import CANNOT_START
-from .. import orders
-from ..plan import doubts, make_plan, open_doors
-from ..processes import play, supervise
-from ..readiness import await_migrations
-from ..reloading import parent_to_stop_without, run_with_reloader
-from ..streams import open_closed
+from ... import conf
+from ...checks.tasks import broken_modules, remedy_for
+from ...runtime.autoreload import parent_to_stop_without, run_with_reloader
+from ...runtime.await_migrations import await_migrations
+from ...runtime.config import doubts, make_plan, open_doors
+from ...runtime.roles import play, supervise
+from ...runtime.standard_streams import open_closed
+from ...runtime.supervisor import reexec_pipe
+from ...runtime.supervisor.contract import CANNOT_START
+from ...tasks import base
 
 
 class Command(BaseCommand):
@@ -91,15 +92,15 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         """Check options, settings and database, print the plan, and run it."""
-        if told := orders.read_own():  # started by the supervisor for one process: all checks have passed
+        if told := reexec_pipe.read_own():  # started by the supervisor for one process: all checks have passed
             _log_somewhere()
-            tasks.autodiscover()
+            base.autodiscover()
             play(told)
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
         _log_somewhere()
         if options["reload"]:
-            run_with_reloader(tasks.autodiscover)
+            run_with_reloader(base.autodiscover)
             return
         _import_tasks()
         with _a_database_away_told_in_one_line():
@@ -133,7 +134,7 @@ def _log_somewhere() -> None:
 def _import_tasks() -> None:
     for module in broken_modules():
         raise CommandError(f"{module}; no worker starts without it: {remedy_for(module)}") from module.error
-    tasks.autodiscover()
+    base.autodiscover()
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn
 
-from ..logs import Lines, get_logger
-from .terms import BEAT_BYTES, CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
+from ...core.logs import Lines, get_logger
+from .contract import BEAT_BYTES, CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
 
 logger = get_logger(__name__)
 

@@ -7,10 +7,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from ..logs import get_logger
+from ...core.logs import get_logger
 from . import supervisor
-from .launch import Role, live
-from .terms import CLEAN, Launch
+from .child import Role, live
+from .contract import CLEAN, Launch
 
 FAREWELL_S = 2
 """Seconds that the report of killed children may take."""

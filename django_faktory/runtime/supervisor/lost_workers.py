@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..brokers import Broker
-from ..errors import FaktoryError
-from ..logs import get_logger
-from ..worker.terms import Launch
+from ...brokers import Broker
+from ...core.logs import get_logger
+from ...errors import FaktoryError
+from .contract import Launch
 
 logger = get_logger(__name__)
 

@@ -16,18 +16,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..worker import supervisor
-from ..worker.forking import FAREWELL_S
-from ..worker.launch import publish
-from ..worker.supervisor import Child, Cords
-from ..worker.terms import CLEAN, SIGNALS, Launch
-from . import orders
+from . import reexec_pipe, supervisor
+from .child import publish
+from .contract import CLEAN, SIGNALS, Launch
+from .forking import FAREWELL_S
+from .supervisor import Child, Cords
 
-FOLDER = str(Path(__file__).parent.parent.parent)
+FOLDER = str(Path(__file__).parents[3])
 """The folder from which Python imports this package."""
 
 SLIM = (
-    "import sys; sys.path.append(sys.argv[2]); from django_faktory.management import slim; slim.main(int(sys.argv[1]))"
+    "import sys; sys.path.append(sys.argv[2]); from django_faktory.runtime.supervisor import standalone; "
+    "standalone.main(int(sys.argv[1]))"
 )
 """The program of the new process: its arguments are the orders' file descriptor and `FOLDER`."""
 
@@ -62,7 +62,7 @@ def become_slim(
         "level": logging.getLogger(supervisor.__name__).getEffectiveLevel(),
     }
     # Larger orders would block this process, since the pipe has no reader before exec.
-    if not orders.fits(told):
+    if not reexec_pipe.fits(told):
         return
     # exec discards buffered output.
     logging.shutdown()
@@ -73,7 +73,7 @@ def become_slim(
     for end in cords.ends():
         os.set_inheritable(end, True)
     # -S leaves `site` out, which saves memory; -P leaves the working directory out of `sys.path`.
-    reader = orders.write(told)
+    reader = reexec_pipe.write(told)
     with suppress(OSError):  # no memory, or the file was removed: continue as before
         os.execv(sys.executable, [sys.executable, "-P", "-S", "-c", SLIM, str(reader), FOLDER, *sys.argv])  # noqa: S606  (ourselves)
     os.close(reader)

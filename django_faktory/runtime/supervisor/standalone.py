@@ -14,10 +14,9 @@ import sys
 import time
 from contextlib import suppress
 
-from ..worker import supervisor
-from ..worker.supervisor import Child, Cords, Supervisor
-from ..worker.terms import LEVELS, NEWS_BYTES, SIGNALS, Launch
-from . import orders
+from . import reexec_pipe, supervisor
+from .contract import LEVELS, NEWS_BYTES, SIGNALS, Launch
+from .supervisor import Child, Cords, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,13 +105,13 @@ class Fresh:
 
     def _execute(self, part: dict[str, Any], inherited: Iterable[int]) -> int:
         """Run the project's command with these orders; return its pid."""
-        reader = orders.write(self._common | part)
+        reader = reexec_pipe.write(self._common | part)
         pid = os.fork()
         if pid == 0:
             try:
                 for end in inherited:
                     os.set_inheritable(end, True)
-                environment = {**os.environ, orders.VARIABLE: str(reader)}
+                environment = {**os.environ, reexec_pipe.VARIABLE: str(reader)}
                 os.execve(self._command[0], self._command, environment)  # noqa: S606  (our own command line)
             finally:
                 # Reached only if exec failed: the fork must not continue as a second supervisor.
@@ -132,7 +131,7 @@ class Fresh:
 
 def main(reader: int) -> NoReturn:
     """Supervise the children that `handing_over` left; the pipe `reader` contains its orders."""
-    told = orders.read(reader)
+    told = reexec_pipe.read(reader)
     cords = Cords(**{name: tuple(ends) for name, ends in told["cords"].items()})
     # A child inherits only the pipes that `_execute` is given for it.
     for end in cords.ends():

@@ -13,7 +13,7 @@ import signal
 import time
 from contextlib import suppress
 
-from .terms import (
+from .contract import (
     ALARM_BEATS,
     BEAT_BYTES,
     CANNOT_START,

@@ -12,14 +12,14 @@ from uuid import uuid4
 
 import msgspec
 
-from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..payloads import BatchStatus
-from ..protocol import resp
-from ..protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, status_text
+from ...core.payloads import BatchStatus
+from ...core.protocol import resp
+from ...core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, status_text
+from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .listener import Server
+    from ..connection import Connection
+    from ..server import Server
 
 
 def new(server: Server, connection: Connection, command: BatchNew) -> bytes | None:

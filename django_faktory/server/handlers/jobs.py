@@ -14,32 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from .. import __version__, conf, jsonsteps, jsontext
-from ..errors import FaktoryError, InvalidPayload, UnknownWorker
-from ..jsonsteps import Steps
-from ..logs import get_logger
-from ..payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
-from ..protocol import resp
-from ..protocol.commands import (
-    AckJob,
-    BeatWorker,
-    Command,
-    End,
-    FailJob,
-    Fetch,
-    Hello,
-    Info,
-    Push,
-    PushBulk,
-)
-from ..protocol.versions import semantic
-from . import batch_verbs, management_verbs, tracking_verbs
-from .fetch_index import Fetcher
-from .tracking_verbs import without_wid
+from ... import __version__, conf
+from ...core.json import incremental, jsontext
+from ...core.json.incremental import Steps
+from ...core.logs import get_logger
+from ...core.payloads import Ack, FetchRequest, JobPayload, Lease, Reservation, failure, rfc3339
+from ...core.protocol import resp
+from ...core.protocol.commands import AckJob, BeatWorker, Command, End, FailJob, Fetch, Hello, Info, Push, PushBulk
+from ...core.protocol.versions import semantic
+from ...errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..fetch_index import Fetcher
+from . import batches, management, tracking
+from .tracking import without_wid
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .listener import Server
+    from ..connection import Connection
+    from ..server import Server
 
 logger = get_logger(__name__)
 
@@ -145,7 +135,7 @@ def _pushed_bulk(
 def _in_steps(server: Server, count: int, steps: Steps[None]) -> None:
     """Run the steps now if there are few jobs, else in turn with other long commands."""
     if count <= JOBS_A_STEP:
-        jsonsteps.run(steps)
+        incremental.run(steps)
     else:
         server.desk.go_on(steps)
 
@@ -275,9 +265,9 @@ VERBS: dict[type[Any], Handler] = {
     FailJob: fail,
     BeatWorker: beat,
     Info: info,
-    **batch_verbs.VERBS,
-    **management_verbs.VERBS,
-    **tracking_verbs.VERBS,
+    **batches.VERBS,
+    **management.VERBS,
+    **tracking.VERBS,
 }
 
 

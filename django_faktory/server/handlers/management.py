@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .. import conf, jsontext
-from ..errors import FaktoryError
-from ..protocol import resp
-from ..protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
+from ... import conf
+from ...core.json import jsontext
+from ...core.protocol import resp
+from ...core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
+from ...errors import FaktoryError
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .listener import Server
+    from ..connection import Connection
+    from ..server import Server
 
 
 def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | None:

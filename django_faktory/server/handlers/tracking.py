@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import conf
-from ..errors import FaktoryError
-from ..payloads import Tracked
-from ..protocol import resp
-from ..protocol.tracking import TrackGet, TrackSet, tracked_text
+from ... import conf
+from ...core.payloads import Tracked
+from ...core.protocol import resp
+from ...core.protocol.tracking import TrackGet, TrackSet, tracked_text
+from ...errors import FaktoryError
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .listener import Server
+    from ..connection import Connection
+    from ..server import Server
 
 
 def track_set(server: Server, connection: Connection, command: TrackSet) -> bytes | None:

@@ -16,15 +16,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from ..batching import Progress, is_open
-from ..errors import UnknownBatch
-from ..models import Batch
-from ..payloads import BatchStatus, NewBatch
-from . import members
-from .dialects import dialect_of
-from .joining import add_to, existing, open_again, refuse_overdue
-from .transactions import run
-from .upkeep import skip_locked
+from ...core.batch_rules import Progress, is_open
+from ...core.payloads import BatchStatus, NewBatch
+from ...errors import UnknownBatch
+from ...models import Batch
+from ..dialects import dialect_of
+from ..maintenance.due import skip_locked
+from ..transactions import run
+from . import counters
+from .membership import add_to, existing, open_again, refuse_overdue
 
 CHUNK = 200
 COMMIT_WITHIN_S = 1800
@@ -112,7 +112,7 @@ def _withdraw(connection: BaseDatabaseWrapper, *, bid: str) -> bool:
     parent = Batch.objects.using(using).filter(bid=found.parent_bid)
     counted = {name: F(name) - 1 for name in ("children", "open_children", "unsucceeded_children")}
     if found.parent_bid and parent.update(**counted):
-        members.look_again(connection, [found.parent_bid], _clock(connection, None))
+        counters.look_again(connection, [found.parent_bid], _clock(connection, None))
     return True
 
 
@@ -159,7 +159,7 @@ def commit(bid: str, *, using: str, now: datetime | None = None) -> None:
             committed_at=found.committed_at or clock, expires_at=None, reopened_until=None
         )
         # All members may have ended before the commit: then the callbacks fire now.
-        members.look_again(connection, [bid], clock)
+        counters.look_again(connection, [bid], clock)
 
     run(using, verb)
 
@@ -200,7 +200,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
             **{name: clock if value is Now else value for name, value in changes.items()}
         )
-        members.look_again(connection, [batch.bid for batch in found], clock)
+        counters.look_again(connection, [batch.bid for batch in found], clock)
         return len(found)
 
     # `is_broken` reaches the ancestors through `look_again`: their success callbacks must not wait for this batch.
@@ -245,7 +245,7 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         bids = list(due.order_by("-depth", "bid").values_list("bid", flat=True)[:CHUNK])
-        return members.look_again(connection, bids, _clock(connection, now)) if bids else 0
+        return counters.look_again(connection, bids, _clock(connection, now)) if bids else 0
 
     return run(using, verb) if run(using, lambda _: due.exists(), atomic=False) else 0
 

@@ -16,16 +16,20 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
-from .. import batching, jsontext
-from ..admission import parse_job
-from ..batching import Kind, Progress, Step
-from ..lifecycle import GONE, State
-from ..logs import get_logger
-from ..models import Batch, Job, JobQuerySet
-from ..payloads import Ack
-from . import gates, joining, locks, optioned
-from .dialects import dialect_of
-from .dialects.base import Ended, Held, Tally, holds
+from ...core import batch_rules
+from ...core.batch_rules import Kind, Progress, Step
+from ...core.job_parser import parse_job
+from ...core.json import jsontext
+from ...core.lifecycle import GONE, State
+from ...core.logs import get_logger
+from ...core.payloads import Ack
+from ...models import Batch, Job, JobQuerySet
+from ..dialects import dialect_of
+from ..dialects.base import Ended, Held, Tally, holds
+from ..jobs import unique_push
+from ..limits import limiters
+from ..locks import locks
+from . import membership
 
 logger = get_logger(__name__)
 
@@ -102,7 +106,7 @@ class _Sum:
         self.ends: list[Change] = []
         self.closed_children = self.succeeded_children = 0
 
-    def add_member(self, counted: batching.Counted) -> None:
+    def add_member(self, counted: batch_rules.Counted) -> None:
         self.pending += counted.pending
         self.unrun += counted.unrun
         self.failed += counted.failed
@@ -119,10 +123,10 @@ class _Sum:
             _callback_ended(batch, end)
 
 
-def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batching.Counted:
+def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batch_rules.Counted:
     """Return how the change counts, and mark a row that can count again as counted."""
     job = change.job
-    counted = batching.count(
+    counted = batch_rules.count(
         change.to, has_run=job.has_run, counts_failed=job.counts_failed, succeeded=change.succeeded
     )
     if change.to in (State.RETRIES, State.DEAD) and not (job.has_run and job.counts_failed):
@@ -132,7 +136,7 @@ def _flagged(connection: BaseDatabaseWrapper, change: Change) -> batching.Counte
 
 def _callback_ended(batch: Batch, end: Change) -> None:
     """Record the end of a callback. A callback that is given up does not block the parent batch."""
-    kind = batching.ended_kind(batch)
+    kind = batch_rules.ended_kind(batch)
     if end.succeeded:
         setattr(batch, f"{kind}_st", Progress.FINISHED)
         setattr(batch, f"{kind}_failed", False)
@@ -159,8 +163,8 @@ def _settle(connection: BaseDatabaseWrapper, sums: dict[str, _Sum], now: datetim
         for batch in _locked(batches.filter(bid__in=level).order_by("bid")):
             sums[batch.bid].add_to(batch)
             was_reopened = batch.is_reopened
-            joining.close_overdue(batch, now)
-            steps = batching.advance(batch)
+            membership.close_overdue(batch, now)
+            steps = batch_rules.advance(batch)
             moved += bool(steps)
             for step in steps:
                 _carry_out(connection, batch, step, now)
@@ -204,13 +208,13 @@ def _fire(connection: BaseDatabaseWrapper, kind: Kind, batch: Batch, now: dateti
         custom["_pbid"] = jsontext.encode(batch.parent_bid)
     told["custom"] = jsontext.join(custom.items())
     job = parse_job(jsontext.join(told.items()))
-    optioned.push(connection, [(0, job)], now, callback_of=batch.bid)
+    unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     # A push ignores a jid that is stored already, so check that the stored row is this callback.
     if not Job.objects.using(connection.alias).filter(jid=job.jid, callback_of=batch.bid).exists():
         told["jid"] = jsontext.encode(uuid4().hex)
         job = parse_job(jsontext.join(told.items()))
         logger.warning("the callback's jid is another job's, it gets a new one bid=%s jid=%s", batch.bid, job.jid)
-        optioned.push(connection, [(0, job)], now, callback_of=batch.bid)
+        unique_push.push(connection, [(0, job)], now, callback_of=batch.bid)
     for tell in on_callback:
         transaction.on_commit(partial(tell, connection.alias, {job.queue}), using=connection.alias, robust=True)
     return job.jid
@@ -243,7 +247,7 @@ def end(connection: BaseDatabaseWrapper, acks: Sequence[Ack], now: datetime | No
     ]
     note(connection, ends, clock)
     locks.release(connection, [rows[jid] for jid in held])
-    gates.release(connection, [rows[jid].passes for jid in held])
+    limiters.release(connection, [rows[jid].passes for jid in held])
     # Batches, lock rows, limiters, then counters (ADR 0024). Counters last: jobs without a batch use the same rows,
     # which must not stay locked while this transaction waits for a batch.
     with connection.cursor() as cursor:

@@ -10,11 +10,11 @@ from itertools import pairwise
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F
 
-from ..batching import Progress, has_fired, is_open
-from ..errors import BatchClosed, FaktoryError, UnknownBatch
-from ..lifecycle import State
-from ..models import Batch, Job
-from ..payloads import JobPayload, is_storable
+from ...core.batch_rules import Progress, has_fired, is_open
+from ...core.lifecycle import State
+from ...core.payloads import JobPayload, is_storable
+from ...errors import BatchClosed, FaktoryError, UnknownBatch
+from ...models import Batch, Job
 
 
 def admit(connection: BaseDatabaseWrapper, jobs: Iterable[JobPayload], now: datetime) -> dict[str, FaktoryError]:

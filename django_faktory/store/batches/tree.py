@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..models import Batch
+from ...models import Batch
 
 MOST = 200
 """Batches of a tree that are read at most."""

@@ -13,12 +13,12 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from ..cron import Schedule
-from ..cron_models import CronEntry
-from ..errors import InvalidCron
-from ..logs import get_logger
-from .dialects import dialect_of
-from .transactions import run
+from ...core.cron import Schedule
+from ...core.logs import get_logger
+from ...errors import InvalidCron
+from ...models.cron import CronEntry
+from ..dialects import dialect_of
+from ..transactions import run
 
 logger = get_logger(__name__)
 

@@ -15,15 +15,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
-from ..cron import Outcome, Overlap, Schedule, due
-from ..cron_models import CronEntry, CronRun
-from ..errors import BrokerUnavailable, FaktoryError, InvalidCron
-from ..lifecycle import FINISHED, LIVE
-from ..logs import get_logger
-from ..models import Job
-from .dialects import dialect_of
-from .transactions import first_line, run
-from .upkeep import skip_locked
+from ...core.cron import Outcome, Overlap, Schedule, due
+from ...core.lifecycle import FINISHED, LIVE
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable, FaktoryError, InvalidCron
+from ...models import Job
+from ...models.cron import CronEntry, CronRun
+from ..dialects import dialect_of
+from ..maintenance.due import skip_locked
+from ..transactions import first_line, run
 
 logger = get_logger(__name__)
 

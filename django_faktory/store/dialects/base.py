@@ -15,10 +15,10 @@ import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...lifecycle import FINISHED, State
-from ...payloads import Ack, HandedOut, JobPayload, Reservation
-from .keys import JOB as JOB  # noqa: PLC0414
-from .keys import next_ready
+from ...core.lifecycle import FINISHED, State
+from ...core.payloads import Ack, HandedOut, JobPayload, Reservation
+from .unblock import JOB as JOB  # noqa: PLC0414
+from .unblock import next_ready
 from .write_queue import NO_QUEUE
 
 QUEUE = "django_faktory_queue"

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...lifecycle import State
-from ...options import JobOptions
-from ...payloads import Ack, HandedOut, JobPayload, Reservation
+from ...core.job_options import JobOptions
+from ...core.lifecycle import State
+from ...core.payloads import Ack, HandedOut, JobPayload, Reservation
 from .base import (
     COUNTER,
     GATE,

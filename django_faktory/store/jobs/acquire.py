@@ -13,9 +13,10 @@ from datetime import datetime
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..models import Job
-from ..payloads import Reservation
-from . import gates, locks
+from ...core.payloads import Reservation
+from ...models import Job
+from ..limits import limiters
+from ..locks import locks
 
 
 def acquire(
@@ -27,7 +28,7 @@ def acquire(
     """
     keyed = [job for job in claimed if job.lock_key is not None and job.lock_token is None]
     if not keyed:
-        return gates.let_pass(claimed, using=using, now=now)
+        return limiters.let_pass(claimed, using=using, now=now)
     # No limit concerns these jobs: on PostgreSQL one statement takes the locks.
     if all(job.passes is None for job in claimed):
         won = {job.jid: job for job in locks.take(keyed, using=using, lease_s=lease_s, now=now)}
@@ -49,9 +50,9 @@ def _acquire_both(
         tokens = locks.take_in(connection, keyed, lease_s, now)
         found = [msgspec.structs.replace(job, lock_token=tokens.get(job.jid, job.lock_token)) for job in claimed]
         found = [job for job in found if job.lock_key is None or job.lock_token is not None]
-        return tokens, gates.let_pass_in(connection, found, now)
+        return tokens, limiters.let_pass_in(connection, found, now)
 
-    tokens, passed = gates.run_with_gates(verb, using=using)
+    tokens, passed = limiters.run_with_gates(verb, using=using)
     # Refused keys are checked once more after the commit: their holder may have released them meanwhile.
     locks.settle({job.lock_key for job in keyed if job.lock_key and job.jid not in tokens}, using=using)
     return passed

@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import BrokerUnavailable
-from . import transactions
-from .dialects import dialect_of
-from .dialects.base import Plan, Underway
-from .jobs import Exchanged, Turn, carry_out
-from .transactions import first_line
+from ...errors import BrokerUnavailable
+from .. import transactions
+from ..dialects import dialect_of
+from ..dialects.base import Plan, Underway
+from ..transactions import first_line
+from .pushes import Exchanged, Turn, carry_out
 
 Told = TypeVar("Told")
 

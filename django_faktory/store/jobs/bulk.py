@@ -19,18 +19,20 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef, Q, Value
 from django.db.models.functions import Concat, Length
 
-from .. import jsontext
-from ..errors import FaktoryError
-from ..globs import Glob
-from ..lifecycle import DEAD_FOR_S, State
-from ..models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
-from ..mutations import Mutation
-from ..payloads import Reservation
-from . import gates, locks, walking
-from .jobs import is_storable
-from .operations import Change, discarded, killed, locked, requeued
-from .queues import known_names
-from .transactions import run
+from ...core.globs import Glob
+from ...core.json import jsontext
+from ...core.lifecycle import DEAD_FOR_S, State
+from ...core.mutation import Mutation
+from ...core.payloads import Reservation
+from ...errors import FaktoryError
+from ...models import Batch, Counter, Job, JobLock, JobQuerySet, Queue, Tracking
+from ..limits import limiters
+from ..locks import locks
+from ..queues import known_names
+from ..transactions import run
+from . import scan
+from .pushes import is_storable
+from .transitions import Change, discarded, killed, locked, requeued
 
 CHUNK = 500
 """Maximum jobs of one step: about 20 ms, which is also how long its row locks are held."""
@@ -139,7 +141,7 @@ def _flushed(jobs: JobQuerySet) -> int:
     rows = list(locked(jobs).only("lock_key", "lock_token", "passes"))
     gone, _ = Job.objects.using(jobs.db).filter(pk__in=[row.pk for row in rows]).delete()
     locks.release(connection, rows)
-    gates.release(connection, [row.passes for row in rows])
+    limiters.release(connection, [row.passes for row in rows])
     return gone
 
 
@@ -206,7 +208,7 @@ def _ids(jobs: JobQuerySet) -> array[int]:
 def _ids_in(jobs: JobQuerySet, state: State, queue: str | None = None) -> array[int]:
     """Return the ids of the jobs in one state by walking the index of the state, in index order (ADR 0029)."""
     found = array("q")
-    for ids in walking.ids_of(jobs, state, queue=queue):
+    for ids in scan.ids_of(jobs, state, queue=queue):
         found.extend(ids)
     return found
 

@@ -13,12 +13,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Value
 from django.db.models.functions import Greatest
 
-from ..lifecycle import WAITING, State
-from ..models import Job
-from . import operations
-from .dialects import dialect_of
-from .jobs import is_storable
-from .transactions import run
+from ...core.lifecycle import WAITING, State
+from ...models import Job
+from ..dialects import dialect_of
+from ..transactions import run
+from . import transitions
+from .pushes import is_storable
 
 CHUNK = 500
 _READY = (State.ENQUEUED, State.BLOCKED)
@@ -40,11 +40,11 @@ def cancel(jids: Sequence[str], *, using: str, now: datetime | None = None) -> i
 
 def _cancel(connection: BaseDatabaseWrapper, jids: Sequence[str], using: str, now: datetime | None) -> int:
     jobs = Job.objects.using(using).filter(jid__in=jids)
-    jobs = operations.locked(jobs.in_state(*WAITING, *_READY, State.WORKING))
+    jobs = transitions.locked(jobs.in_state(*WAITING, *_READY, State.WORKING))
     with connection.cursor() as cursor:
         clock = now or dialect_of(connection).now(cursor)
     # Discard before marking: without row locks (SQLite), a job that is claimed between the two updates gets marked.
-    dropped = operations.discarded(jobs.in_state(*WAITING, *_READY))
+    dropped = transitions.discarded(jobs.in_state(*WAITING, *_READY))
     # `Greatest`: if the clock is behind `enqueued_at`, a mark with its time would be ignored.
     marked = jobs.in_state(State.WORKING).update(cancel_requested_at=Greatest(Value(clock), F("enqueued_at")))
     return dropped + marked

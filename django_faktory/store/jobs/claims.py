@@ -14,14 +14,15 @@ from typing import NamedTuple
 import msgspec
 from django.db import Error, connections
 
-from ..errors import BrokerUnavailable
-from ..logs import get_logger
-from ..payloads import FetchRequest, Lease, Reservation, is_storable
-from . import acquiring, giving_back, locks
-from .dialects import dialect_of
-from .dialects.base import DELIVERY_LEASE_S, Plan, Slot
-from .transactions import run
-from .unanswered import Unanswered
+from ...core.logs import get_logger
+from ...core.payloads import FetchRequest, Lease, Reservation, is_storable
+from ...errors import BrokerUnavailable
+from ..dialects import dialect_of
+from ..dialects.base import DELIVERY_LEASE_S, Plan, Slot
+from ..locks import locks
+from ..transactions import run
+from . import acquire, releases
+from .lost_claims import Unanswered
 
 logger = get_logger(__name__)
 
@@ -143,7 +144,7 @@ def _leave(jobs: Sequence[Reservation], claiming: Claiming) -> None:
     if not jobs:
         return
     try:
-        giving_back.release(jobs, using=claiming.using)
+        releases.release(jobs, using=claiming.using)
     except (BrokerUnavailable, Error) as error:
         if connections[claiming.using].in_atomic_block:
             raise
@@ -250,7 +251,7 @@ class Claiming(NamedTuple):
         for left in reversed(range(MAX_ROUNDS)):
             if all(map(has_all_it_needs, claimed)):
                 return found + claimed if found else claimed
-            got = acquiring.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
+            got = acquire.acquire(claimed, using=self.using, lease_s=self.lease_s, now=self.now)
             found += got
             if len(got) == len(claimed):
                 return found

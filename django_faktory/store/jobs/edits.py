@@ -13,13 +13,14 @@ from typing import NamedTuple
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import InvalidTransition, JobNotFound, NotUnique
-from ..lifecycle import WAITING, Event, State, sources
-from ..models import Job
-from ..options import JobOptions
-from ..payloads import JobPayload
-from . import gates, locks
-from .transactions import run
+from ...core.job_options import JobOptions
+from ...core.lifecycle import WAITING, Event, State, sources
+from ...core.payloads import JobPayload
+from ...errors import InvalidTransition, JobNotFound, NotUnique
+from ...models import Job
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
 
 EDITABLE = sources(Event.KILL)
 """States of a job that is not running but may still run: those in which it can be killed, dead included."""
@@ -101,4 +102,4 @@ def _write(connection: BaseDatabaseWrapper, row: Job, wanted: Edit) -> None:
         locks.arrived(connection, [row.pk])
         # Jobs that waited behind this one, for its old lock or limiter, may be next now.
         locks.settle_later(connection, {before[0]} if before[0] else set())
-        gates.settle_later(connection, [left])
+        limiters.settle_later(connection, [left])

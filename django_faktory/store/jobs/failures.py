@@ -17,18 +17,21 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from .. import jsontext
-from ..errors import FaktoryError, JobNotFound
-from ..lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
-from ..logs import get_logger
-from ..models import Job, JobQuerySet, WorkerProcess
-from ..payloads import INTERRUPTED, Failure, Interruption, interruption_failure, kept_lines, rfc3339
-from . import ahead, gates, locks, members
-from .dialects import dialect_of
-from .dialects.base import Changed, Held, Tally, holds
-from .giving_back import ENQUEUED
-from .jobs import OnEnded, is_storable, nobody_asks
-from .transactions import run
+from ...core.json import jsontext
+from ...core.lifecycle import DEAD_FOR_S, GONE, WORKER_LOST, Outcome, State, outcome_of_failure, outcome_of_loss
+from ...core.logs import get_logger
+from ...core.payloads import INTERRUPTED, Failure, Interruption, interruption_failure, kept_lines, rfc3339
+from ...errors import FaktoryError, JobNotFound
+from ...models import Job, JobQuerySet, WorkerProcess
+from ..batches import counters
+from ..dialects import dialect_of
+from ..dialects.base import Changed, Held, Tally, holds
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
+from . import prefetch
+from .pushes import OnEnded, is_storable, nobody_asks
+from .releases import ENQUEUED
 
 logger = get_logger(__name__)
 
@@ -86,7 +89,7 @@ def reap(
         failing = _Failing(using, now, dead_for_s, rng)
         # Skip locked rows: the transaction that holds them may be ending the job or extending its reservation.
         rows = list(failing.locked(overdue, skip=True)[:limit])
-        unconfirmed = [job for job in rows if ahead.is_unconfirmed(job)]
+        unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]
         if unconfirmed:
             failing.put_back(connection, unconfirmed)
             logger.warning(
@@ -208,7 +211,7 @@ class _Failing:
         """Clear the collected changes. `settle` runs once per transaction: two rounds of row locks could deadlock."""
         self._held: list[Job] = []
         self._passes: list[str | None] = []
-        self._changes: list[members.Change] = []
+        self._changes: list[counters.Change] = []
         self._tally = Tally()
 
     def reports(self, failures: Sequence[Failure]) -> Callable[[BaseDatabaseWrapper], list[FaktoryError | bool]]:
@@ -285,9 +288,9 @@ class _Failing:
     def settle(self, connection: BaseDatabaseWrapper, clock: datetime | None = None) -> None:
         """Update batches, locks, limiters and counters for the changed rows, in the lock order of ADR 0024."""
         if self._changes:
-            members.note(connection, self._changes, clock or self._clock(connection))
+            counters.note(connection, self._changes, clock or self._clock(connection))
         locks.release(connection, self._held)
-        gates.release(connection, self._passes)
+        limiters.release(connection, self._passes)
         if self._tally != Tally():
             dialect_of(connection).save(connection, [], clock or self._clock(connection), self._tally)
         self._forget()
@@ -312,7 +315,7 @@ class _Failing:
         if not failed and not late:
             return 0
         now = clock or self._clock(connection)
-        self.failed = [members.held_job(job, now) for job, _ in failed]
+        self.failed = [counters.held_job(job, now) for job, _ in failed]
         self._let_go(job for job, _ in failed)
         gone: list[Job] = []
         kept: list[Job] = []
@@ -328,7 +331,7 @@ class _Failing:
             Job.objects.using(self.using).filter(pk__in=[job.pk for job in gone]).delete()
         dialect.save(connection, _changed(kept), now, Tally())
         changes = [*((job, GONE) for job in gone), *((job, State(job.state)) for job in kept)]
-        self._changes += [members.Change(job, to) for job, to in changes]
+        self._changes += [counters.Change(job, to) for job, to in changes]
         self._add(tally)
         return len(failed)
 
@@ -357,7 +360,7 @@ class _Failing:
             self._lost(job, now, reason)
         dialect_of(connection).save(connection, _changed(lost), now, Tally())
         dead = sum(job.state == State.DEAD for job in lost)
-        self._changes += [members.Change(job, State(job.state)) for job in lost]
+        self._changes += [counters.Change(job, State(job.state)) for job in lost]
         # A loss counts as a run only if it is the last: a job that returns to its queue has not been processed.
         self._add(Tally(processed=dead, failed=dead))
         self.settle(connection, now)

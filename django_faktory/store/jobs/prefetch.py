@@ -13,11 +13,11 @@ import msgspec
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..models import Job
-from ..payloads import FetchRequest, HandedOut, Reservation
-from .dialects import dialect_of
-from .dialects.base import Plan, Slot
-from .transactions import run
+from ...core.payloads import FetchRequest, HandedOut, Reservation
+from ...models import Job
+from ..dialects import dialect_of
+from ..dialects.base import Plan, Slot
+from ..transactions import run
 
 
 def with_slots(plan: Plan, requests: Sequence[FetchRequest]) -> Plan:

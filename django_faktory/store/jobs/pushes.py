@@ -14,13 +14,19 @@ from typing import NamedTuple
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..gating import passes_of
-from ..logs import get_logger
-from ..payloads import Ack, FetchRequest, JobPayload, Reservation
-from ..payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
-from . import ahead, gates, locks, members, optioned
-from .claiming import (
+from ...core.limits import passes_of
+from ...core.logs import get_logger
+from ...core.payloads import Ack, FetchRequest, JobPayload, Reservation
+from ...core.payloads import is_storable as is_storable  # noqa: PLC0414  (many look for it here)
+from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
+from ..batches import counters
+from ..dialects import dialect_of
+from ..dialects.base import Dialect, Ended, Ending, Held, Placed, Plan, holds, insertion_order
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
+from . import prefetch, unique_push
+from .claims import (
     Claiming,
     answerable,
     are_alike,
@@ -31,11 +37,8 @@ from .claiming import (
     plan_in_turn,
     shared_out,
 )
-from .claiming import fetch as fetch  # noqa: PLC0414  (a part of the straight way)
-from .dialects import dialect_of
-from .dialects.base import Dialect, Ended, Ending, Held, Placed, Plan, holds, insertion_order
-from .transactions import run
-from .unanswered import Unanswered
+from .claims import fetch as fetch  # noqa: PLC0414  (a part of the straight way)
+from .lost_claims import Unanswered
 
 logger = get_logger(__name__)
 
@@ -61,7 +64,7 @@ def push(jobs: Sequence[JobPayload], *, using: str, now: datetime | None = None)
         return []
     placed = _placed(jobs)
     if _any_apart(jobs, _dialect(using)):
-        refused = run(using, lambda connection: optioned.push(connection, placed, now), atomic=False, writes=True)
+        refused = run(using, lambda connection: unique_push.push(connection, placed, now), atomic=False, writes=True)
         return [refused.get(job.jid) for job in jobs]
 
     def insert(connection: BaseDatabaseWrapper) -> None:
@@ -151,7 +154,7 @@ class Turn:
             plan = first_plan(self.requests)
         plan = self.claiming.numbered(plan, number)
         # A plan without slots although a job is requested: `shared_out` claims later, without prefetch.
-        return ahead.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
+        return prefetch.with_slots(plan, self.requests) if plan.slots or not self.asks() else plan
 
     def ends_here(self, plan: Plan, ending: Ending, claimed: Sequence[Reservation]) -> bool:
         """Return True if `concluded` needs no further query, so that the event loop can call it."""
@@ -181,7 +184,7 @@ class Turn:
         is_all = len(plan.then) > 0 and len(got) == len(theirs)
         fetched = shared_out(self.requests, got, claiming, is_under_way=True, is_all=is_all)
         if len(theirs) < len(claimed):
-            fetched = ahead.go_along(fetched, self.requests, [job for job in claimed if job.is_ahead])
+            fetched = prefetch.go_along(fetched, self.requests, [job for job in claimed if job.is_ahead])
         return Exchanged([None] * len(self.jobs), acked, fetched)
 
 
@@ -341,7 +344,7 @@ def ack_last(
         ended = dialect_of(connection).end_last(connection, report, now)
         if ended is not None:
             # A limit that was set while the job ran may have given it permits; their limiters may have room now.
-            gates.settle_later(connection, passes_of(ended.passes))
+            limiters.settle_later(connection, passes_of(ended.passes))
             ran_s = (ended.at - job.started_at).total_seconds() if job.started_at else 0.0
             on_ended([Held(job.wid, job.attempt, job.queue, job.jobtype, ran_s)])
             return True
@@ -351,7 +354,7 @@ def ack_last(
 def _end_of_batches(ending: Ending, acks: Sequence[Ack], *, using: str, now: datetime | None) -> Ended:
     """End the jobs of `ending.left` together with their batches, locks and permits."""
     theirs = [ack for ack in acks if ack.jid in ending.left]
-    return run(using, lambda connection: members.end(connection, theirs, now)) if theirs else {}
+    return run(using, lambda connection: counters.end(connection, theirs, now)) if theirs else {}
 
 
 def _was_holder(ack: Ack, ended: Ended) -> bool:

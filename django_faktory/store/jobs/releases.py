@@ -8,11 +8,12 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
-from ..lifecycle import State
-from ..models import Job, JobQuerySet
-from ..payloads import Reservation
-from . import gates, locks
-from .transactions import run
+from ...core.lifecycle import State
+from ...core.payloads import Reservation
+from ...models import Job, JobQuerySet
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
 
 CHUNK = 500
 
@@ -83,5 +84,5 @@ def put_back(connection: BaseDatabaseWrapper, working: JobQuerySet) -> int:
     # Jobs, lock rows, limiters: the lock order of all transactions (ADR 0024).
     returned = Job.objects.using(connection.alias).filter(pk__in=[job.pk for job in jobs]).update(**ENQUEUED)
     locks.release(connection, jobs)
-    gates.release(connection, [job.passes for job in jobs])
+    limiters.release(connection, [job.passes for job in jobs])
     return returned

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
-from .. import jsontext
-from ..errors import InvalidPayload
-from ..lifecycle import State
-from ..models import Job, Tracking
-from .transactions import run
+from ...core.json import jsontext
+from ...core.lifecycle import State
+from ...errors import InvalidPayload
+from ...models import Job, Tracking
+from ..transactions import run
 
 CHUNK = 500
 

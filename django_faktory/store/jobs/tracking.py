@@ -13,16 +13,16 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
-from .. import jsontext
-from ..errors import InvalidPayload
-from ..jsonfields import parse_instant
-from ..lifecycle import LIVE, State
-from ..models import Job, JobQuerySet, Tracking
-from ..options import TRACKED_FOR_S
-from ..payloads import Tracked, TrackUpdate
-from .dialects import dialect_of
-from .jobs import is_storable
-from .transactions import run
+from ...core.job_options import TRACKED_FOR_S
+from ...core.json import jsontext
+from ...core.json.fields import parse_instant
+from ...core.lifecycle import LIVE, State
+from ...core.payloads import Tracked, TrackUpdate
+from ...errors import InvalidPayload
+from ...models import Job, JobQuerySet, Tracking
+from ..dialects import dialect_of
+from ..transactions import run
+from .pushes import is_storable
 
 CHUNK = 500
 LONGEST_RESERVATION = timedelta(hours=24)

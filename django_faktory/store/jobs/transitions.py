@@ -15,11 +15,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DateTimeField, Value, When
 from django.db.models.functions import Now
 
-from ..lifecycle import DEAD_FOR_S, GONE, Event, State, sources
-from ..models import Job, JobLock, JobQuerySet
-from . import gates, locks, members
-from .dialects.base import JOB, marks
-from .transactions import run
+from ...core.lifecycle import DEAD_FOR_S, GONE, Event, State, sources
+from ...models import Job, JobLock, JobQuerySet
+from ..batches import counters
+from ..dialects.base import JOB, marks
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
 
 CHUNK = 500
 DISCARDED_FOR = timedelta(days=1)
@@ -134,15 +136,15 @@ def killed(dead_for_s: int) -> Change:
         legal = locked(jobs.in_state(*sources(Event.KILL)))
         # Read before the update: a ready job that leaves may have been the one that other jobs of its key, or a
         # limiter, are waiting for.
-        keys, left = locks.keys_of(legal), gates.let_go_by(legal)
-        free, theirs, rows = members.apart(legal)
+        keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
+        free, theirs, rows = counters.apart(legal)
         killed = sum(
             some.update(state=State.DEAD, gate=None, run_at=None, finished_at=Now(), purge_at=purge_at)
             for some in (free, theirs)
         )
-        members.note_all(jobs.db, rows, State.DEAD)
+        counters.note_all(jobs.db, rows, State.DEAD)
         locks.settle_later(connections[jobs.db], keys)
-        gates.settle_later(connections[jobs.db], left)
+        limiters.settle_later(connections[jobs.db], left)
         return killed
 
     return change
@@ -151,12 +153,12 @@ def killed(dead_for_s: int) -> Change:
 def discarded(jobs: JobQuerySet) -> int:
     """Apply `discard` to a queryset, and return the number of jobs discarded or deleted."""
     legal = locked(jobs.in_state(*sources(Event.DISCARD)))
-    keys, left = locks.keys_of(legal), gates.let_go_by(legal)
-    free, theirs, rows = members.apart(legal)
+    keys, left = locks.keys_of(legal), limiters.let_go_by(legal)
+    free, theirs, rows = counters.apart(legal)
     dropped = _dropped(free) + _dropped(theirs)
-    members.note_all(jobs.db, rows, State.DISCARDED)
+    counters.note_all(jobs.db, rows, State.DISCARDED)
     locks.settle_later(connections[jobs.db], keys)
-    gates.settle_later(connections[jobs.db], left)
+    limiters.settle_later(connections[jobs.db], left)
     return dropped
 
 
@@ -177,9 +179,9 @@ def purged(jobs: JobQuerySet) -> int:
     """Delete finished jobs before their `purge_at`, and return the number of deleted rows."""
     legal = locked(jobs.in_state(*sources(Event.PURGE)))
     # Dead members only: the other finished ones were counted when they ended, a batch still waits for a dead one.
-    dead = members.of_batches(legal.in_state(State.DEAD))
+    dead = counters.of_batches(legal.in_state(State.DEAD))
     gone, _ = legal.delete()
-    members.note_all(jobs.db, dead, GONE)
+    counters.note_all(jobs.db, dead, GONE)
     return gone
 
 

@@ -17,14 +17,15 @@ from typing import TypeVar
 from django.db import IntegrityError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import FaktoryError, NotUnique
-from ..lifecycle import FINISHED, LIVE, State
-from ..models import Job
-from ..options import JobOptions
-from ..payloads import JobPayload
-from . import joining, locks
-from .dialects import dialect_of
-from .dialects.base import Placed, insertion_key, unique_key_of
+from ...core.job_options import JobOptions
+from ...core.lifecycle import FINISHED, LIVE, State
+from ...core.payloads import JobPayload
+from ...errors import FaktoryError, NotUnique
+from ...models import Job
+from ..batches import membership
+from ..dialects import dialect_of
+from ..dialects.base import Placed, insertion_key, unique_key_of
+from ..locks import locks
 
 CHUNK = 500
 MAX_ROUNDS = 4
@@ -115,7 +116,7 @@ def _push(
     stored = _stored(connection, [job.jid for job in jobs])
     _free_overdue(connection, keys, clock, replaced=[old.pk for old in stored.values() if not _stays(old)])
     fresh = [(place, job) for place, job in placed if not _stays(stored.get(job.jid))]
-    refused = joining.admit(connection, [job for _, job in fresh], clock)
+    refused = membership.admit(connection, [job for _, job in fresh], clock)
     holders = _holders(connection, keys)
     rows: list[Job] = []
     crowd = locks.Crowd(connection, {job.options.lock_key for _, job in fresh if job.options and job.options.lock_key})
@@ -133,7 +134,7 @@ def _push(
             row.state = State.BLOCKED
         rows.append(row)
     locks.settle_later(connection, {row.lock_key for row in rows if row.lock_key and row.state == State.BLOCKED})
-    joining.joined(connection, [row.bid for row in rows if row.bid])
+    membership.joined(connection, [row.bid for row in rows if row.bid])
     _replace(connection, [stored[row.jid].pk for row in rows if row.jid in stored], rows)
     return refused
 

@@ -10,12 +10,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Min, QuerySet, Sum
 from django.db.models.functions import Now
 
-from ..gating import Allowance, Scope, family_of
-from ..lifecycle import State
-from ..models import Gate, Job, Limit
-from . import gates, locks
-from .dialects import dialect_of
-from .transactions import run
+from ...core.lifecycle import State
+from ...core.limits import Allowance, Scope, family_of
+from ...models import Gate, Job, Limit
+from ..dialects import dialect_of
+from ..locks import locks
+from ..transactions import run
+from . import limiters
 
 MOST_COUNTED = 10_000
 
@@ -140,8 +141,8 @@ def remove(limit: Limit, *, using: str) -> None:
     there = set(run(using, lambda _: list(kept), atomic=False))
     for gate_id in ids:
         if gate_id not in there:
-            gates.free(gate_id, using=using)
-    queues = gates.look_again(sorted(there), using=using)
+            limiters.free(gate_id, using=using)
+    queues = limiters.look_again(sorted(there), using=using)
     run(using, lambda connection: locks.tell(connection, queues))
 
 
@@ -214,7 +215,7 @@ def _written(connection: BaseDatabaseWrapper, limit: Limit) -> Limit:
     if limit.scope == Scope.KEY:
         rows.filter(scope=Scope.KEY, name=limit.name).update(limit=limit)
     else:
-        rows.bulk_create([gates.gate_row(limit, limit.name)], ignore_conflicts=True)
+        rows.bulk_create([limiters.gate_row(limit, limit.name)], ignore_conflicts=True)
     mine = rows.filter(limit=limit)
     locked = mine.order_by("pk")
     if connection.features.has_select_for_update:
@@ -250,8 +251,8 @@ def _looked_after(limit: Limit, using: str) -> Limit:
     found = run(using, lambda _: list(mine), atomic=False)
     ids = [pk for pk, _ in found]
     if limit.concurrency is not None:
-        gates.count_running([pk for pk, is_shut in found if is_shut], using=using)
-    queues = gates.look_again(ids, using=using)
+        limiters.count_running([pk for pk, is_shut in found if is_shut], using=using)
+    queues = limiters.look_again(ids, using=using)
     run(using, lambda connection: locks.tell(connection, queues))
     return limit
 

@@ -21,16 +21,17 @@ from django.db.backends.utils import CursorWrapper
 from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
-from ..gating import Gate, Scope, allot, family_of, passes_of, passes_text
-from ..lifecycle import State
-from ..logs import get_logger
-from ..models import Gate as GateRow
-from ..models import Job, JobQuerySet, Limit
-from ..payloads import Reservation
-from . import locks
-from .dialects import dialect_of, gates
-from .dialects.base import Dialect
-from .transactions import run
+from ...core.lifecycle import State
+from ...core.limits import Gate, Scope, allot, family_of, passes_of, passes_text
+from ...core.logs import get_logger
+from ...core.payloads import Reservation
+from ...models import Gate as GateRow
+from ...models import Job, JobQuerySet, Limit
+from ..dialects import dialect_of
+from ..dialects.base import Dialect
+from ..locks import locks
+from ..transactions import run
+from . import sql
 
 logger = get_logger(__name__)
 
@@ -109,7 +110,7 @@ def _let_pass(
     dialect = dialect_of(connection)
     wanted = {job.jid: job for job in reservations}
     with connection.cursor() as cursor:
-        rows = gates.claimed(cursor, dialect, wanted)
+        rows = sql.claimed(cursor, dialect, wanted)
         mine = {
             rows[jid][0]: job
             for jid, job in wanted.items()
@@ -122,7 +123,7 @@ def _let_pass(
         passes = {
             row_id: passes_text(held) for row_id, held in zip(mine, asked, strict=True) if refusals[row_id] is None
         }
-        gates.hand_out(cursor, passes)
+        sql.hand_out(cursor, passes)
         shut = {row_id: gate for row_id, gate in refusals.items() if gate is not None}
         if shut:
             _park(cursor, dialect, {row_id: (mine[row_id].queue, gate) for row_id, gate in shut.items()})
@@ -130,7 +131,7 @@ def _let_pass(
         for gate in used:
             # Limiters without a rate use `filled_at` as the time of their last use, which `forget_idle` reads.
             gate.filled_at = gate.filled_at if gate.has_rate else clock
-        gates.save(cursor, used)
+        sql.save(cursor, used)
     # A job that a limiter blocks must not keep its key locked (ADR 0024).
     locks.release(connection, [mine[row_id] for row_id in shut])
     return {mine[row_id].jid: text for row_id, text in passes.items()}
@@ -148,7 +149,7 @@ def _gates_of(
     names = {name for job in jobs for name in _names(job)}
     if not names:
         return {}
-    found = {(gate.scope, gate.name): gate for gate in gates.by_name(cursor, dialect_of(connection), names)}
+    found = {(gate.scope, gate.name): gate for gate in sql.by_name(cursor, dialect_of(connection), names)}
     unknown = sorted(name for scope, name in names if scope == Scope.KEY and (scope, name) not in found)
     if unknown and _limits_of(unknown, connection.alias).exists():
         raise _NoGate(unknown)
@@ -197,7 +198,7 @@ def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Ga
 
     Jobs refused by the limit of a queue stay enqueued: claims skip the whole queue.
     """
-    gates.take_back(
+    sql.take_back(
         cursor, {row_id: None if gate.scope == Scope.QUEUE else gate.id for row_id, (_, gate) in shut.items()}
     )
     closed = {gate.id: gate for _, gate in shut.values() if gate.scope != Scope.QUEUE}
@@ -209,7 +210,7 @@ def _park(cursor: CursorWrapper, dialect: Dialect, shut: dict[int, tuple[str, Ga
     }
     for queue in sorted({queue for queue, gate in shut.values() if gate.scope != Scope.QUEUE}):
         # Otherwise the next claims would take, and put back, the same kind of job again and again.
-        gates.park_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
+        sql.park_head(cursor, dialect, queue, tasks=by_scope[Scope.TASK], keys=by_scope[Scope.KEY])
     for gate in closed.values():
         gate.is_awaited = True
 
@@ -221,7 +222,7 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
         return
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = gates.by_id(cursor, dialect, counts)
+        found = sql.by_id(cursor, dialect, counts)
         # Only buckets need the time; limits on concurrency alone save this statement.
         clock = dialect.now(cursor) if any(gate.has_rate for gate in found) else None
         freed: set[str] = set()
@@ -231,7 +232,7 @@ def release(connection: BaseDatabaseWrapper, passes: Iterable[str | None]) -> No
             if clock is not None:
                 gate.fill(clock)
             freed |= _opened(cursor, dialect, gate, clock, was_shut=was_shut)
-        gates.save(cursor, found)
+        sql.save(cursor, found)
     locks.tell(connection, freed)
 
 
@@ -246,7 +247,7 @@ def _opened(cursor: CursorWrapper, dialect: Dialect, gate: Gate, now: datetime |
     if gate.room:
         # The room applies to each queue: a queue without workers must not keep the jobs of other queues blocked. Claims
         # check the limiter again, so no limit is exceeded (ADR 0016).
-        found, gate.is_awaited = gates.let_go(cursor, dialect, gate.id, min(gate.room, CHUNK))
+        found, gate.is_awaited = sql.let_go(cursor, dialect, gate.id, min(gate.room, CHUNK))
     if gate.is_awaited and now is not None and gate.opens_at is None:
         if gate.room:
             gate.wait_for_next(now, has_let_go=bool(found))
@@ -278,13 +279,13 @@ def look_again(ids: Sequence[int], *, using: str, now: datetime | None = None) -
 def _look_again(connection: BaseDatabaseWrapper, gate_id: int, now: datetime | None) -> set[str]:
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = gates.by_id(cursor, dialect, [gate_id])
+        found = sql.by_id(cursor, dialect, [gate_id])
         freed: set[str] = set()
         clock = now or dialect.now(cursor)
         for gate in found:
             gate.fill(clock)
             freed |= _opened(cursor, dialect, gate, clock, was_shut=True)
-        gates.save(cursor, found)
+        sql.save(cursor, found)
     return freed
 
 
@@ -358,13 +359,13 @@ def _adopt(connection: BaseDatabaseWrapper, gate_id: int, after: int) -> tuple[i
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
         # Jobs are locked before the limiter, as everywhere (ADR 0024).
-        rows = gates.without_pass(cursor, dialect, gate_id, after, CHUNK)
-        found = gates.by_id(cursor, dialect, [gate_id])
+        rows = sql.without_pass(cursor, dialect, gate_id, after, CHUNK)
+        found = sql.by_id(cursor, dialect, [gate_id])
         if not rows or not found or not found[0].holds_passes():
             return None, 0
-        count = gates.give_passes(cursor, found[0].id, rows)
+        count = sql.give_passes(cursor, found[0].id, rows)
         found[0].in_use += count
-        gates.save(cursor, found)
+        sql.save(cursor, found)
     return rows[-1][0] if len(rows) == CHUNK else None, count
 
 
@@ -377,7 +378,7 @@ def sweep(*, using: str) -> int | None:
 
     def waited_at(connection: BaseDatabaseWrapper) -> list[int]:
         with connection.cursor() as cursor:
-            return list(gates.waited_at(cursor))
+            return list(sql.waited_at(cursor))
 
     rows = GateRow.objects.using(using)
     listed = list(run(using, lambda _: list(rows.select_related("limit")), atomic=False))
@@ -405,7 +406,7 @@ def free(gate_id: int, *, using: str) -> set[str]:
 
     def verb(connection: BaseDatabaseWrapper) -> int:
         with connection.cursor() as cursor:
-            count, found = gates.free(cursor, dialect_of(connection), gate_id, CHUNK)
+            count, found = sql.free(cursor, dialect_of(connection), gate_id, CHUNK)
         queues.update(found)
         locks.tell(connection, found)
         return count
@@ -420,7 +421,7 @@ def _recount(stored: Mapping[int, GateRow], using: str) -> int:
 
     def look(connection: BaseDatabaseWrapper) -> list[tuple[str, str, str | None, str | None, int]]:
         with connection.cursor() as cursor:
-            return gates.running(cursor)
+            return sql.running(cursor)
 
     by_name = {(row.scope, row.name): pk for pk, row in stored.items() if row.concurrency is not None}
     held = Counter[int]()
@@ -449,16 +450,16 @@ def recount(connection: BaseDatabaseWrapper, gate_id: int) -> bool:
     """
     dialect = dialect_of(connection)
     with connection.cursor() as cursor:
-        found = gates.by_id(cursor, dialect, [gate_id])
+        found = sql.by_id(cursor, dialect, [gate_id])
         for gate in found:
-            count = gates.holders(cursor, gate.id)
+            count = sql.holders(cursor, gate.id)
             if count != gate.in_use:
                 logger.warning(
                     "a gate counted wrong, repaired gate=%s in_use=%d jobs=%d", gate.name, gate.in_use, count
                 )
                 gate.in_use = count
                 locks.tell(connection, _opened(cursor, dialect, gate, dialect.now(cursor), was_shut=True))
-                gates.save(cursor, found)
+                sql.save(cursor, found)
                 return True
     return False
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from ...gating import Allowance, Gate, passes_of
-from .base import GATE, JOB, Dialect, marks
+from ...core.limits import Allowance, Gate, passes_of
+from ..dialects.base import GATE, JOB, Dialect, marks
 
 HEAD = 500
 """Jobs at the head of a queue that are examined together when a limiter is full."""

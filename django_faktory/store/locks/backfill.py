@@ -13,14 +13,15 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import InvalidPayload
-from ..lifecycle import State
-from ..logs import get_logger
-from ..models import Job
-from ..payloads import JobPayload
-from . import locks, walking
-from .transactions import run
-from .upkeep import skip_locked
+from ...core.lifecycle import State
+from ...core.logs import get_logger
+from ...core.payloads import JobPayload
+from ...errors import InvalidPayload
+from ...models import Job
+from ..jobs import scan
+from ..maintenance.due import skip_locked
+from ..transactions import run
+from . import locks
 
 logger = get_logger(__name__)
 
@@ -50,7 +51,7 @@ def give_keys(
     if number >= len(walks):  # fewer queues use locks than at the previous call
         return None
     state, queue = walks[number]
-    rows, place = walking.portion(state, ("pk",), using=using, queue=queue, after=place, size=limit)
+    rows, place = scan.portion(state, ("pk",), using=using, queue=queue, after=place, size=limit)
     if rows:
         run(using, partial(_give_keys, keyed=keyed, queues=queues, ids=[pk for (pk,) in rows]))
     if place is not None:

@@ -19,14 +19,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DateTimeField, Exists, ExpressionWrapper, F, OuterRef, Q, Value, When
 from django.db.models.functions import Now
 
-from ..lifecycle import State
-from ..logs import get_logger
-from ..models import Job, JobLock, JobQuerySet
-from ..payloads import Reservation
-from . import walking
-from .dialects import dialect_of
-from .dialects.base import JOB, LOCK, marks
-from .transactions import run
+from ...core.lifecycle import State
+from ...core.logs import get_logger
+from ...core.payloads import Reservation
+from ...models import Job, JobLock, JobQuerySet
+from ..dialects import dialect_of
+from ..dialects.base import JOB, LOCK, marks
+from ..jobs import scan
+from ..transactions import run
 
 logger = get_logger(__name__)
 
@@ -407,9 +407,7 @@ def sweep(
     """
     found: set[str] = set()
     for _ in range(portions):
-        rows, after = walking.portion(
-            State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEPT_TOGETHER
-        )
+        rows, after = scan.portion(State.BLOCKED, ("lock_key", "gate"), using=using, after=after, size=SWEPT_TOGETHER)
         # Jobs blocked by a limiter are left out: the limiter makes them ready.
         found |= _forgotten({key for key, gate in rows if key and gate is None}, using)
         if after is None:

@@ -13,12 +13,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from ..jsonfields import later
-from ..lifecycle import FINISHED, GONE, Event, State, sources
-from ..models import Job, JobQuerySet
-from . import gates, locks, members
-from .dialects import dialect_of
-from .transactions import run
+from ...core.json.fields import later
+from ...core.lifecycle import FINISHED, GONE, Event, State, sources
+from ...models import Job, JobQuerySet
+from ..batches import counters
+from ..dialects import dialect_of
+from ..limits import limiters
+from ..locks import locks
+from ..transactions import run
 
 CHUNK = 500
 CLEARED_AT_ONCE = 20
@@ -72,7 +74,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         return 0
 
     def verb(connection: BaseDatabaseWrapper) -> int:
-        rows = list(skip_locked(over.only(*members.FIELDS, *_OF_WAITING))[:limit])
+        rows = list(skip_locked(over.only(*counters.FIELDS, *_OF_WAITING))[:limit])
         if not rows:
             return 0
         with connection.cursor() as cursor:
@@ -80,7 +82,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
         ready = [job for job in rows if job.state == State.ENQUEUED]
         # A ready job keeps later jobs of its key and limiter blocked, so its expiry has to make another one ready.
         locks.settle_later(connection, {job.lock_key for job in ready if job.lock_key})
-        gates.settle_later(connection, {job.gate for job in ready})
+        limiters.settle_later(connection, {job.gate for job in ready})
         jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl is None]).delete()
         for ttl in {job.result_ttl for job in rows if job.result_ttl is not None}:
             jobs.filter(pk__in=[job.pk for job in rows if job.result_ttl == ttl]).update(
@@ -92,7 +94,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
                 purge_at=later(clock, ttl),
             )
         theirs = sorted((job for job in rows if job.bid or job.callback_of), key=lambda job: job.pk)
-        members.note(connection, [members.Change(job, State.EXPIRED) for job in theirs], clock)
+        counters.note(connection, [counters.Change(job, State.EXPIRED) for job in theirs], clock)
         return len(rows)
 
     return run(using, verb)
@@ -143,7 +145,7 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
     def verb(connection: BaseDatabaseWrapper) -> int:
         rows: list[Job] = []
         for finished in _by_purge(connection, using=using):
-            old = skip_locked(finished.filter(purge_at__lt=now or Now()).only(*members.FIELDS, "state"))
+            old = skip_locked(finished.filter(purge_at__lt=now or Now()).only(*counters.FIELDS, "state"))
             rows += old[: limit - len(rows)]
         if not rows:
             return 0
@@ -151,7 +153,7 @@ def purge(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> int
         # Other finished members were counted when they ended; a dead one still keeps its batch waiting until it is
         # deleted.
         dead = [job for job in rows if job.state == State.DEAD and (job.bid or job.callback_of)]
-        members.note_all(using, sorted(dead, key=lambda job: job.pk), GONE)
+        counters.note_all(using, sorted(dead, key=lambda job: job.pk), GONE)
         return gone
 
     return run(using, verb)

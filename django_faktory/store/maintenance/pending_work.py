@@ -15,13 +15,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from ..cron_models import CronEntry
-from ..models import Gate, Job
-from .failures import reserved_jobs
-from .locks import held_locks
-from .transactions import run
-from .upkeep import by_time, expiring
-from .workers import silent_ones
+from ...models import Gate, Job
+from ...models.cron import CronEntry
+from ..jobs.failures import reserved_jobs
+from ..locks.locks import held_locks
+from ..transactions import run
+from ..workers import silent_ones
+from .due import by_time, expiring
 
 
 class Look(NamedTuple):

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..errors import BrokerUnavailable
-from ..logs import get_logger
-from ..poolers import is_pooled
-from .dialects.base import JOB
-from .transactions import run
+from ...core.logs import get_logger
+from ...errors import BrokerUnavailable
+from ..dialects.base import JOB
+from ..dialects.postgresql.pooler import is_pooled
+from ..transactions import run
 
 logger = get_logger(__name__)
 

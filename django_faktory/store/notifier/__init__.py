@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection
 
 from django.db import connections
 
-from ..logs import get_logger
+from ...core.logs import get_logger
 from . import postgresql
-from .announcing import Crier, announce, tell_also
 from .base import Listener, PollingListener
-from .neighbours import Neighbours
+from .pipes import Neighbours
 from .postgresql import PostgresListener
+from .publisher import Crier, announce, tell_also
 from .sqlite import SqliteListener
 
 __all__ = ["Crier", "Listener", "Neighbours", "PollingListener", "announce", "has_hints", "listen", "tell_also"]

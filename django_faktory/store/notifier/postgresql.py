@@ -20,8 +20,8 @@ from typing import Any
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..logs import get_logger
-from ..poolers import is_pooled, process_of
+from ...core.logs import get_logger
+from ..dialects.postgresql.pooler import is_pooled, process_of
 from .base import Listener
 
 logger = get_logger(__name__)

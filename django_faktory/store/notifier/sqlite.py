@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from django.db import Error, connections
 
-from ..logs import get_logger
+from ...core.logs import get_logger
 from .base import Listener
 from .inotify import FileWatch
 

@@ -9,7 +9,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
 
-from .transactions import run
+from ..transactions import run
 
 AT_ONCE = 200
 """Counts in one statement: SQLite allows 2,000 columns."""

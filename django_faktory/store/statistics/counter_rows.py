@@ -11,10 +11,10 @@ from datetime import date
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..models import Counter
-from .dialects import dialect_of
-from .dialects.base import FOLDED, Tally
-from .transactions import run
+from ...models import Counter
+from ..dialects import dialect_of
+from ..dialects.base import FOLDED, Tally
+from ..transactions import run
 
 CHUNK = 500
 

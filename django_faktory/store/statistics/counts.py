@@ -12,13 +12,13 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, QuerySet
 
-from ..lifecycle import State
-from ..models import Batch, Counter, Job, Queue, WorkerProcess
-from . import walking
-from .dialects import dialect_of
-from .shared import shared
-from .transactions import run
-from .workers import living
+from ...core.lifecycle import State
+from ...models import Batch, Counter, Job, Queue, WorkerProcess
+from ..dialects import dialect_of
+from ..jobs import scan
+from ..shared_reads import shared
+from ..transactions import run
+from ..workers import living
 
 _COUNTER = Counter._meta.db_table  # noqa: SLF001  (documented)
 _TOTALS = ("processed", "failed", "late")
@@ -195,7 +195,7 @@ def _after(rows: QuerySet[Any], order: tuple[str, ...], place: Sequence[Any] | N
         return rows
     if len(order) == 1:
         return rows.filter(**{f"{order[0]}__gt": place[0]})
-    return rows.filter(walking.After(order, place))
+    return rows.filter(scan.After(order, place))
 
 
 def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
@@ -223,13 +223,13 @@ def _sets(using: str, sizes: Sizes) -> list[CountedSet]:
 def _jobs(
     using: str, state: State, sizes: Sizes, *, columns: tuple[str, ...] = ("id",), summary: str = "", groups: str = ""
 ) -> CountedSet:
-    rows, order = walking.in_index_order(state, using=using), walking.index_order(state, using=using)
+    rows, order = scan.in_index_order(state, using=using), scan.index_order(state, using=using)
     return CountedSet(str(state), rows, order, sizes.at_once, columns, summary or f"'{state}', COUNT(*), 0", groups)
 
 
 def _due(using: str, sizes: Sizes) -> CountedSet:
     """Return the set of scheduled and retrying jobs, which share an index."""
-    order = walking.index_order(State.SCHEDULED, using=using)
+    order = scan.index_order(State.SCHEDULED, using=using)
     rows = Job.objects.using(using).in_state(State.SCHEDULED, State.RETRIES).order_by(*order)
     return CountedSet(_DUE, rows, order, sizes.at_once, ("state",), "state, COUNT(*), 0", "GROUP BY state")
 

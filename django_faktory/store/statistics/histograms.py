@@ -13,12 +13,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q, Sum
 from django.db.models.functions import Now
 
-from ..measuring import BUCKETS, OTHER, Series
-from ..models import Measure
-from .dialects import dialect_of
-from .dialects.base import marks
-from .transactions import run
-from .upkeep import skip_locked
+from ...core.histograms import BUCKETS, OTHER, Series
+from ...models import Measure
+from ..dialects import dialect_of
+from ..dialects.base import marks
+from ..maintenance.due import skip_locked
+from ..transactions import run
 
 CHUNK = 200
 UNUSED_S = 14 * 86_400

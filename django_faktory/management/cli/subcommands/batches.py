@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...errors import UnknownBatch
-from ...models import Batch
-from ...shapes import batch_of
+from ....errors import UnknownBatch
+from ....models import Batch
+from ....operations.serializers import batch_of
 from ..subcommand import NOTHING, OK, Call, Subcommand, whole
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 
-from ... import acts
-from ...acts import Verb
-from ...lifecycle import State
-from ...models import Job
-from ...mutations import TARGETS, Mutation
-from ...queries import Query
-from ...store import batches, upkeep
+from ....core.lifecycle import State
+from ....core.mutation import TARGETS, Mutation
+from ....core.queries import Query
+from ....models import Job
+from ....operations import bulk
+from ....operations.bulk import Verb
+from ....store.batches import batches
+from ....store.maintenance import due
 from ..subcommand import INTERRUPTED, NOTHING, OK, Call, Subcommand, Unsupported, whole
 
 _DESTROYS = (Verb.KILL, Verb.DISCARD, Verb.PRUNE)
@@ -44,15 +45,15 @@ def _carry_out(call: Call) -> int:
     # An empty query would mean every job: a forgotten argument must not discard everything.
     if query.is_empty:
         raise Unsupported(
-            f"{verb}: expected a query; such as {' or '.join(sorted(acts.STATES[verb]))} for all of these"
+            f"{verb}: expected a query; such as {' or '.join(sorted(bulk.STATES[verb]))} for all of these"
         )
     if call.alias is None:
         return _carry_out_elsewhere(call, verb, query)
     jobs = Job.objects.using(call.alias).matching(query)
     if call.options["limit"]:
         # Legal states first: the limit must count jobs that the operation accepts.
-        jobs = jobs.in_state(*acts.STATES[verb]).order_by("-pk")[: call.options["limit"]]
-    under = acts.begin(verb, jobs)
+        jobs = jobs.in_state(*bulk.STATES[verb]).order_by("-pk")[: call.options["limit"]]
+    under = bulk.begin(verb, jobs)
     if call.options["dry_run"]:
         _tell(call, query, 0, found=under.total)
         return OK if under.total else NOTHING
@@ -97,7 +98,7 @@ def _prune_what_is_due(call: Call) -> int:
         raise Unsupported("prune: --dry-run and --limit go with a query, such as: prune succeeded older:1h")
     gone = 0
     # Each call deletes a bounded number of rows.
-    while some := upkeep.purge(using=alias) + batches.purge(using=alias):
+    while some := due.purge(using=alias) + batches.purge(using=alias):
         gone += some
     _tell(call, Query(), gone, found=gone)
     return OK if gone else NOTHING
@@ -118,12 +119,12 @@ def _carry_out_elsewhere(call: Call, verb: Verb, query: Query) -> int:
 
 def _mutations(call: Call, verb: Verb, query: Query) -> list[Mutation]:
     # Without a state the mutation is sent once for each set that is legal for this operation.
-    states = query.states or tuple(State(target) for target in TARGETS if State(target) in acts.STATES[verb])
+    states = query.states or tuple(State(target) for target in TARGETS if State(target) in bulk.STATES[verb])
     sayable = Query(states=query.states, tasks=query.tasks, jids=query.jids)
     is_one_task = len(query.tasks) <= 1 and not any(task.is_prefix for task in query.tasks)
     # A condition that MUTATE cannot express must not be dropped: more jobs would be changed.
     is_sayable = query == sayable and is_one_task and not (query.tasks and query.jids)
-    legal = {target for target in TARGETS if State(target) in acts.STATES[verb]}
+    legal = {target for target in TARGETS if State(target) in bulk.STATES[verb]}
     if verb is Verb.PRUNE or not is_sayable or not {*map(str, states)} <= legal:
         raise Unsupported(
             f"{call.name}: a Faktory server elsewhere takes state:{','.join(sorted(legal))} with jids or one whole "

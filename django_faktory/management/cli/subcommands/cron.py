@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ... import crontab
-from ...cron_models import CronEntry
-from ...shapes import cron_entry_of
-from ...store import crontab as rows
-from ...store import ticks
+from ....models.cron import CronEntry
+from ....operations.serializers import cron_entry_of
+from ....store.cron import entries as rows
+from ....store.cron import runs
+from ....tasks import cron
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
 
 _VERBS = ("list", "pause", "resume", "run")
@@ -65,7 +65,7 @@ def _change(call: Call, verb: str, found: list[CronEntry]) -> int:
 
 
 def _run(call: Call, entry: CronEntry) -> int:
-    jid = crontab.run_now(entry, using=call.database()).jid
+    jid = cron.run_now(entry, using=call.database()).jid
     if call.screen.is_json:
         call.screen.json({"jid": jid})
     else:
@@ -74,7 +74,7 @@ def _run(call: Call, entry: CronEntry) -> int:
 
 
 def _list(call: Call, entries: list[CronEntry]) -> int:
-    latest = ticks.latest([entry.pk for entry in entries], using=call.database())
+    latest = runs.latest([entry.pk for entry in entries], using=call.database())
     found = [cron_entry_of(entry, latest.get(entry.pk)) for entry in entries]
     if call.screen.is_json:
         call.screen.json({"entries": found})

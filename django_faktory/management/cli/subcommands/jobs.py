@@ -10,14 +10,15 @@ from typing import Any
 
 from django.utils import timezone
 
-from ... import brokers, tasks
-from ...backend import new_jid
-from ...errors import InvalidPayload, UnknownJobType
-from ...models import Job
-from ...payloads import new_job, queue_name, rfc3339
-from ...queries import seconds_of
-from ...querysets import RECENT
-from ...shapes import SHORT, job_of, whole_job_of
+from .... import brokers
+from ....backend import new_jid
+from ....core.payloads import new_job, queue_name, rfc3339
+from ....core.queries import seconds_of
+from ....errors import InvalidPayload, UnknownJobType
+from ....models import Job
+from ....models.querysets import RECENT
+from ....operations.serializers import SHORT, job_of, whole_job_of
+from ....tasks import base
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported, whole
 
 # An exact count of a large table takes too long; the output says when there are more.
@@ -130,10 +131,10 @@ def _push(call: Call) -> int:
     kwargs = _value(options["kwargs"])
     if not isinstance(kwargs, dict):
         raise Unsupported("--kwargs: expected a JSON object, such as '{\"user\": 7}'")
-    tasks.autodiscover()
+    base.autodiscover()
     delay = timedelta(seconds=seconds_of(options["delay"], "--in")) if options["delay"] else None
     try:
-        task = tasks.lookup(options["task"])
+        task = base.lookup(options["task"])
     except UnknownJobType as error:
         # Probably a mistyped name: only the option says that another program has a task of this name.
         if not options["unregistered"]:

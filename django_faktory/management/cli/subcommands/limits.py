@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ... import limiting
-from ...gating import Allowance, InvalidLimit, Scope
-from ...models import Limit
-from ...shapes import limit_of
-from ...store import limits
+from ....core.limits import Allowance, InvalidLimit, Scope
+from ....models import Limit
+from ....operations.serializers import limit_of
+from ....store.limits import definitions
+from ....tasks import limits as task_limits
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
 
 _VERBS = ("list", "set", "remove", "pause", "resume")
@@ -34,11 +34,13 @@ def _limits(call: Call) -> int:
             case "remove", [scope, name]:
                 found = Limit.objects.using(using).filter(scope=scope, name=name).first()
                 if found is not None:
-                    limits.remove(found, using=using)
+                    definitions.remove(found, using=using)
                 return _told(call, verb, [name] if found else [])
             case (("pause" | "resume"), [_, *_]):
-                tasks = [limiting.checked_name(Scope.TASK, name) for name in names]
-                return _told(call, verb, (limits.pause if verb == "pause" else limits.resume)(tasks, using=using))
+                tasks = [task_limits.checked_name(Scope.TASK, name) for name in names]
+                return _told(
+                    call, verb, (definitions.pause if verb == "pause" else definitions.resume)(tasks, using=using)
+                )
     except InvalidLimit as error:
         raise Unsupported(f"limits {verb}: {error}") from None
     raise Unsupported(f"limits {verb}: expected {_EXPECTED[verb]}")
@@ -61,7 +63,7 @@ def _set(call: Call, using: str, scope: str, name: str, values: list[str]) -> in
     if scope not in list(Scope):
         raise InvalidLimit(f"scope: expected {', '.join(Scope)}, got {scope!r:.80}")
     allowed = Allowance.of(told)
-    limit = limits.put(scope, limiting.checked_name(scope, name), allowed, using=using)
+    limit = definitions.put(scope, task_limits.checked_name(scope, name), allowed, using=using)
     return _told(call, "set", [limit.name])
 
 
@@ -75,9 +77,10 @@ def _told(call: Call, verb: str, names: list[str]) -> int:
 
 def _list(call: Call, using: str) -> int:
     found = list(Limit.objects.using(using).order_by("scope", "name"))
-    used = limits.use([limit.pk for limit in found], using=using)
+    used = definitions.use([limit.pk for limit in found], using=using)
     shown = [
-        limit_of(limit, *used.get(limit.pk, ())) | {"waiting": limits.waiting(limit, using=using)} for limit in found
+        limit_of(limit, *used.get(limit.pk, ())) | {"waiting": definitions.waiting(limit, using=using)}
+        for limit in found
     ]
     if call.screen.is_json:
         call.screen.json({"limits": shown})

@@ -6,9 +6,9 @@ import argparse
 import time
 from typing import Any
 
-from ...errors import BrokerUnavailable
-from ...models import Job
-from ...shapes import SHORT, job_of
+from ....errors import BrokerUnavailable
+from ....models import Job
+from ....operations.serializers import SHORT, job_of
 from ..screen import clean, drawn_table
 from ..subcommand import OK, Call, Subcommand, Unsupported, duration, whole
 from .queues import queue_line, queues_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...models import Queue
+from ....models import Queue
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...store import stats
+from ....store.statistics import counts
 from ..subcommand import INTERRUPTED, NOTHING, OK, PARTLY, Call, Subcommand, Unsupported
 
 if TYPE_CHECKING:
-    from ...transfer.exporting import Export
-    from ...transfer.importing import Import
-    from ...transfer.layout import FaktoryRedis
-    from ...transfer.report import Report
+    from ....contrib.transfer.export_jobs import Export
+    from ....contrib.transfer.import_jobs import Import
+    from ....contrib.transfer.redis_layout import FaktoryRedis
+    from ....contrib.transfer.report import Report
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def _exporting(parser: argparse.ArgumentParser) -> None:
 def _import(call: Call) -> int:
     redis, alias = _opened(call), call.database()
     try:
-        from ...transfer.importing import Import  # redis-py is an extra
+        from ....contrib.transfer.import_jobs import Import  # redis-py is an extra
 
         if not call.options["while_connected"]:
             # A running Faktory would fetch and push jobs during the transfer.
@@ -45,12 +45,12 @@ def _import(call: Call) -> int:
 def _export(call: Call) -> int:
     redis, alias = _opened(call), call.database()
     try:
-        from ...transfer.exporting import Export  # redis-py is an extra
+        from ....contrib.transfer.export_jobs import Export  # redis-py is an extra
 
         if not call.options["while_connected"]:
             redis.refuse_company()
             # A worker could run a job here while it is written there.
-            if workers := stats.snapshot(using=alias)["workers"]:
+            if workers := counts.snapshot(using=alias)["workers"]:
                 raise Unsupported(f"{call.name}: {workers} workers are connected here: stop them first")
         return _carry_out(
             call, Export(redis, alias, layout=call.options["layout"] or "", is_dry=call.options["dry_run"])
@@ -62,7 +62,7 @@ def _export(call: Call) -> int:
 def _opened(call: Call) -> FaktoryRedis:
     call.database()
     try:
-        from ...transfer.layout import FaktoryRedis  # redis-py is an extra
+        from ....contrib.transfer.redis_layout import FaktoryRedis  # redis-py is an extra
     except ImportError as error:
         raise Unsupported(f"{call.name}: redis-py is not installed: pip install django-faktory[redis]") from error
     return FaktoryRedis(call.options["url"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ... import conf
-from ...models import WorkerProcess
-from ...shapes import worker_of
-from ...store import workers
+from .... import conf
+from ....models import WorkerProcess
+from ....operations.serializers import worker_of
+from ....store import workers
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported
 
 SHOWN = 1000

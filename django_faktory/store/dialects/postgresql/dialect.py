@@ -16,9 +16,9 @@ from django.db import DataError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...errors import ReservationLost
-from ...payloads import Ack, HandedOut, Reservation
-from .base import (
+from ....core.payloads import Ack, HandedOut, Reservation
+from ....errors import ReservationLost
+from ..base import (
     LIMIT,
     Changed,
     Dialect,
@@ -33,16 +33,9 @@ from .base import (
     Tally,
     Underway,
 )
-from .idle import was_ended_by_postgresql
-from .pipeline import Rows
-from .postgresql_ahead import ahead_call, confirm, extend
-from .postgresql_failures import READ, failing_calls, save_calls
-from .postgresql_gates import END_PASSED, PASS, PASS_ALONE
-from .postgresql_locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
-from .postgresql_optioned import any_push_call, blocked_keys, unique_call
-from .postgresql_relay import Relay
-from .postgresql_rows import read_ahead, reservations, with_tokens
-from .postgresql_verbs import (
+from ..idle_sessions import was_ended_by_postgresql
+from .failures import READ, failing_calls, save_calls
+from .jobs import (
     CLAIM,
     CLAIM_ALONE,
     COUNT,
@@ -54,7 +47,14 @@ from .postgresql_verbs import (
     end_last_call,
     lock_stored_call,
 )
+from .limits import END_PASSED, PASS, PASS_ALONE
+from .lock_handoff import Relay
+from .locks import END_LOCKED, HAND_OVER, NEXT, NEXT_OF_FREED, NEXT_OF_MARKED, READY, TAKE
+from .pipeline import Rows
+from .prefetch import ahead_call, confirm, extend
 from .prepared import Call, begin, execute, execute_last, execute_on, joins, keeps_session
+from .push import any_push_call, blocked_keys, unique_call
+from .rows import read_ahead, reservations, with_tokens
 
 _json = msgspec.json.Encoder()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .base import JOB, Changed, Tally, counter_slot
-from .postgresql_verbs import COUNT
+from ..base import JOB, Changed, Tally, counter_slot
+from .jobs import COUNT
 from .prepared import Call, Statement, unnest
 
 READ = (

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...payloads import Ack, JobPayload
-from .base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable, unique_key_of
-from .postgresql_gates import IS_GATED, withheld
-from .postgresql_rows import RETURNED
+from ....core.payloads import Ack, JobPayload
+from ..base import COUNTER, GATE, JOB, WORKER, Placed, Plan, Slot, counter_slot, replaceable, unique_key_of
+from .limits import IS_GATED, withheld
 from .prepared import Call, Statement, unnest
+from .rows import RETURNED
 
 _REPLACED = (
     "jobtype", "queue", "state", "weight", "payload", "retry", "reserve_for", "backtrace", "result_ttl", "run_at",

@@ -5,8 +5,8 @@ In code a limiter is a gate, and a permit a pass.
 
 from __future__ import annotations
 
-from ...gating import SAVED_S
-from .base import COUNTER, GATE, JOB, LIMIT, QUEUE
+from ....core.limits import SAVED_S
+from ..base import COUNTER, GATE, JOB, LIMIT, QUEUE
 from .prepared import Statement
 
 # Names of tasks and queues with limits: read once per claim, from a table that is nearly always empty or small.

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...payloads import Ack
-from .base import COUNTER, JOB, LOCK, WORKER, Held, Plan, Relayed, counter_slot
-from .postgresql_gates import IS_GATED, withheld
-from .postgresql_rows import RETURNED, reservations
+from ....core.payloads import Ack
+from ..base import COUNTER, JOB, LOCK, WORKER, Held, Plan, Relayed, counter_slot
+from .limits import IS_GATED, withheld
 from .prepared import Statement, execute_on, unnest
+from .rows import RETURNED, reservations
 
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 

@@ -7,7 +7,7 @@ hot key is the time that it takes to end one job and to claim the next.
 
 from __future__ import annotations
 
-from .base import COUNTER, JOB, LOCK
+from ..base import COUNTER, JOB, LOCK
 from .prepared import Statement, unnest
 
 _READY_SIBLINGS = f"""

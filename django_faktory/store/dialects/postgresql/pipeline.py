@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .cursor_hooks import has_own_cursor
-from .idle import is_readable
+from ..cursor_hooks import has_own_cursor
+from ..idle_sessions import is_readable
 
 Rows = list[tuple[Any, ...]]
 Packed = tuple[bytes, list[bytes | None], list[int]]

@@ -10,11 +10,11 @@ from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...payloads import HandedOut
-from .base import DELIVERY_LEASE_S, JOB, WORKER, Plan
-from .postgresql_gates import IS_GATED, withheld
-from .postgresql_rows import RETURNED
+from ....core.payloads import HandedOut
+from ..base import DELIVERY_LEASE_S, JOB, WORKER, Plan
+from .limits import IS_GATED, withheld
 from .prepared import Call, Statement, execute_on, unnest
+from .rows import RETURNED
 
 # Claims jobs as CLAIM does, but stops in each queue at the first job that must not wait in the prefetch buffer: one
 # that would hold a lock, a permit or a key meanwhile, one that expires before its lease ends, and one with a priority

@@ -19,10 +19,10 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from ...logs import get_logger
-from ...poolers import is_pooled
-from .cursor_hooks import has_own_cursor
+from ....core.logs import get_logger
+from ..cursor_hooks import has_own_cursor
 from .pipeline import Flight, Rows, Told, can_pipeline, has_psycopg3, run_last, run_prepared
+from .pooler import is_pooled
 
 logger = get_logger(__name__)
 

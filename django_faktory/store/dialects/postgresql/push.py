@@ -10,12 +10,12 @@ from datetime import datetime
 
 import msgspec
 
-from ...jsonfields import LAST
-from ...options import JobOptions
-from ...payloads import JobPayload
-from .base import JOB, LOCK, Placed, replaceable
+from ....core.job_options import JobOptions
+from ....core.json.fields import LAST
+from ....core.payloads import JobPayload
+from ..base import JOB, LOCK, Placed, replaceable
+from .jobs import IS_REPLACED, UPSERT, clock, push_call, replacing
 from .pipeline import Rows
-from .postgresql_verbs import IS_REPLACED, UPSERT, clock, push_call, replacing
 from .prepared import Call, Statement
 
 _LONGEST_S = 3e11

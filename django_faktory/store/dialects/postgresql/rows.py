@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...payloads import Reservation
+from ....core.payloads import Reservation
 from .pipeline import Rows
 
 RETURNED = (
