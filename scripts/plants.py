@@ -202,12 +202,12 @@ gone AS (""",
     Plant(
         "a job that loses its lock gives its permits back in a transaction of its own",
         f"{STORE}/jobs/acquire.py",
-        "    tokens, passed = gates.run_with_gates(verb, using=using)\n",
-        "    passing = gates.let_pass(claimed, using=using, now=now)\n"
+        "    tokens, passed = limiters.run_with_gates(verb, using=using)\n",
+        "    passing = limiters.let_pass(claimed, using=using, now=now)\n"
         "    mine = [job for job in passing if job.lock_key is not None]\n"
         "    won = {job.jid: job for job in locks.take(mine, using=using, lease_s=lease_s, now=now)}\n"
         "    lost = [job.passes for job in mine if job.jid not in won]\n"
-        "    gates.run(using, lambda connection: gates.release(connection, lost))\n"
+        "    limiters.run(using, lambda connection: limiters.release(connection, lost))\n"
         "    tokens = {jid: job.lock_token or 0 for jid, job in won.items()}\n"
         "    passed = [won.get(job.jid, job) for job in passing if job.lock_key is None or job.jid in won]\n",
         ("tests/limits/test_exact.py", "-k", "sweeps"),
@@ -223,7 +223,7 @@ gone AS (""",
     Plant(
         "a job that ran when its limit was set is given back with its permit",
         f"{STORE}/jobs/releases.py",
-        "    gates.release(connection, [job.passes for job in jobs])\n",
+        "    limiters.release(connection, [job.passes for job in jobs])\n",
         "",
         ("tests/limits/test_exact.py", "-k", "release"),
     ),
@@ -449,7 +449,7 @@ gone AS (""",
     Plant(
         "a job that a crashed server had read ahead fails",
         f"{STORE}/jobs/failures.py",
-        "        unconfirmed = [job for job in rows if ahead.is_unconfirmed(job)]",
+        "        unconfirmed = [job for job in rows if prefetch.is_unconfirmed(job)]",
         "        unconfirmed: list[Job] = []",
         ("tests/store/test_ahead.py", "-k", "crashed_server"),
         "postgresql",
@@ -893,12 +893,12 @@ gone AS (""",
     Plant(
         "permits are given back twice when a lock is lost, seen from the outside",
         f"{STORE}/jobs/acquire.py",
-        "    tokens, passed = gates.run_with_gates(verb, using=using)\n",
-        "    tokens, passed = gates.run_with_gates(verb, using=using)\n"
+        "    tokens, passed = limiters.run_with_gates(verb, using=using)\n",
+        "    tokens, passed = limiters.run_with_gates(verb, using=using)\n"
         "    if len(tokens) < len(keyed):\n"
-        "        from .transactions import run\n\n"
+        "        from ..transactions import run\n\n"
         '        held = Job.objects.using(using).filter(state="working", passes__gt="").values_list("passes", flat=True)\n'
-        "        run(using, lambda connection: gates.release(connection, list(held[:1])))\n",
+        "        run(using, lambda connection: limiters.release(connection, list(held[:1])))\n",
         (OUTSIDE, "-k", "limit_is_kept"),
         "postgresql",
     ),

@@ -110,9 +110,10 @@ sys.modules["redis"] = None
 import django
 django.setup()
 from django.core.management import call_command
-from django_faktory import admin, gearmonkey
-from django_faktory.management import processes
+from django_faktory import admin
+from django_faktory.contrib import gearmonkey
 from django_faktory.management.commands import runfaktory
+from django_faktory.runtime import roles
 assert gearmonkey.OPT_BLOCKING
 try:
     call_command("runfaktory", "--gearmonkey", "redis://localhost", "--no-reload")

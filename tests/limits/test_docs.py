@@ -35,5 +35,5 @@ def test_a_task_is_paused_limited_and_let_go(transactional_db):
     exec(PYTHON, {})
     assert not Limit.objects.exists()
     limit("task", "shop.tasks.charge", 5)
-    exec(PYTHON.partition("limiting.resume")[0], {})
+    exec(PYTHON.partition("limits.resume")[0], {})
     assert limits.paused() == ["shop.tasks.charge"]

@@ -107,5 +107,5 @@ def test_a_plain_job_takes_few_python_calls(work):
         assert work(drain=True).ended()
     finally:
         threading.setprofile(None)
-    assert calls["executors.py:Executors._perform"] == jobs
+    assert calls["thread_pool.py:Executors._perform"] == jobs
     assert calls.total() / jobs <= MOST_CALLS, calls.most_common(80)

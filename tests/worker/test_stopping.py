@@ -59,7 +59,7 @@ def test_an_interruption_never_leaves_the_task_it_was_meant_for():
 AFTERWARDS = """
 import sys
 from django_faktory.errors import TaskTimeout
-from django_faktory.worker.stopping import Stoppable
+from django_faktory.worker.interrupt import Stoppable
 
 def stops_itself_and_returns():
     one.stop(TaskTimeout("at the last moment"))
