@@ -14,7 +14,7 @@ class FaktoryConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks. Tasks are imported later, by the commands that run them (see
-        `tasks.autodiscover`).
+        `tasks.base.autodiscover`).
         """
         # Imported here because importing registers them, and models can be imported only once the apps are loaded.
         from .checks import cron, limits, security, settings, tasks  # noqa: F401

@@ -51,7 +51,7 @@ from .transactions import atomic
 
 logger = get_logger(__name__)
 
-# The store does not import `wakeups`; it reports ready callbacks and jobs by these hooks.
+# The store does not import `notifier`; it reports ready callbacks and jobs by these hooks.
 counters.on_callback.append(notifier.announce)
 locks.on_ready.append(notifier.announce)
 
@@ -101,7 +101,9 @@ class OrmBroker(Broker):
         self.commit_within_s = commit_within_s
         self._announce = announce
         self._announces_apart = announces_apart  # in a thread of its own: no caller waits for it
-        self._shares_numbers = shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared`
+        self._shares_numbers = (
+            shares_numbers  # INFO and QUEUE LATENCY are for clients that poll: see `store.shared_reads`
+        )
         self._notes = Notes(recorder, alias)
         self._known_queues: dict[str, float] = {}
         self._unanswered = Unanswered()
@@ -393,7 +395,8 @@ class OrmBroker(Broker):
 
     def latency(self, queues_: Sequence[str]) -> dict[str, float]:
         """Return the queues' latencies in seconds; servers share them between polling clients."""
-        # Clients that poll share one result, so that their number does not multiply the counting (`store.shared`).
+        # Clients that poll share one result, so that their number does not multiply the counting
+        # (`store.shared_reads`).
         read = queues.shared_latency if self._shares_numbers else queues.latency
         return read(queues_, using=self.alias)
 

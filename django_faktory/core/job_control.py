@@ -1,7 +1,7 @@
 """State shared by a running job and its worker: cancellation, progress and lost locks.
 
 Pure, cheap to read, safe from any thread. The worker's subclass, which can also interrupt the job, is
-`worker.stopping.Stoppable`.
+`worker.interrupt.Stoppable`.
 """
 
 from __future__ import annotations

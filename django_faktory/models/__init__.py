@@ -120,8 +120,8 @@ class Job(models.Model):
                 condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
             ),
             # Finished rows keep their expiry. In the index they would be the majority, and each maintenance query would
-            # read past them. MariaDB indexes them, so maintenance clears theirs (`upkeep.expire`). Not a HotIndex: with
-            # the state first, MariaDB would have to update it for each job that never expires.
+            # read past them. MariaDB indexes them, so maintenance clears theirs (`maintenance.due.expire`). Not a
+            # HotIndex: with the state first, MariaDB would have to update it for each job that never expires.
             models.Index(
                 fields=["expires_at"],
                 name="faktory_expiring",
@@ -171,7 +171,7 @@ class Job(models.Model):
 
 
 class Batch(models.Model):
-    """A group of jobs and the callbacks that follow them (W26). `batching` has the rules.
+    """A group of jobs and the callbacks that follow them (W26). `batch_rules` has the rules.
 
     At every commit the counters equal what its rows in the table of jobs add up to.
     """
@@ -389,7 +389,7 @@ class Counter(models.Model):
 
 
 class Measure(models.Model):
-    """Timings of one minute by queue and task; the row of 1970 has the totals since the beginning. See `measuring`."""
+    """Timings of one minute by queue and task; the row of 1970 has the totals since the beginning. See `histograms`."""
 
     pk = models.CompositePrimaryKey("minute", "queue", "jobtype")
     minute = models.DateTimeField()

@@ -1,4 +1,4 @@
-"""Models of cron entries and their runs. Changed only by `store.crontab` and `store.ticks`.
+"""Models of cron entries and their runs. Changed only by `store.cron.entries` and `store.cron.runs`.
 
 Imports no task: an entry names a jobtype, which may belong to a worker in any language.
 """

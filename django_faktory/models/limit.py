@@ -1,4 +1,4 @@
-"""Models of limits and their limiters (ADR 0016). Only `store.limits` and `store.gates` change them."""
+"""Models of limits and their limiters (ADR 0016). Only `store.limits` changes them."""
 
 from __future__ import annotations
 

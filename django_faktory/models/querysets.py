@@ -1,7 +1,7 @@
 """Querysets of jobs and queues with named filters and bulk operations: `Job.objects.dead().about(order).retry()`.
 
-`JobQuerySet` and `QueueQuerySet` only build filters; the operations pass the set to `acts`. docs/queries.md lists which
-filters an index serves.
+`JobQuerySet` and `QueueQuerySet` only build filters; the operations pass the set to `operations.bulk`. docs/queries.md
+lists which filters an index serves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Apply bulk operations to jobs and queues: retry, requeue, kill, discard, prune, pause, resume.
 
-Adds the notifications and the project's settings to the functions of `store.many`; used by querysets, the admin, the
-API and the command line. Each step is one short transaction over at most `many.CHUNK` jobs; inside a transaction of the
-caller all steps are part of that transaction.
+Adds the notifications and the project's settings to the functions of `store.jobs.bulk`; used by querysets, the admin,
+the API and the command line. Each step is one short transaction over at most `store.jobs.bulk.CHUNK` jobs; inside a
+transaction of the caller all steps are part of that transaction.
 """
 
 from __future__ import annotations

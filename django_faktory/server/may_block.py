@@ -81,7 +81,7 @@ def _subjects_of(jobs: Sequence[JobPayload]) -> Iterable[str]:
 
 
 def weight_of(command: MayBlock) -> int:
-    """Return the weight of a command within a set (see `turns.weight`)."""
+    """Return the weight of a command within a set (see `exchange_batch.weight`)."""
     return weight(command.work)
 
 

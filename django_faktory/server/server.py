@@ -1,7 +1,7 @@
 """Run the Faktory server: the port, the commit queues, the connections, start and stop.
 
 `Server` is usable in a process of its own or in a thread; `stop` and `drop` may be called from any thread or signal
-handler. The meaning of each verb is in `verbs` and its neighbours. ADR 0005 and 0032 explain the commit queues.
+handler. The meaning of each verb is in `handlers` and its neighbours. ADR 0005 and 0032 explain the commit queues.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ WIDTH = 2
 
 
 class Listener(Protocol):
-    """Source of notifications about new work, as returned by `wakeups.listen`."""
+    """Source of notifications about new work, as returned by `notifier.listen`."""
 
     def wait(self, timeout_s: float) -> bool:
         """Block until a notification arrives or the timeout ends; return True for a notification."""

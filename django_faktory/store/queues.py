@@ -183,7 +183,7 @@ def latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
 
 
 def shared_latency(queues: Sequence[str], *, using: str) -> dict[str, float]:
-    """Return `latency`, shared by callers of this process with the same queues: see `shared`."""
+    """Return `latency`, shared by callers of this process with the same queues: see `shared_reads`."""
     # Exact, so that a client that pushes and then asks for the latency finds its job (ADR 0031).
     return shared((latency, *queues), partial(latency, queues, using=using), using=using, exact=True)
 

@@ -89,7 +89,7 @@ def cut(text: str, most: int = SHOWN_BYTES) -> str:
     """Return the beginning of a text that takes at most `most` bytes of HTML."""
     left = most
     for place, char in enumerate(text[:most]):
-        # Control characters are shown as symbols of 3 bytes in UTF-8, see `readable`.
+        # Control characters are shown as symbols of 3 bytes in UTF-8, see `admin.sanitize`.
         left -= _HTML_BYTES.get(char, 3 if char < " " else 1 if char < "\x80" else len(char.encode("utf-8", "replace")))
         if left < 0:
             return text[:place]

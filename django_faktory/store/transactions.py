@@ -46,7 +46,7 @@ _lock_waits: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 T = TypeVar("T")
 
 around: Callable[[BaseDatabaseWrapper], AbstractContextManager[object]] = nullcontext
-"""Context manager around each attempt. `deadlines` sets it, per process, to limit how long a connection may wait."""
+"""Context manager around each attempt. `db_watchdog` sets it, per process, to limit how long a connection may wait."""
 
 
 def run(

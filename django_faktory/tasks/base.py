@@ -1,7 +1,7 @@
 """The `@task` decorator, its options, and the registry of tasks by jobtype.
 
 `FaktoryTask` is Django's Task with the options of a job. This module imports no model; `backend` enqueues jobs and
-`worker.execute` runs them. Contract: Django's Tasks framework; `docs/tasks.md`. A job never causes an import: its
+`worker.execution` runs them. Contract: Django's Tasks framework; `docs/tasks.md`. A job never causes an import: its
 jobtype is looked up in the registry or rejected.
 """
 

@@ -1,6 +1,6 @@
 """Collect the cron entries of tasks and settings, and build the job of an entry.
 
-Connects `store.crontab` and `store.ticks`, which import no task, with the tasks, which import no row.
+Connects `store.cron.entries` and `store.cron.runs`, which import no task, with the tasks, which import no row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In-memory batches with the rules of `batching`, for backends without a job table. Imports no model."""
+"""In-memory batches with the rules of `batch_rules`, for backends without a job table. Imports no model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..errors import BatchClosed, FaktoryError, UnknownBatch
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """A batch with the counters that `batching` reads."""
+    """A batch with the counters that `batch_rules` reads."""
 
     bid: str
     made: NewBatch
@@ -51,12 +51,12 @@ class Kept:
 
     @property
     def has_complete(self) -> bool:
-        """True if it has a complete callback; see `batching.Batch`."""
+        """True if it has a complete callback; see `batch_rules.Batch`."""
         return self.made.complete is not None
 
     @property
     def has_success(self) -> bool:
-        """True if it has a success callback; see `batching.Batch`."""
+        """True if it has a success callback; see `batch_rules.Batch`."""
         return self.made.success is not None
 
 

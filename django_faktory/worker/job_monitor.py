@@ -1,6 +1,6 @@
 """Monitor running jobs: stop them after timeouts and cancellations, give up stuck ones (`Watch`).
 
-One thread, which sleeps until an action is due. `stopping` implements the stop itself. Rules: `docs/tasks.md`, "Time
+One thread, which sleeps until an action is due. `interrupt` implements the stop itself. Rules: `docs/tasks.md`, "Time
 limits".
 """
 

@@ -67,9 +67,9 @@ class Worker:
     A wid that counts as lost, because the process did not run for too long, is not used again: its jobs are with other
     workers. The worker finishes its running jobs and ends; its supervisor starts another one.
 
-    `at_most` maps queues to the number of their jobs that this worker has at a time. `share` bounds the work of the
-    process; None means no bound. `hears_signals`: a thread handles signals (`launch.obey`), so that the main thread
-    need not wake up for them.
+    `at_most` maps queues to the number of their jobs that this worker has at a time. `recycling` bounds the work of the
+    process; None means no bound. `hears_signals`: a thread handles signals (`supervisor.child.obey`), so that the main
+    thread need not wake up for them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Worker:
         self.is_stuck = False
         """True once a job that cannot be stopped occupies a thread: the process ends when its other jobs have ended."""
         self.is_spent = False
-        """True once the bound of `share` is reached: the process ends when its jobs have ended, and is replaced."""
+        """True once the bound of `recycling` is reached: the process ends when its jobs have ended, and is replaced."""
         self._share = share or Share()
         self._held = HeldJobs(concurrency=concurrency, read_ahead=0 if broker.blocking else read_ahead)
         obey, on_stuck = self._orders.put, partial(self._orders.put, STUCK)

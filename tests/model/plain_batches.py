@@ -1,6 +1,6 @@
 """Batches as sets of members without stored counters: the results that the store's counters must equal. Source: W26.
 
-It does not import `batching`, on purpose: a shared mistake would stay hidden.
+It does not import `batch_rules`, on purpose: a shared mistake would stay hidden.
 """
 
 from dataclasses import dataclass, field

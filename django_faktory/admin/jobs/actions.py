@@ -1,6 +1,6 @@
 """Actions on jobs in the admin: label, permission, legal states, and a warning if the action destroys data.
 
-`acts` performs them.
+`operations.bulk` performs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serializers of the API's responses: the dicts of `shapes`, each member described for the OpenAPI document."""
+"""Serializers of the API's responses: the dicts of `operations.serializers`, described for the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Limits(Resource):
         """Create a limit; raise WrongState (409) if the limit already exists."""
         told = self.said(inputs.NewLimit)
         name, allowance = task_limits.checked_name(told["scope"], told["name"]), _allowance(told)
-        # `limits.put` overwrites an existing limit, so that POST would change it without a warning.
+        # `definitions.put` overwrites an existing limit, so that POST would change it without a warning.
         if Limit.objects.using(alias()).filter(scope=told["scope"], name=name).exists():
             raise WrongState(f"name: there is a limit of {told['scope']} {name:.80} already; change that")
         limit = definitions.put(told["scope"], name, allowance, using=alias())

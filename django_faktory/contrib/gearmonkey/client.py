@@ -1,6 +1,6 @@
 """The client of the specification, synchronous and for asyncio.
 
-Both only execute the commands that the generators of `core` yield.
+Both only execute the commands that the generators of `requests` yield.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ DUE_SHA1 = "5231827cd49b540660ef44969b38cc858f157824"
 
 
 class Script:
-    """Text of a script and its digest. `core` and `station` send it."""
+    """Text of a script and its digest. `requests` and `redis_worker` send it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -28,7 +28,7 @@ class Script:
 
 
 # pcall where a peer's key may have another type: an error there must not stop the script half done. 90000 and 10 are
-# JOB_TTL_S and LOCK_TTL_S of `wire`.
+# JOB_TTL_S and LOCK_TTL_S of `protocol`.
 _ENDING = """
 local function settle(fn, id, status, output)
   local job, lock = 'job:' .. fn .. ':' .. id, 'lock:' .. fn .. ':' .. id

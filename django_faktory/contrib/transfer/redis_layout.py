@@ -25,7 +25,7 @@ SETS = (SCHEDULED, RETRIES, DEAD, WORKING)
 OLD, NEW = "1.9", "1.10"
 PREFIX = "q:"
 EXPORTED = "django_faktory:exported"
-"""Jids of exported jobs that may still have a row: see `exporting`."""
+"""Jids of exported jobs that may still have a row: see `export_jobs`."""
 
 _OTHER_KEYS = frozenset({"v", EXPORTED})
 _counter = re.compile(r"(processed|failures)(:\d{4}-\d\d-\d\d)?")

@@ -1,4 +1,4 @@
-"""`manage.py runfaktory`: check the options and start server, workers and maintenance (`management.processes`)."""
+"""`manage.py runfaktory`: check the options and start server, workers and maintenance (`runtime.roles`)."""
 
 from __future__ import annotations
 

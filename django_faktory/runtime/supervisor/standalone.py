@@ -130,7 +130,7 @@ class Fresh:
 
 
 def main(reader: int) -> NoReturn:
-    """Supervise the children that `handing_over` left; the pipe `reader` contains its orders."""
+    """Supervise the children that `reexec` left; the pipe `reader` contains its orders."""
     told = reexec_pipe.read(reader)
     cords = Cords(**{name: tuple(ends) for name, ends in told["cords"].items()})
     # A child inherits only the pipes that `_execute` is given for it.

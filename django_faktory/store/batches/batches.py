@@ -1,4 +1,4 @@
-"""Batch operations: create, open, commit, status, expire, purge and sweep. Rules: W26, `batching`; ADR 0011.
+"""Batch operations: create, open, commit, status, expire, purge and sweep. Rules: W26, `batch_rules`; ADR 0011.
 
 Each operation is one transaction, or part of the caller's.
 """
@@ -194,7 +194,7 @@ def expire(*, using: str, now: datetime | None = None, limit: int = CHUNK) -> in
     reopened = _overdue("reopened_until", using, now)
 
     def verb(connection: BaseDatabaseWrapper, late: QuerySet[Batch], changes: dict[str, Any]) -> int:
-        # Deepest first, then by bid: the order in which `members` locks batches (ADR 0024).
+        # Deepest first, then by bid: the order in which `counters` locks batches (ADR 0024).
         found = list(skip_locked(late.order_by("-depth", "bid"))[:limit])
         clock = _clock(connection, now)
         Batch.objects.using(using).filter(pk__in=[batch.pk for batch in found]).update(
@@ -236,7 +236,7 @@ def sweep(*, using: str, now: datetime | None = None) -> int:
     batches = Batch.objects.using(using).filter(
         committed_at__isnull=False, finished_at__isnull=True, reopened_until__isnull=True
     )
-    # The conditions of `batching.advance` as a query.
+    # The conditions of `batch_rules.advance` as a query.
     due = batches.filter(
         Q(complete_st=Progress.NOT_YET, unrun=0, open_children=0)
         | Q(complete_st=Progress.FINISHED, success_st=Progress.NOT_YET)

@@ -1,6 +1,6 @@
 """Members and callbacks of batches: count their state changes and take the steps that follow.
 
-Both happen in the transaction of the change. Code that changes a job of a batch calls `note`. Rules: `batching`; ADR
+Both happen in the transaction of the change. Code that changes a job of a batch calls `note`. Rules: `batch_rules`; ADR
 0011.
 """
 

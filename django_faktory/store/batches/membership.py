@@ -1,4 +1,4 @@
-"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batching`; ADR 0011."""
+"""Batch membership: check whether a job may join, and count new members. Rules: W26, `batch_rules`; ADR 0011."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Cron entries: sync with code, edits, pauses, and the time each one is next due. ADR 0014.
 
-Each operation locks the rows it changes. `ticks` runs the entries that are due.
+Each operation locks the rows it changes. `runs` runs the entries that are due.
 """
 
 from __future__ import annotations

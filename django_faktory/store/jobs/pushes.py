@@ -1,8 +1,8 @@
 """Push, fetch and acknowledge sets of jobs: the hot path of the store. Rules: W10, W13, W14, W16.
 
 `exchange` does all three in one transaction. Jobs of batches and jobs that hold locks or permits leave the hot path:
-the dialect's statements leave them unchanged and return their jids, and `store.members` ends them (ADR 0011, 0015,
-0016).
+the dialect's statements leave them unchanged and return their jids, and `store.batches.counters` ends them (ADR 0011,
+0015, 0016).
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Exchanged(NamedTuple):
 class Turn:
     """One exchange: the jobs, acks and fetch requests, and the conversion of the database's reply into their results.
 
-    Used by `carry_out` in a thread and by `store.lent` on the event loop, so that both paths share one implementation.
+    Used by `carry_out` in a thread and by `store.jobs.async_exchange` on the event loop, so that both paths share one
+    implementation.
     """
 
     def __init__(

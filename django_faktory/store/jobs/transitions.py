@@ -1,8 +1,8 @@
 """Transitions that people request: requeue, defer, kill, discard, purge. Each is a guarded update of a set of jobs.
 
 Functions named by verbs take ids and open transactions. A `Change` (`requeued`, `killed(…)`, `discarded`, `purged`)
-takes a queryset inside the caller's transaction; `store.many` selects the jobs for it and keeps the sets small. A job
-in a state that does not allow the transition stays unchanged.
+takes a queryset inside the caller's transaction; `store.jobs.bulk` selects the jobs for it and keeps the sets small. A
+job in a state that does not allow the transition stays unchanged.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def paused_tasks(*, using: str) -> list[str]:
 def remove(limit: Limit, *, using: str) -> None:
     """Delete a limit and make the jobs ready that waited for it.
 
-    A crash between the two steps leaves blocked jobs, which `gates.sweep` makes ready.
+    A crash between the two steps leaves blocked jobs, which `limiters.sweep` makes ready.
     """
 
     def verb(connection: BaseDatabaseWrapper) -> list[int]:

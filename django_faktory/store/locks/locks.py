@@ -44,7 +44,7 @@ SETTLED_AFTER_S = 0.25
 _UNIQUE_FROM_HERE = Case(When(unique_until_start=True, then=Value(None)), default=F("unique_key"))
 
 Place = Sequence[Any]
-"""A position among the blocked jobs, see `walking.portion`."""
+"""A position among the blocked jobs, see `scan.portion`."""
 
 SWEPT_TOGETHER = 500
 KEYS_TOGETHER = 200

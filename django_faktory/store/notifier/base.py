@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 
 DEBOUNCE_S = 0.010
-"""A process announces a queue at most once within this time; see `announcing`."""
+"""A process announces a queue at most once within this time; see `publisher`."""
 
 SECOND_LOOK_S = 0.012
 """Delay of the second look; longer than `DEBOUNCE_S`.

@@ -140,12 +140,12 @@ def whole(*, using: str, worker_timeout_s: float = 60, sizes: Sizes = SIZES) -> 
 
 
 def shared_glance(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
-    """Return `glance`, shared by the callers of this process: see `shared`."""
+    """Return `glance`, shared by the callers of this process: see `shared_reads`."""
     return _shared(glance, using, worker_timeout_s, exact=exact)
 
 
 def shared_counts(*, using: str, worker_timeout_s: float = 60, exact: bool = False) -> AllCounts:
-    """Return `counts`, shared by the callers of this process: see `shared`."""
+    """Return `counts`, shared by the callers of this process: see `shared_reads`."""
     # Shared separately: callers of `shared_glance` do not wait for the portions of `whole`.
     found = _shared(glance, using, worker_timeout_s, exact=exact)
     return found if found.is_complete else _shared(whole, using, worker_timeout_s, exact=exact)

@@ -24,7 +24,7 @@ from .rows import RETURNED, reservations
 _LIVES = "(expires_at IS NULL OR expires_at > (SELECT now FROM clock))"
 
 # Locks the holder's row, then its lock, as all transactions do (ADR 24); the next job's row only if it is not locked.
-# Lookups by key hide the state from the planner, see `postgresql_locks`.
+# Lookups by key hide the state from the planner, see `locks`.
 RELAY = Statement(
     "relay",
     [

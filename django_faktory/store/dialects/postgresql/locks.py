@@ -1,4 +1,4 @@
-"""PostgreSQL's statements for jobs with lock keys (ADR 15): one round trip each, where `store.locks` needs ten.
+"""PostgreSQL's statements for jobs with lock keys (ADR 15): one round trip each, where `store.locks.locks` needs ten.
 
 States are compared with a sub-select, and working jobs are recognized by their reservation. With a literal state, the
 planner chooses the partial index of that state, and walks over all ready jobs to find those of one key. The speed of a

@@ -43,7 +43,7 @@ FROM (SELECT COALESCE($3, STATEMENT_TIMESTAMP()) AS now) AS clock WHERE j.id = A
 RETURNING array_position($1, j.queue::text), j.weight, j.id, {RETURNED}""",
 )
 
-# Rows are found by jid alone, see `postgresql_verbs`. A transaction that has locked a row may be ending its job, so the
+# Rows are found by jid alone, see `jobs`. A transaction that has locked a row may be ending its job, so the
 # row is skipped and confirmed later.
 CONFIRM = Statement(
     "confirm",
@@ -65,7 +65,7 @@ WHERE j.claim < 0 AND j.reserved_until IS NOT NULL AND r.jid NOT IN (SELECT jid 
 )
 
 
-# Rows are found by jid alone, see `postgresql_verbs`; only due rows are locked. A locked row is skipped: a
+# Rows are found by jid alone, see `jobs`; only due rows are locked. A locked row is skipped: a
 # transaction that changes a job of its own must not delay the heartbeat, and `reap` skips the row as well.
 EXTEND = Statement(
     "extend",
