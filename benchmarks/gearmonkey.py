@@ -76,7 +76,7 @@ def run(redis):
 
 
 def naive():
-    from tests.gearmonkey.naive import NaiveWorker
+    from tests.contrib.gearmonkey.naive import NaiveWorker
 
     worker = NaiveWorker(Redis.from_url(URL, socket_timeout=None), "noop", lambda _: "")
     worker.start()

@@ -12,7 +12,7 @@ from django_faktory.models import Job, Limit
 from django_faktory.store.limits import definitions
 from django_faktory.store.limits.definitions import Definition
 from tests.factories import QueueFactory
-from tests.limits.conftest import Node, limit, states
+from tests.store.limits.conftest import Node, limit, states
 
 LIMITS = "admin:django_faktory_limit_changelist"
 ADD = "admin:django_faktory_limit_add"

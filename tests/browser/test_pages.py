@@ -17,8 +17,8 @@ from django_faktory.store.limits import definitions
 from django_faktory.store.statistics import histograms
 from example_project.shop.models import Order
 from example_project.shop.tasks import send_invoice
+from tests.contrib.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
-from tests.gearmonkey.conftest import own_server, redis, server  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -150,7 +150,7 @@ def test_a_task_that_encrypts_without_a_key_is_found_whichever_check_runs_first(
     (app / "__init__.py").touch()
     (app / "tasks.py").write_text(ENCRYPTS)
     environment = {
-        **os.environ, "DJANGO_SETTINGS_MODULE": "tests.commands.settings", "PYTHONPATH": str(ROOT),
+        **os.environ, "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings", "PYTHONPATH": str(ROOT),
         "FAKTORY_TEST_APPS": "hiding", "FAKTORY_TEST_PATH": str(tmp_path), "FAKTORY_TEST_SETTINGS": "{}",
     }  # fmt: skip
     # Django keeps checks in a set: any may be the first, and none may rely on another to import the tasks.

@@ -59,7 +59,7 @@ FILLED = {
 
 ELSEWHERE = {
     "docs/batches.md": "tests/tasks/test_docs_batches.py",
-    "docs/limits.md": "tests/limits/test_docs.py",
+    "docs/limits.md": "tests/store/limits/test_docs.py",
     "docs/howto/multi-tenant.md": "tests/tenants/conftest.py",
     "docs/middleware.md": "tests/tasks/test_docs_middleware.py",
     "docs/testing.md": "tests/testing/test_documented.py",

@@ -231,7 +231,7 @@ def test_ids_that_other_pages_name_are_there():
 
 
 def test_numbers_for_statsd_are_those_of_their_page():
-    """tests/metrics tests the Prometheus metrics."""
+    """tests/contrib/metrics tests the Prometheus metrics."""
     from django_faktory.contrib.metrics import statsd
     from django_faktory.core.histograms import Series
     from django_faktory.operations.statistics import Numbers

@@ -24,8 +24,8 @@ from django_faktory.store.batches import batches
 from django_faktory.store.jobs import transitions
 from django_faktory.store.maintenance.due import skip_locked
 from django_faktory.store.transactions import run
-from tests.commands.test_nodes import kill
 from tests.project.models import Mark
+from tests.runtime.processes.test_nodes import kill
 from tests.soak.tasks import completes, member, succeeds
 from tests.soak.test_kill import forget_connections, forked
 from tests.soak.test_nodes import WIDS, Consumer, Roamer

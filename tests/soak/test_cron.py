@@ -13,7 +13,7 @@ import pytest
 
 from django_faktory.models import CronEntry, CronRun, Job
 from django_faktory.store.cron import entries
-from tests.commands.test_nodes import kill
+from tests.runtime.processes.test_nodes import kill
 from tests.waiting import wait_until
 
 SECONDS = min(60, max(8, int(os.environ.get("FAKTORY_SOAK_KILLS", "2"))))

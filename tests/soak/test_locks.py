@@ -18,8 +18,8 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import transitions
 from django_faktory.store.transactions import run
-from tests.commands.test_nodes import kill
 from tests.programs import Program
+from tests.runtime.processes.test_nodes import kill
 from tests.server.raw import RawClient
 from tests.waiting import wait_until
 

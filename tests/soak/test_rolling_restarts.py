@@ -11,10 +11,10 @@ from django.db import connection
 from django_faktory import Batch
 from django_faktory.models import Job, JobLock, WorkerProcess
 from django_faktory.store.limits import limiters
-from tests.commands import tasks
-from tests.commands.conftest import runfaktory  # noqa: F401  (a fixture)
 from tests.project.models import Mark
 from tests.project.tasks import noop
+from tests.runtime.processes import tasks
+from tests.runtime.processes.conftest import runfaktory  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]

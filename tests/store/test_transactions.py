@@ -13,7 +13,7 @@ from django_faktory.store.jobs import pushes
 from django_faktory.store.transactions import ATTEMPTS, first_line, is_collision, run
 from tests.bouncer import needs_session
 from tests.factories import JobFactory, payload
-from tests.store.test_claims import in_threads
+from tests.store.jobs.test_claims import in_threads
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

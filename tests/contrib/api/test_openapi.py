@@ -20,8 +20,8 @@ from rest_framework.views import APIView
 
 from django_faktory.models import Batch
 from django_faktory.models.cron import CronEntry, CronRun
-from tests.api.sessions import WithoutToken
-from tests.api.test_access import ENDPOINTS, rows  # noqa: F401  (a fixture)
+from tests.contrib.api.sessions import WithoutToken
+from tests.contrib.api.test_access import ENDPOINTS, rows  # noqa: F401  (a fixture)
 from tests.examples import examples
 from tests.factories import T0, JobFactory
 

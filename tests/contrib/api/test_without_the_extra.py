@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.core
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 HIDING = """
 import importlib, pkgutil, sys
 

@@ -6,8 +6,8 @@ import pytest
 
 from django_faktory.contrib.gearmonkey import Client, Worker
 from tests.conftest import _require
-from tests.gearmonkey import servers
-from tests.gearmonkey.naive import NaiveClient
+from tests.contrib.gearmonkey import servers
+from tests.contrib.gearmonkey.naive import NaiveClient
 from tests.services import redis_program
 from tests.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""A worker of this package as a process to kill or stop: `python -m tests.gearmonkey.program URL LEASE FOLDER`.
+"""A worker of this package as a process to kill or stop: `python -m tests.contrib.gearmonkey.program URL LEASE FOLDER`.
 
 Serves `f`: an input is a command. `nap S` sleeps S seconds and answers; `hold` writes its pid to FOLDER/pid and waits
 for FOLDER/go; anything else is answered in capitals.

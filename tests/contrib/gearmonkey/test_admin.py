@@ -8,7 +8,7 @@ from django.urls import reverse
 from django_faktory.contrib.gearmonkey import inspection, lua
 from django_faktory.contrib.gearmonkey.inspection import health
 from django_faktory.contrib.gearmonkey.redis_worker import Station
-from tests.gearmonkey.naive import NaiveWorker
+from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.hostile import HARMLESS, TEXTS, elements, unwelcome
 from tests.project import tasks
 from tests.waiting import wait_until

@@ -91,7 +91,7 @@ def test_the_settings_name_tasks_of_functions():
     [
         ({"GEARMONKEY_FUNCTIONS": {"sum": "no.such.task"}}, r"GEARMONKEY_FUNCTIONS\['sum'\]: no task is registered"),
         ({"GEARMONKEY_FUNCTIONS": {"taken.twice": tasks.add.jobtype}}, "expected one task, got"),
-        ({"GEARMONKEY_FUNCTIONS": {"all": "tests.gearmonkey.test_functions.whole"}}, "is atomic"),
+        ({"GEARMONKEY_FUNCTIONS": {"all": "tests.contrib.gearmonkey.test_functions.whole"}}, "is atomic"),
     ],
 )
 def test_a_function_that_cannot_be_served_is_refused(settings, words):

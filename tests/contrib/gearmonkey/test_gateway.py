@@ -17,8 +17,8 @@ from django_faktory.contrib.gearmonkey.redis_worker import Station
 from django_faktory.contrib.gearmonkey.registry import served
 from django_faktory.models import Job
 from django_faktory.testing import drain
-from tests.commands.conftest import runfaktory  # noqa: F401  (a fixture)
-from tests.gearmonkey import tasks  # noqa: F401  (it registers them)
+from tests.contrib.gearmonkey import tasks  # noqa: F401  (it registers them)
+from tests.runtime.processes.conftest import runfaktory  # noqa: F401  (a fixture)
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.each_database, pytest.mark.django_db(transaction=True)]
@@ -68,8 +68,8 @@ def test_a_job_becomes_a_row_and_its_result_is_written_back(bridge, client, redi
     ids = [client.run("shout", "hello"), client.run("add", [2, 3])]
     idle(here)
     assert sorted(Job.objects.values_list("jobtype", flat=True)) == [
-        "tests.gearmonkey.tasks.add",
-        "tests.gearmonkey.tasks.shout",
+        "tests.contrib.gearmonkey.tasks.add",
+        "tests.contrib.gearmonkey.tasks.shout",
     ]
     assert client.get("shout", ids[0]).status is Status.BUSY
     drain()
@@ -173,7 +173,7 @@ def test_a_bridge_that_takes_leave_is_followed_at_once(bridge, client):
 def test_the_command_bridges_and_a_killed_bridge_loses_nothing(runfaktory, server, client, redis):  # noqa: F811
     program = runfaktory(
         *("--worker-only", "--processes", "1", "--concurrency", "2", "--gearmonkey", server.url),
-        environment={"FAKTORY_TEST_APPS": "tests.gearmonkey"},
+        environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
         GEARMONKEY_MODE="gateway",
         GEARMONKEY_LEASE=2,
     )

@@ -24,7 +24,7 @@ from django_faktory.contrib.gearmonkey import (
 )
 from django_faktory.contrib.gearmonkey.redis_worker import Station
 from django_faktory.errors import BrokerUnavailable, FaktoryError
-from tests.gearmonkey.naive import NaiveWorker
+from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.programs import Program
 from tests.waiting import wait_until
 
@@ -42,7 +42,7 @@ def spawn(server, tmp_path):
 
     def start(lease=1.0, *, waits=True):
         program = Program(
-            *("-m", "tests.gearmonkey.program", server.url, str(lease), str(tmp_path)),
+            *("-m", "tests.contrib.gearmonkey.program", server.url, str(lease), str(tmp_path)),
             DJANGO_SETTINGS_MODULE="tests.settings",
         )
         programs.append(program)

@@ -9,9 +9,9 @@ import pytest
 
 from django_faktory.contrib.gearmonkey import OPT_BLOCKING, OPT_ROLLCALL, NoWorkers, Status
 from django_faktory.models import Job
-from tests.commands.conftest import meeting, runfaktory  # noqa: F401  (fixtures)
-from tests.gearmonkey.naive import NaiveWorker
-from tests.gearmonkey.tasks import elsewhere, elsewhere_sum, nobody
+from tests.contrib.gearmonkey.naive import NaiveWorker
+from tests.contrib.gearmonkey.tasks import elsewhere, elsewhere_sum, nobody
+from tests.runtime.processes.conftest import meeting, runfaktory  # noqa: F401  (fixtures)
 from tests.waiting import wait_until
 
 SERVED = ("shout", "add", "fails", "flaky", "slowly", "naps", "poison")
@@ -25,7 +25,7 @@ def serve(runfaktory, server, redis):  # noqa: F811
     def start(*args, **settings):
         program = runfaktory(
             *(*WORKER, "--gearmonkey", server.url, *args),
-            environment={"FAKTORY_TEST_APPS": "tests.gearmonkey"},
+            environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
             **({"GEARMONKEY_LEASE": 2} | settings),
         )
         counts = [f"count:{fn}" for fn in SERVED]  # each function increments its own count
@@ -42,7 +42,7 @@ def ran(client, fn, input, **more):
 def test_a_cluster_that_is_away_is_asked_for_again_and_again(runfaktory, transactional_db):  # noqa: F811
     program = runfaktory(
         *(*WORKER, "--gearmonkey", "redis+cluster://127.0.0.1:9"),
-        environment={"FAKTORY_TEST_APPS": "tests.gearmonkey"},
+        environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
     )
     said = program.said("Redis unavailable", "trying again", times=2)
     assert not [line for line in said if "Traceback" in line]
@@ -176,7 +176,7 @@ class TestStarting:
         ],
     )
     def test_what_cannot_be_is_said_in_one_line(self, runfaktory, args, code, words):  # noqa: F811
-        program = runfaktory(*WORKER, *args, environment={"FAKTORY_TEST_APPS": "tests.gearmonkey"})
+        program = runfaktory(*WORKER, *args, environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"})
         assert program.code() == code
         assert words in program.text
 
@@ -192,7 +192,7 @@ def test_workers_start_once_redis_has_memory_again(runfaktory, server, redis, cl
     try:
         program = runfaktory(
             *(*WORKER, "--gearmonkey", server.url),
-            environment={"FAKTORY_TEST_APPS": "tests.gearmonkey"},
+            environment={"FAKTORY_TEST_APPS": "tests.contrib.gearmonkey"},
             GEARMONKEY_LEASE=2,
             GEARMONKEY_MODE=mode,
         )

@@ -26,11 +26,11 @@ from django_faktory.contrib.gearmonkey.address import connect, examine
 from django_faktory.contrib.gearmonkey.inspection import health
 from django_faktory.contrib.gearmonkey.redis_worker import Station
 from django_faktory.errors import BrokerUnavailable, FaktoryError
-from tests.gearmonkey.naive import NaiveWorker
-from tests.gearmonkey.servers import Sentinel, become_cluster
+from tests.contrib.gearmonkey.naive import NaiveWorker
+from tests.contrib.gearmonkey.servers import Sentinel, become_cluster
 from tests.waiting import wait_until
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "gearmonkey.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "gearmonkey.md"
 
 
 def shout(input):

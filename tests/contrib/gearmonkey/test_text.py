@@ -22,8 +22,8 @@ from django_faktory.contrib.gearmonkey import (
     lua,
 )
 from django_faktory.contrib.gearmonkey.redis_worker import Station
-from tests.gearmonkey import naive as text
-from tests.gearmonkey.naive import NaiveWorker
+from tests.contrib.gearmonkey import naive as text
+from tests.contrib.gearmonkey.naive import NaiveWorker
 from tests.waiting import wait_until
 
 ONE_SPACE = text.DUE.replace("],  item", "], item")

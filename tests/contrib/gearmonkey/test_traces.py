@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from django_faktory.contrib.gearmonkey import Worker
-from tests.gearmonkey.naive import NaiveClient, NaiveWorker
+from tests.contrib.gearmonkey.naive import NaiveClient, NaiveWorker
 from tests.waiting import wait_until
 
 SPOKEN = re.compile(r"(?:uid|count|job|queue|lock|gm):[\w:.{}-]+")

@@ -24,7 +24,7 @@ from tests.factories import JobFactory
 
 pytestmark = pytest.mark.django_db
 USING = "default"
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def get(view, **headers):

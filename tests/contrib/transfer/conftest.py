@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import asked, faktory  # noqa: F401  (fixtures)
-from tests.gearmonkey.conftest import own_server  # noqa: F401  (a fixture)
+from tests.contrib.gearmonkey.conftest import own_server  # noqa: F401  (a fixture)
+from tests.management.cli.conftest import asked, faktory  # noqa: F401  (fixtures)
 
 RECORDED = {path.stem.removeprefix("faktory-"): path for path in Path(__file__).parent.glob("faktory-*.json")}
 """Recorded contents of real Faktory servers, by release: `record` writes them."""

@@ -1,4 +1,4 @@
-"""Record what a real Faktory leaves in its Redis: `python -m tests.transfer.record /path/to/faktory 1.10.0`.
+"""Record what a real Faktory leaves in its Redis: `python -m tests.contrib.transfer.record /path/to/faktory 1.10.0`.
 
 Writes tests/transfer/faktory-1.10.0.json, one member per key: its type and its contents. Only for new releases.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from tests.gearmonkey.servers import free_port
+from tests.contrib.gearmonkey.servers import free_port
 from tests.server.raw import RawClient, worker
 from tests.waiting import wait_until
 

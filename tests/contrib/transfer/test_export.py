@@ -10,10 +10,10 @@ from django_faktory.models import Job
 from django_faktory.store import queues
 from django_faktory.store import transfer as store
 from django_faktory.store.jobs import pushes
-from tests.cli.test_documented import documented, shape
+from tests.contrib.transfer.conftest import RECORDED, jids, load, recorded
+from tests.contrib.transfer.test_import import BreaksOff
 from tests.factories import JobFactory, WorkerFactory, payload
-from tests.transfer.conftest import RECORDED, jids, load, recorded
-from tests.transfer.test_import import BreaksOff
+from tests.management.cli.test_documented import documented, shape
 
 pytestmark = pytest.mark.django_db
 

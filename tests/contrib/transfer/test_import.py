@@ -17,9 +17,9 @@ from django_faktory.models import Job, Queue
 from django_faktory.operations.serializers import whole_job_of
 from django_faktory.store import texts
 from django_faktory.store import transfer as store
-from tests.cli.test_documented import documented, shape
+from tests.contrib.transfer.conftest import RECORDED, jids, load, raw, recorded
 from tests.factories import JobFactory
-from tests.transfer.conftest import RECORDED, jids, load, raw, recorded
+from tests.management.cli.test_documented import documented, shape
 
 pytestmark = pytest.mark.django_db
 

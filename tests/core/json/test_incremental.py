@@ -10,7 +10,7 @@ from django_faktory.core.json import incremental, jsontext
 from django_faktory.core.payloads import JobPayload
 from django_faktory.core.protocol import commands, limits
 from django_faktory.errors import InvalidPayload
-from tests.core.test_jsontext import answer, texts_of_objects, values, writers
+from tests.core.json.test_jsontext import answer, texts_of_objects, values, writers
 
 pytestmark = pytest.mark.core
 

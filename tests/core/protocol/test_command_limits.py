@@ -46,11 +46,11 @@ OVER = {
 """A line over each limit that rejects the command; the limit on line length is tested separately."""
 
 ELSEWHERE = {
-    ("HELLO", "wid"),  # tests/core/test_commands.py
-    ("PUSH", "members of a long job, or of its `custom`"),  # tests/core/test_bounded_work.py
-    ("PUSH", "args with `unique_for` or `lock: true`"),  # tests/core/test_bounded_work.py
+    ("HELLO", "wid"),  # tests/core/protocol/test_commands.py
+    ("PUSH", "members of a long job, or of its `custom`"),  # tests/core/protocol/test_bounded_work.py
+    ("PUSH", "args with `unique_for` or `lock: true`"),  # tests/core/protocol/test_bounded_work.py
     ("PUSHB", "each job"),
-    ("PUSHB", "refused jobs"),  # tests/core/test_jsonsteps.py
+    ("PUSHB", "refused jobs"),  # tests/core/json/test_incremental.py
 }
 
 
@@ -112,12 +112,12 @@ def test_texts_of_a_failure_may_be_of_any_length():
 
 
 def test_the_page_on_security_has_this_table():
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
     assert limits_table.render() in page, "run `make docs`"
 
 
 def test_the_page_on_security_says_what_the_costliest_command_of_each_verb_costs():
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
     section = page.partition("### What a command costs at most")[2].partition("\n### ")[0]
     named = set(
         re.findall(

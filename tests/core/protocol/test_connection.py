@@ -17,7 +17,7 @@ from django_faktory.core.protocol.connection import MAX_HELLO_BYTES, ClientConne
 from django_faktory.core.protocol.limits import LIMITS
 from django_faktory.core.protocol.resp import Bulk, Error, Simple
 from django_faktory.errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
-from tests.core.splits import every_split
+from tests.core.protocol.splits import every_split
 
 pytestmark = pytest.mark.core
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_faktory.core.protocol.commands import VERBS
-from tests.core.hostile import HELLO, check
+from tests.core.protocol.hostile import HELLO, check
 from tests.examples import examples
 
 pytestmark = pytest.mark.core

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from django_faktory.core.protocol import resp
 from django_faktory.core.protocol.resp import Bulk, Error, ReplyReader, Simple
 from django_faktory.errors import ProtocolError
-from tests.core.splits import every_split
+from tests.core.protocol.splits import every_split
 
 pytestmark = pytest.mark.core
 

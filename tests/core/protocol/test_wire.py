@@ -11,7 +11,7 @@ from django_faktory.core.protocol import batches, commands, management, resp, tr
 from django_faktory.core.protocol.connection import ClientConnection, ServerConnection
 from django_faktory.core.protocol.resp import Bulk, Error, Simple
 from django_faktory.errors import JobNotFound, NotUnique, UnknownWorker
-from tests.core.splits import every_split
+from tests.core.protocol.splits import every_split
 
 pytestmark = pytest.mark.core
 

@@ -15,7 +15,7 @@ from django_faktory.store.jobs import pushes
 from tests.factories import JobFactory, QueueFactory, WorkerFactory, payload
 from tests.project.tasks import add
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### ([\w-]+)\n(.*?)(?=^#|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 CHAPTERS = re.findall(r"^## \w+\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
 
@@ -51,7 +51,7 @@ def test_every_option_on_the_page_is_one():
 
 @pytest.mark.core
 def test_the_reference_names_every_subcommand():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
     assert [word for word in subcommands() if f"`{word}`" not in page] == []
 
 
@@ -98,7 +98,7 @@ def documented(word):
 
 
 ELSEWHERE = {"import-faktory", "export-faktory"}
-"""Tested in tests/transfer, which has a Redis."""
+"""Tested in tests/contrib/transfer, which has a Redis."""
 
 
 @pytest.mark.core

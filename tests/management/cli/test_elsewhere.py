@@ -4,8 +4,8 @@ import pytest
 
 from django_faktory import brokers
 from django_faktory.models import Job, Queue
-from tests.cli.test_subcommands import states
 from tests.factories import JobFactory, QueueFactory
+from tests.management.cli.test_subcommands import states
 from tests.project.tasks import add
 from tests.server.conftest import serve  # noqa: F401  (a fixture)
 

@@ -24,7 +24,7 @@ def test_top_draws_what_goes_on_and_ends_after_its_looks():
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "DJANGO_SETTINGS_MODULE": "tests.commands.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
         "FAKTORY_TEST_NAME": name,
         "FAKTORY_TEST_SETTINGS": json.dumps({}),
         "TERM": "xterm-256color",

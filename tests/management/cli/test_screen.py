@@ -4,8 +4,8 @@ import pytest
 
 from django_faktory.management.cli.screen import Screen, aligned, clean
 from django_faktory.models import Batch
-from tests.cli.conftest import Terminal
 from tests.factories import JobFactory, QueueFactory, WorkerFactory
+from tests.management.cli.conftest import Terminal
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m",

@@ -243,7 +243,7 @@ def test_what_destroys_is_not_done_where_nobody_can_say_yes(faktory, verb, monke
 
 @pytest.mark.parametrize(("said", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
 def test_who_is_asked_decides(faktory, monkeypatch, said, left):
-    from tests.cli.conftest import Terminal
+    from tests.management.cli.conftest import Terminal
 
     monkeypatch.setattr("sys.stdin", Terminal(said))
     dead()

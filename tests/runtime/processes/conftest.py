@@ -23,7 +23,7 @@ def runfaktory(transactional_db):
         program = Program(
             *("-m", "django", "runfaktory", *args),
             **{
-                "DJANGO_SETTINGS_MODULE": "tests.commands.settings",
+                "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
                 "FAKTORY_TEST_NAME": str(connection.settings_dict["NAME"]),
                 "FAKTORY_TEST_SETTINGS": json.dumps(FAST | settings),
             }

@@ -8,7 +8,7 @@ from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, INSTALLED_APPS
 
 DATABASES["default"]["NAME"] = os.environ.get("FAKTORY_TEST_NAME", DATABASES["default"]["NAME"])
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.commands", *os.environ.get("FAKTORY_TEST_APPS", "").split()]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.runtime.processes", *os.environ.get("FAKTORY_TEST_APPS", "").split()]
 FAKTORY: dict[str, object] = json.loads(os.environ.get("FAKTORY_TEST_SETTINGS", "{}"))
 DEBUG = "FAKTORY_TEST_DEBUG" in os.environ
 

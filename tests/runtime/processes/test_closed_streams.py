@@ -10,8 +10,8 @@ import pytest
 from django.db import connection
 
 from django_faktory.models import Job
-from tests.commands.conftest import FAST
 from tests.project.tasks import noop
+from tests.runtime.processes.conftest import FAST
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 
@@ -20,7 +20,7 @@ def run(command, closing):
     """Run a command of `manage.py` from a shell that closes these streams."""
     environment = {
         **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.commands.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
         "FAKTORY_TEST_NAME": str(connection.settings_dict["NAME"]),
         "FAKTORY_TEST_SETTINGS": json.dumps(FAST),
     }

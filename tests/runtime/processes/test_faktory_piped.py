@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
 def test_a_reader_who_has_enough_ends_the_command_without_a_traceback():
     environment = {
         **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.commands.settings",
+        "DJANGO_SETTINGS_MODULE": "tests.runtime.processes.settings",
         "FAKTORY_TEST_NAME": str(connection.settings_dict["NAME"]),
         "FAKTORY_TEST_SETTINGS": json.dumps({}),
     }

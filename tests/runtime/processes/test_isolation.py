@@ -4,7 +4,7 @@ import pytest
 from django.db import connection
 
 from tests.bouncer import needs_session
-from tests.commands.test_runfaktory import ANY_PORT
+from tests.runtime.processes.test_runfaktory import ANY_PORT
 from tests.settings import KIND
 
 pytestmark = [

@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from django_faktory.models import Job, WorkerProcess
 from tests.bouncer import needs_session
-from tests.commands import tasks
-from tests.commands.conftest import Meeting
-from tests.commands.test_nodes import client, kill, nodes  # noqa: F401  (fixtures)
 from tests.faults.proxy import Proxy
+from tests.runtime.processes import tasks
+from tests.runtime.processes.conftest import Meeting
+from tests.runtime.processes.test_nodes import client, kill, nodes  # noqa: F401  (fixtures)
 from tests.server.raw import push, worker
 from tests.standing import stand_still
 from tests.waiting import wait_until

@@ -8,8 +8,8 @@ import pytest
 
 from django_faktory.models import Queue
 from django_faktory.store.statistics import histograms
-from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.project.tasks import add, fails_for_good
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches
 from tests.server.raw import RawClient
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]

@@ -11,10 +11,10 @@ import pytest
 from django.db import connection
 
 from django_faktory.models import Job
-from tests.commands import tasks
-from tests.commands.conftest import FAST
 from tests.programs import Program
 from tests.project.tasks import noop
+from tests.runtime.processes import tasks
+from tests.runtime.processes.conftest import FAST
 from tests.waiting import wait_until
 
 AS_FIRST = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -42,7 +42,7 @@ def container(_can_be_first, transactional_db):
         connection.close()
         program = Program(
             *("-c", EXECUTE, "-m", "django", "runfaktory", *arguments),
-            DJANGO_SETTINGS_MODULE="tests.commands.settings",
+            DJANGO_SETTINGS_MODULE="tests.runtime.processes.settings",
             FAKTORY_TEST_NAME=str(connection.settings_dict["NAME"]),
             FAKTORY_TEST_SETTINGS=json.dumps(FAST),
         )

@@ -6,10 +6,10 @@ import psutil
 import pytest
 
 from django_faktory.models import Job, WorkerProcess
-from tests.commands import tasks
-from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.project.models import Mark
 from tests.project.tasks import noop, writes_mark
+from tests.runtime.processes import tasks
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]

@@ -10,8 +10,8 @@ from django.db import connection
 from django_faktory.models import Job, WorkerProcess
 from django_faktory.store import workers
 from tests.bouncer import needs_session
-from tests.commands import tasks
 from tests.project.tasks import add, async_add, fails_for_good, flaky, noop
+from tests.runtime.processes import tasks
 from tests.server.raw import CERTIFICATE, RawClient
 from tests.settings import KIND
 from tests.standing import stand_still

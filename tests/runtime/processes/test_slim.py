@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from django_faktory.models import Job
-from tests.commands import tasks
-from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.project.tasks import add
+from tests.runtime.processes import tasks
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.settings import KIND
 from tests.waiting import wait_until
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 MB = 2**20
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 THEIRS = {"FAKTORY_TEST_LOGGING": "1"}
 UNTRACED = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}
 BREAKS_WHEN_TOLD = (

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from django.core.management import CommandError, call_command
 
-from tests.commands.test_runfaktory import ANY_PORT, WORKER
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER
 from tests.settings import KIND
 from tests.waiting import wait_until
 

@@ -16,11 +16,11 @@ from django_faktory.runtime.supervisor.contract import Launch, new_wid
 from django_faktory.runtime.supervisor.lost_workers import report_lost
 from django_faktory.runtime.supervisor.reexec import launch_of
 from django_faktory.store import texts
-from tests.commands import tasks
-from tests.commands.test_probes import asked, place
-from tests.commands.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.factories import T0, JobFactory
 from tests.project.tasks import add, noop
+from tests.runtime.processes import tasks
+from tests.runtime.processes.test_probes import asked, place
+from tests.runtime.processes.test_runfaktory import ANY_PORT, WORKER, reaches, state_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -148,7 +148,9 @@ def test_a_coroutine_that_blocks_the_event_loop_is_logged_with_its_task_and_its_
     result = tasks.blocks_the_loop.enqueue(str(meeting))
     program = runfaktory(*WORKER)
     meeting.pid()
-    program.said("event loop is blocked", "loop=tasks", "jobtype=tests.commands.tasks.blocks_the_loop", result.id)
+    program.said(
+        "event loop is blocked", "loop=tasks", "jobtype=tests.runtime.processes.tasks.blocks_the_loop", result.id
+    )
     program.said("in blocks_the_loop")
     meeting.go_on()
     program.said("event loop answers again", result.id, "blocked=")

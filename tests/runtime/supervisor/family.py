@@ -1,4 +1,4 @@
-"""Run a supervisor and children without a database, as a program: `python -m tests.worker.family SCENE`.
+"""Run a supervisor and children without a database, as a program: `python -m tests.runtime.supervisor.family SCENE`.
 
 Each line of its output is one event, with the pid of the process. The test that started it reads the output.
 """

@@ -21,7 +21,7 @@ def play():
     programs = []
 
     def start(scene):
-        programs.append(Program("-m", "tests.worker.family", scene))
+        programs.append(Program("-m", "tests.runtime.supervisor.family", scene))
         return programs[-1]
 
     yield start

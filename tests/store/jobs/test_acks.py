@@ -11,7 +11,7 @@ from django_faktory.models import Batch, Counter, Job
 from django_faktory.store.jobs import pushes
 from tests.deploys.rollout import another_connection
 from tests.settings import KIND
-from tests.store.test_batches import commit, job, new, push
+from tests.store.batches.test_batches import commit, job, new, push
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -12,7 +12,7 @@ from django_faktory.models import Gate, Job, JobLock, WorkerProcess
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.jobs import failures
 from tests.factories import T0, JobFactory, WorkerFactory, payload
-from tests.limits.conftest import limit
+from tests.store.limits.conftest import limit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,7 +14,7 @@ from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import failures, pushes, transitions, unique_push
 from django_faktory.store.maintenance import due
 from tests.factories import T0, JobFactory, payload
-from tests.store.test_claims import in_threads
+from tests.store.jobs.test_claims import in_threads
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,7 @@ from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.dialects import dialect_of
 from django_faktory.store.dialects.base import Plan, Slot
 from django_faktory.store.limits import limiters
-from tests.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
+from tests.store.limits.conftest import blocked, counts_are_true, in_use, jid, limit, states
 
 
 def test_a_lost_worker_s_places_come_back(node):

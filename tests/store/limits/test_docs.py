@@ -5,9 +5,9 @@ from pathlib import Path
 
 from django_faktory.models import Job, Limit
 from django_faktory.tasks import limits
-from tests.limits.conftest import limit
+from tests.store.limits.conftest import limit
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text(encoding="utf-8")
 TASKS, SETTINGS, PYTHON = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 page = {"__name__": __name__}

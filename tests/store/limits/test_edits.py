@@ -7,8 +7,8 @@ from django_faktory.models import Gate, Job, Limit
 from django_faktory.store.limits import definitions as limit_definitions
 from django_faktory.store.limits.definitions import Definition
 from django_faktory.tasks import limits as task_limits
-from tests.limits import tasks
-from tests.limits.conftest import counts_are_true, in_use, limit, states
+from tests.store.limits import tasks
+from tests.store.limits.conftest import counts_are_true, in_use, limit, states
 
 
 def sync(*definitions):

@@ -20,8 +20,8 @@ from django_faktory.store.jobs import failures, transitions
 from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from tests.factories import payload
-from tests.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, states
 from tests.settings import VIA
+from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, states
 
 SECONDS = float(os.environ.get("FAKTORY_TEST_LIMITS_S", "4"))
 NODES, CLIENTS, PLACES = 2, 12, 3
@@ -245,7 +245,7 @@ class Watched:
 
 @pytest.mark.skipif(VIA == "pool", reason="more threads than connections")
 def test_with_locks_and_sweeps_and_two_nodes_no_limit_is_passed_and_nothing_is_repaired(node, caplog):
-    """FAKTORY_TEST_LIMITS_S=60 python -m pytest tests/limits/test_exact.py -k sweeps"""
+    """FAKTORY_TEST_LIMITS_S=60 python -m pytest tests/store/limits/test_exact.py -k sweeps"""
     limit("task", "noop", PLACES)
     nodes, until, watched = [OrmBroker("default") for _ in range(NODES)], time.monotonic() + SECONDS, Watched()
     sweeps = []

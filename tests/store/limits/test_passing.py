@@ -12,8 +12,8 @@ from django_faktory.models import Gate, Job
 from django_faktory.store.jobs import claims, transitions
 from django_faktory.store.maintenance import due
 from tests.factories import payload
-from tests.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
 from tests.settings import VIA
+from tests.store.limits.conftest import at_once, blocked, counts_are_true, in_use, jid, limit, short, states
 
 
 @pytest.mark.parametrize(("scope", "name"), [("task", "noop"), ("queue", "default"), ("key", "mail")])

@@ -7,7 +7,7 @@ from django_faktory.models import Job
 from django_faktory.store.dialects.postgresql.jobs import CLAIM
 from django_faktory.store.dialects.postgresql.limits import END_PASSED, PASS
 from tests.factories import JobFactory
-from tests.store.test_claim_plan import plan, scans
+from tests.store.jobs.test_claim_plan import plan, scans
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

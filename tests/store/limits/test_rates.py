@@ -11,7 +11,7 @@ from django_faktory.models import Gate, Job
 from django_faktory.store.limits import limiters
 from django_faktory.store.maintenance import pending_work
 from tests.factories import T0
-from tests.limits.conftest import blocked, jid, limit, states
+from tests.store.limits.conftest import blocked, jid, limit, states
 
 
 @pytest.fixture

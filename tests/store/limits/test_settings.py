@@ -15,7 +15,7 @@ from django_faktory.tasks import limits
 from django_faktory.tasks.base import _registry
 from django_faktory.tasks.compat import InvalidTask
 from tests.factories import payload
-from tests.limits import tasks
+from tests.store.limits import tasks
 
 
 def problems():

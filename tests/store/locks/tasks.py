@@ -4,7 +4,7 @@ import threading
 from typing import ClassVar
 
 from django_faktory import task
-from tests.commands.tasks import waits
+from tests.runtime.processes.tasks import waits
 from tests.waiting import wait_until
 
 

@@ -10,7 +10,7 @@ from django_faktory.core.locket import locket
 from django_faktory.models import Job
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store.locks import backfill
-from tests.locks.conftest import jid, state_of
+from tests.store.locks.conftest import jid, state_of
 
 
 def give_keys(queues=None, *, key=None, limit=backfill.CHUNK):

@@ -14,7 +14,7 @@ from django_faktory.store.jobs import transitions
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests.factories import payload
-from tests.locks.conftest import holders, jid, state_of
+from tests.store.locks.conftest import holders, jid, state_of
 
 SECOND = timedelta(seconds=1)
 

@@ -18,8 +18,8 @@ from django_faktory.store.jobs import pushes
 from django_faktory.store.limits import definitions
 from django_faktory.store.locks import locks
 from django_faktory.store.notifier.base import PollingListener
-from tests.locks import tasks
-from tests.locks.conftest import holders, jid, state_of
+from tests.store.locks import tasks
+from tests.store.locks.conftest import holders, jid, state_of
 from tests.waiting import wait_until
 from tests.worker.conftest import state, work  # noqa: F401  (fixtures)
 

@@ -11,7 +11,7 @@ from django_faktory.core.payloads import Beat, WorkerIdentity
 from django_faktory.models import Job, JobLock
 from django_faktory.store.jobs import failures, releases
 from django_faktory.store.locks import locks
-from tests.locks.conftest import holders, jid, state_of
+from tests.store.locks.conftest import holders, jid, state_of
 
 
 def passes(seconds):

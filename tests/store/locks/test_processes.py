@@ -9,11 +9,11 @@ from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.locket import Locket, locket
 from django_faktory.core.payloads import Ack, FetchRequest
 from django_faktory.models import Job, JobLock
-from tests.commands.conftest import address, meeting, runfaktory  # noqa: F401  (fixtures)
-from tests.commands.test_nodes import kill
-from tests.commands.test_runfaktory import reaches
-from tests.locks.tasks import meets
+from tests.runtime.processes.conftest import address, meeting, runfaktory  # noqa: F401  (fixtures)
+from tests.runtime.processes.test_nodes import kill
+from tests.runtime.processes.test_runfaktory import reaches
 from tests.standing import stand_still
+from tests.store.locks.tasks import meets
 from tests.waiting import wait_until
 
 WORKER = ("--worker-only", "--processes", "1", "--concurrency", "1", "--no-reload")
@@ -29,7 +29,7 @@ def nodes(runfaktory, address):  # noqa: F811
         }
         house = runfaktory("127.0.0.1:0", "--server-only", "--no-reload", **settings)
         address(house)
-        return runfaktory(*WORKER, environment={"FAKTORY_TEST_APPS": "tests.locks"}, **settings)
+        return runfaktory(*WORKER, environment={"FAKTORY_TEST_APPS": "tests.store.locks"}, **settings)
 
     return start
 

@@ -16,10 +16,10 @@ from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from django_faktory.store.notifier.base import PollingListener
 from tests.factories import payload
-from tests.locks import tasks
-from tests.locks.conftest import holders, jid
-from tests.locks.places import Place
 from tests.server.conftest import connect, serve, server, transport  # noqa: F401  (fixtures)
+from tests.store.locks import tasks
+from tests.store.locks.conftest import holders, jid
+from tests.store.locks.places import Place
 from tests.waiting import wait_until
 from tests.worker.conftest import state, work  # noqa: F401  (fixtures)
 

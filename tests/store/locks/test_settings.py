@@ -57,7 +57,7 @@ def test_a_key_is_a_function_that_can_be_called(key):
     assert found(locket={"JOB_LOCK_KEY": key}) == ["E035"]
 
 
-@pytest.mark.parametrize("key", [str, "tests.locks.test_settings.by_type"])
+@pytest.mark.parametrize("key", [str, "tests.store.locks.test_settings.by_type"])
 def test_a_function_or_its_path_is_right(key):
     assert found(locket={"JOB_LOCK_KEY": key}) == []
 

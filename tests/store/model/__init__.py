@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.model.machine")
+pytest.register_assert_rewrite("tests.store.model.machine")

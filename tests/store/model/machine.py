@@ -37,8 +37,8 @@ from django_faktory.store.limits import definitions, limiters
 from django_faktory.store.locks import locks
 from django_faktory.store.maintenance import due
 from tests import emptying
-from tests.model import plain
-from tests.model.plain import NARROW, Plain, Spec
+from tests.store.model import plain
+from tests.store.model.plain import NARROW, Plain, Spec
 
 USING = {"using": "default"}
 QUEUES = ("wide", NARROW, "other")

@@ -6,7 +6,7 @@ that from the rows; the machine checks that one of them is.
 
 from dataclasses import dataclass, field
 
-from tests.model.plain_batches import DONE, DROPPED, EXECUTED, Member, PlainBatch
+from tests.store.model.plain_batches import DONE, DROPPED, EXECUTED, Member, PlainBatch
 
 RESERVED_S, KEPT_S, UNIQUE_S, EXPIRES_S, SCHEDULED_S, RETRY_S, LEASE_S = 65, 105, 45, 55, 25, 25, 35
 COMMIT_WITHIN_S, DEAD_S, DISCARDED_S, BATCH_KEPT_S = 1805, 180 * 86_400 + 5, 86_400, 7 * 86_400 + 5

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.examples import examples
-from tests.model.machine import StoreBesideItsModel
 from tests.settings import KIND
+from tests.store.model.machine import StoreBesideItsModel
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1200)]
 

@@ -6,8 +6,8 @@ from django.db import transaction
 from django_faktory.store import notifier
 from django_faktory.store.notifier import postgresql
 from tests.bouncer import needs_session
+from tests.store.notifier.conftest import needs_hints
 from tests.waiting import wait_until
-from tests.wakeups.conftest import needs_hints
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

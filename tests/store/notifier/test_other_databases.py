@@ -4,7 +4,7 @@ import pytest
 
 from django_faktory.store import notifier
 from tests.settings import KIND
-from tests.wakeups.conftest import needs_hints
+from tests.store.notifier.conftest import needs_hints
 
 
 @pytest.mark.django_db(transaction=True)

@@ -9,9 +9,9 @@ from django.db import connection, transaction
 from django_faktory.store import notifier
 from django_faktory.store.notifier import postgresql, publisher
 from tests.bouncer import needs_session
+from tests.store.notifier.conftest import needs_hints
+from tests.store.notifier.pooler import Pooler
 from tests.waiting import wait_until
-from tests.wakeups.conftest import needs_hints
-from tests.wakeups.pooler import Pooler
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
