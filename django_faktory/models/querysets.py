@@ -1,18 +1,19 @@
 """Querysets of jobs and queues with named filters and bulk operations: `Job.objects.dead().about(order).retry()`.
 
-`JobQuerySet` and `QueueQuerySet` only build filters; the operations pass the set to `operations.bulk`. docs/queries.md
-lists which filters an index serves.
+`JobQuerySet` and `QueueQuerySet` only build filters. Their operations are those of higher layers, which
+`FaktoryConfig.ready` installs (`Operations`). docs/queries.md lists which filters an index serves.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from django.core.exceptions import AppRegistryNotReady
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
@@ -22,7 +23,6 @@ from ..core import queries
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.queries import Pattern, Query, parse_query
-from ..tasks.arguments import encoded_call
 from .related_object import about_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,30 @@ LAST = "\U0010ffff"
 """The highest code point: the upper bound of a range of names that have the same beginning."""
 RECENT = 50_000
 """Number of newest jobs that a page looks through when no index serves its filter."""
+
+
+class Operations(NamedTuple):
+    """Functions of higher layers that querysets call; models import no higher layer."""
+
+    encode_args: Callable[[Sequence[Any]], list[Any]]
+    """Return positional arguments as they are stored."""
+    carry_out: Callable[[str, JobQuerySet], int]
+    pause: Callable[[QueueQuerySet], int]
+    resume: Callable[[QueueQuerySet], int]
+
+
+_installed: list[Operations] = []
+
+
+def install(operations: Operations) -> None:
+    """Set the functions that querysets call."""
+    _installed[:] = [operations]
+
+
+def _operations() -> Operations:
+    if not _installed:
+        raise AppRegistryNotReady("django_faktory: its AppConfig.ready() has not been called yet")
+    return _installed[0]
 
 
 class _Among(_Lookup):
@@ -148,7 +172,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
         Searches the newest `among` jobs of the set only.
         """
-        return self.newest(among).filter(_has_args(jsontext.encode(encoded_call(args, {})[0])))
+        return self.newest(among).filter(_has_args(jsontext.encode(_operations().encode_args(args))))
 
     def containing(self, *texts: str, among: int = queries.SEARCHED) -> Self:
         """Filter jobs by texts that their JSON, as it was sent, must all contain; case-sensitive.
@@ -223,9 +247,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _carry_out(self, verb: str) -> int:
-        from ..operations.bulk import Verb, carry_out  # acts imports the models, which import this module
-
-        return carry_out(Verb(verb), self)
+        return _operations().carry_out(verb, self)
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
@@ -237,15 +259,11 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
     def pause(self) -> int:
         """Stop delivering jobs of these queues; return how many were not paused before."""
-        from ..operations.bulk import pause  # acts imports the models
-
-        return pause(self)
+        return _operations().pause(self)
 
     def resume(self) -> int:
         """Deliver jobs of these queues again; return how many were paused."""
-        from ..operations.bulk import resume  # acts imports the models
-
-        return resume(self)
+        return _operations().resume(self)
 
     pause.queryset_only = resume.queryset_only = True  # type: ignore[attr-defined]
     pause.alters_data = resume.alters_data = True  # type: ignore[attr-defined]

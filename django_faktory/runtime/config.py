@@ -16,6 +16,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from .. import conf
+from ..backend import registered_queues
 from ..brokers import tls
 from ..brokers.client import parse_url
 from ..checks.security import is_loopback
@@ -135,7 +136,7 @@ def doubts(plan: Plan) -> Iterator[str]:
     """Yield one line for each sign that the workers of a plan would wait without work."""
     if not plan.works:
         return
-    used = base.registered_queues()
+    used = registered_queues()
     if not base.registered():
         yield "no task is known: workers look in the tasks.py of each app of INSTALLED_APPS"
     for told in plan.queues:
@@ -218,9 +219,7 @@ def _tls(options: dict[str, Any]) -> tuple[str, str] | None:
 
 def _queues(text: str | None) -> tuple[str, ...]:
     specs: Sequence[str] = (
-        [spec.strip() for spec in text.split(",")]
-        if text is not None
-        else conf.get("QUEUES") or base.registered_queues()
+        [spec.strip() for spec in text.split(",")] if text is not None else conf.get("QUEUES") or registered_queues()
     )
     try:
         QueueOrder(specs)

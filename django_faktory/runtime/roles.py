@@ -24,6 +24,7 @@ from ..store.dialects.write_queue import queue_writers
 from ..store.locks import locks
 from ..worker.db_cleanup import set_up_own_connections
 from ..worker.loop_watch import LoopWatch
+from ..worker.process import CANNOT_START, CLEAN
 from ..worker.recycling import Share
 from ..worker.worker import Worker
 from . import db_watchdog, health_server
@@ -34,7 +35,7 @@ from .metrics_flusher import bookkeeper
 from .outbox_relay import relay
 from .supervisor import reexec
 from .supervisor.child import Role, live, obey, wait_for_turn
-from .supervisor.contract import CANNOT_START, CLEAN, Launch
+from .supervisor.contract import Launch
 from .supervisor.forking import Forking
 from .supervisor.lost_workers import report_lost
 from .supervisor.supervisor import Child, Supervisor

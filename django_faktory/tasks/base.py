@@ -31,7 +31,6 @@ from .compat import (
     InvalidTask,
     Task,
     TaskResult,
-    task_backends,
 )
 from .validation import RULES, classes_of, named_here, option_meant
 
@@ -337,15 +336,6 @@ def lookup(jobtype: str) -> FaktoryTask[..., Any]:
 def registered() -> tuple[FaktoryTask[..., Any], ...]:
     """Return every task registered in this process."""
     return tuple(_registry.values())
-
-
-def registered_queues() -> tuple[str, ...]:
-    """Return the sorted names of all queues of the project: of its tasks, of its backends, and `default`."""
-    from ..backend import FaktoryBackend  # late, because backend imports this module at the top
-
-    ours = {backend.alias: backend for backend in task_backends.all() if isinstance(backend, FaktoryBackend)}
-    used = {found.queue_name for found in _registry.values() if found.backend in ours}
-    return tuple(sorted(used.union({DEFAULT_QUEUE}, *(backend.queues for backend in ours.values()))))
 
 
 def autodiscover() -> None:

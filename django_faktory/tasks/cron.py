@@ -14,7 +14,6 @@ from django.conf import settings
 from django.db import transaction
 
 from .. import brokers, conf
-from ..backend import new_jid
 from ..core.cron import Cron, Schedule, check_policies
 from ..core.job_parser import parse_job
 from ..core.json import jsontext
@@ -27,6 +26,7 @@ from ..store.cron.entries import Definition
 from ..store.cron.runs import Enqueued
 from .arguments import decoded_call, encoded_call
 from .base import FaktoryTask, autodiscover, lookup, registered
+from .job_id import new_jid
 from .json_values import encoded, normalized
 from .redaction import told
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from django.db import connections
 
+from ..backend import registered_queues
 from ..brokers import get_broker
 from ..brokers.orm import OrmBroker
 from ..core.lifecycle import State
@@ -22,7 +23,7 @@ from ..models import Job
 from ..runtime.maintenance import Maintenance
 from ..server.server import Server
 from ..store import notifier
-from ..tasks.base import autodiscover, registered_queues
+from ..tasks.base import autodiscover
 from ..tasks.compat import TaskResult
 from ..worker.worker import Worker
 

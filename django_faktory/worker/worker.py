@@ -19,7 +19,6 @@ from ..brokers.base import Broker
 from ..core.logs import get_logger
 from ..core.payloads import WorkerIdentity
 from ..errors import BrokerUnavailable, FaktoryError
-from ..runtime.supervisor.contract import CLEAN, CRASHED, SPENT, new_wid
 from ..store.notifier import Listener
 from .backoff import Patience
 from .fetcher import Fetcher
@@ -27,6 +26,7 @@ from .heartbeat import LOST, QUIET, TERMINATE, Heartbeat
 from .job_buffer import HeldJobs
 from .job_monitor import USUAL, Limits
 from .lock_renewal import LockKeeper
+from .process import CLEAN, CRASHED, SPENT, new_wid
 from .queue_order import QueueOrder
 from .recycling import Share
 from .reporter import Reporter

@@ -8,8 +8,9 @@ import pytest
 from django.test import override_settings
 
 from django_faktory import task
+from django_faktory.backend import registered_queues
 from django_faktory.errors import UnknownJobType
-from django_faktory.tasks.base import autodiscover, lookup, new_task, registered_queues
+from django_faktory.tasks.base import autodiscover, lookup, new_task
 from django_faktory.tasks.compat import InvalidTask
 from tests.project import tasks
 from tests.tasks import reloaded

@@ -12,9 +12,10 @@ from ...errors import BrokerUnavailable, FaktoryError
 from ...runtime.background_loops import Beside
 from ...runtime.config import Plan
 from ...runtime.supervisor.child import Role, obey
-from ...runtime.supervisor.contract import CANNOT_START, CLEAN, CRASHED, Launch
+from ...runtime.supervisor.contract import Launch
 from ...runtime.supervisor.lost_workers import report_lost
 from ...worker.db_cleanup import set_up_own_connections
+from ...worker.process import CANNOT_START, CLEAN, CRASHED
 from ...worker.recycling import Share
 from ...worker.worker import Worker
 from .address import connect

@@ -22,8 +22,8 @@ from ...runtime.config import doubts, make_plan, open_doors
 from ...runtime.roles import play, supervise
 from ...runtime.standard_streams import open_closed
 from ...runtime.supervisor import reexec_pipe
-from ...runtime.supervisor.contract import CANNOT_START
 from ...tasks import base
+from ...worker.process import CANNOT_START
 
 
 class Command(BaseCommand):

@@ -20,7 +20,8 @@ from functools import partial
 from typing import NamedTuple, NoReturn
 
 from ...core.logs import Lines, get_logger
-from .contract import BEAT_BYTES, CRASHED, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
+from ...worker.process import CRASHED
+from .contract import BEAT_BYTES, NEWS_BYTES, SIGNALS, Launch, make_bell, stops
 
 logger = get_logger(__name__)
 

@@ -9,11 +9,6 @@ from __future__ import annotations
 import os
 import signal
 
-CLEAN, CANNOT_START, SPENT, CRASHED = 0, 3, 4, 70
-"""Exit codes of a child. SPENT is a clean exit after which the child is replaced at once; every other code counts
-as CRASHED.
-"""
-
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop gracefully. A terminal sends HUP when it hangs up, and QUIT for Ctrl-\\, to its process group."""
 
@@ -80,11 +75,6 @@ def stops() -> tuple[int, ...]:
     """Return `STOPS` without HUP and QUIT if this process was started with them ignored, as by `nohup`."""
     kept = (signal.SIGHUP, signal.SIGQUIT)
     return tuple(number for number in STOPS if not (number in kept and signal.getsignal(number) is signal.SIG_IGN))
-
-
-def new_wid() -> str:
-    """Return a random wid that no other worker process has used."""
-    return os.urandom(8).hex()
 
 
 def make_bell() -> tuple[int, int]:

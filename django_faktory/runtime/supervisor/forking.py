@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from ...core.logs import get_logger
+from ...worker.process import CLEAN
 from . import supervisor
 from .child import Role, live
-from .contract import CLEAN, Launch
+from .contract import Launch
 
 FAREWELL_S = 2
 """Seconds that the report of killed children may take."""

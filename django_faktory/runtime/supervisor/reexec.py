@@ -16,9 +16,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...worker.process import CLEAN
 from . import reexec_pipe, supervisor
 from .child import publish
-from .contract import CLEAN, SIGNALS, Launch
+from .contract import SIGNALS, Launch
 from .forking import FAREWELL_S
 from .supervisor import Child, Cords
 

@@ -13,21 +13,18 @@ import signal
 import time
 from contextlib import suppress
 
+from ...worker.process import CANNOT_START, CLEAN, SPENT, new_wid
 from .contract import (
     ALARM_BEATS,
     BEAT_BYTES,
-    CANNOT_START,
-    CLEAN,
     DEBUG,
     ERROR,
     INFO,
     SIGNALS,
     SILENT_BEATS,
-    SPENT,
     WARNING,
     Launch,
     make_bell,
-    new_wid,
     stops,
 )
 

@@ -7,6 +7,7 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import ConnectionHandler
 
+from django_faktory.backend import registered_queues
 from django_faktory.runtime.config import doubts, make_plan
 from django_faktory.tasks import base
 from tests.server.raw import CERTIFICATE
@@ -151,7 +152,7 @@ def test_a_wrong_option_is_one_line_that_says_what_was_expected(plan, options, w
 
 
 def test_a_queue_that_looks_misspelt_is_doubted_and_another_is_not(plan):
-    assert "mail" in base.registered_queues()
+    assert "mail" in registered_queues()
     [doubt] = doubts(plan(queues="mial:3,mail,elsewhere"))
     assert doubt == "queue 'mial': no task of this project uses it; did you mean 'mail'?"
     assert list(doubts(plan(queues="mial", server_only=True))) == []

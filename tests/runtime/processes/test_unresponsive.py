@@ -12,10 +12,11 @@ import pytest
 from django_faktory.admin.jobs.detail import timeline
 from django_faktory.brokers import get_broker
 from django_faktory.models import Job
-from django_faktory.runtime.supervisor.contract import Launch, new_wid
+from django_faktory.runtime.supervisor.contract import Launch
 from django_faktory.runtime.supervisor.lost_workers import report_lost
 from django_faktory.runtime.supervisor.reexec import launch_of
 from django_faktory.store import texts
+from django_faktory.worker.process import new_wid
 from tests.factories import T0, JobFactory
 from tests.project.tasks import add, noop
 from tests.runtime.processes import tasks

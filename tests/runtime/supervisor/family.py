@@ -13,9 +13,9 @@ import threading
 
 from django_faktory.runtime.supervisor import supervisor
 from django_faktory.runtime.supervisor.child import Role, obey
-from django_faktory.runtime.supervisor.contract import CANNOT_START
 from django_faktory.runtime.supervisor.forking import Forking
 from django_faktory.runtime.supervisor.supervisor import Child, Supervisor
+from django_faktory.worker.process import CANNOT_START
 
 
 def tell(*words):

@@ -11,7 +11,6 @@ from typing import Any
 from django.utils import timezone
 
 from .... import brokers
-from ....backend import new_jid
 from ....core.payloads import new_job, queue_name, rfc3339
 from ....core.queries import seconds_of
 from ....errors import InvalidPayload, UnknownJobType
@@ -19,6 +18,7 @@ from ....models import Job
 from ....models.querysets import RECENT
 from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base
+from ....tasks.job_id import new_jid
 from ..subcommand import NOTHING, OK, Call, Subcommand, Unsupported, whole
 
 # An exact count of a large table takes too long; the output says when there are more.
