@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections
 
@@ -20,8 +19,6 @@ from ..backend import registered_queues
 from ..brokers import tls
 from ..brokers.client import parse_url
 from ..checks.security import is_loopback
-from ..contrib.gearmonkey.registry import served
-from ..contrib.gearmonkey.settings import url_of, without_password
 from ..errors import FaktoryError, InvalidPayload
 from ..tasks import base
 from ..worker.queue_order import QueueOrder
@@ -86,16 +83,14 @@ class Plan:
             parts.append(f"queues {','.join(self.queues)}")
         if self.health:
             parts.append(f"probes on {self.health[0]}:{self.health[1]}")
-        if self.gearmonkey:
-            fns = ",".join(sorted(served()))
-            parts.append(
-                f"GearMonkey {conf.get('GEARMONKEY_MODE')} at {without_password(self.gearmonkey)}, functions {fns}"
-            )
         return ", ".join(parts)
 
 
-def make_plan(options: dict[str, Any]) -> Plan:
-    """Build the plan from the command's options. Raises CommandError with the expected and the given value."""
+def make_plan(options: dict[str, Any], *, gearmonkey: str = "") -> Plan:
+    """Build the plan from the command's options. Raises CommandError with the expected and the given value.
+
+    `gearmonkey` is the Redis URL of GearMonkey clients to serve.
+    """
     serves, works = not options["worker_only"], not options["server_only"]
     _check_combination(options, serves=serves, works=works)
     is_remote = bool(options["url"]) or conf.get("BROKER") == "remote"
@@ -116,7 +111,7 @@ def make_plan(options: dict[str, Any]) -> Plan:
         health=_address(options["health"], "--health") if options["health"] else None,
         max_jobs=_number("--max-jobs", options["max_jobs"], most=MOST_JOBS) or conf.get("MAX_JOBS"),
         max_rss=_number("--max-rss", options["max_rss"], most=MOST_MB) or conf.get("MAX_RSS"),
-        gearmonkey=_gearmonkey(options),
+        gearmonkey=gearmonkey,
     )
 
 
@@ -226,26 +221,6 @@ def _queues(text: str | None) -> tuple[str, ...]:
     except InvalidPayload as error:
         raise CommandError(f"--queues: {error}") from error
     return tuple(specs)
-
-
-def _gearmonkey(options: dict[str, Any]) -> str:
-    """Return the Redis URL of the option; without a value, that of the settings."""
-    if options["gearmonkey"] is None:
-        return ""
-    if options["drain"]:
-        raise CommandError("expected --drain or --gearmonkey, got both: GearMonkey jobs may come at any time")
-    try:
-        from ..contrib.gearmonkey.address import check_url  # needs redis-py
-    except ImportError as error:
-        raise CommandError("--gearmonkey: redis-py is not installed: pip install django-faktory[redis]") from error
-    try:
-        url = url_of(options["gearmonkey"])
-        check_url(url)
-        if not served():
-            raise CommandError("--gearmonkey: no task serves a function; write @task(gearmonkey=NAME)")
-    except (FaktoryError, ImproperlyConfigured) as error:
-        raise CommandError(f"--gearmonkey: {error}") from error
-    return url
 
 
 def _number(option: str, text: str | None, *, most: int = MOST) -> int | None:

@@ -12,12 +12,12 @@ import time
 from django.db import connections
 
 from .. import conf
-from ..contrib.metrics.statsd import Statsd, passed, sizes
 from ..core.histograms import Recorder
 from ..core.logs import get_logger
 from ..errors import BrokerUnavailable
 from ..operations.statistics import read
 from ..store.statistics import histograms
+from .statsd import Statsd, passed, sizes
 
 logger = get_logger(__name__)
 

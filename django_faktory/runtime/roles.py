@@ -49,8 +49,12 @@ EXIT_MARGIN_S = 4.5
 """Seconds after the time for running jobs: for the last reports, and so that all processes end within 30 s."""
 
 
-def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = False) -> int:
-    """Run the plan's processes until they end; return the exit code.
+ExtraRoles = Callable[[Plan], list[Role]]
+"""Returns the roles of optional parts. The command passes it, so that this module imports none of them."""
+
+
+def supervise(plan: Plan, extra: ExtraRoles, *, parent: int | None = None, may_become_slim: bool = False) -> int:
+    """Run the plan's processes and those of optional parts until they end; return the exit code.
 
     With `may_become_slim` it need not return, because no code runs after it in this process.
     """
@@ -59,7 +63,7 @@ def supervise(plan: Plan, *, parent: int | None = None, may_become_slim: bool = 
         # Where the database sends no notifications, as MariaDB, the processes signal each other over pipes.
         neighbours = notifier.Neighbours(plan.processes + 1)
         notifier.tell_also(neighbours.ring)
-    roles = _roles(plan, neighbours)
+    roles = _roles(plan, neighbours, extra)
     grace_s = conf.get("SHUTDOWN_TIMEOUT") + EXIT_MARGIN_S
     silence_s = longest_silence_s(conf.get("WORKER_TIMEOUT"), conf.get("BEAT_INTERVAL"))
     then = None
@@ -81,7 +85,7 @@ def longest_silence_s(worker_timeout_s: float, beat_interval_s: float) -> float:
     return max(SHORTEST_SILENCE_S, worker_timeout_s - beat_interval_s)
 
 
-def play(told: dict[str, Any]) -> NoReturn:
+def play(told: dict[str, Any], extra: ExtraRoles) -> NoReturn:
     """Run the role of one child, or report killed children, as the given orders say.
 
     Called in a process that a supervisor without Django has started.
@@ -91,21 +95,17 @@ def play(told: dict[str, Any]) -> NoReturn:
         reexec.say_farewell(told["killed"], told["news"], lambda wids: broker_of(plan).bye(wids))
     launch = reexec.launch_of(told["launch"])
     wait_for_turn(launch)
-    live(next(role for role in _roles(plan, None) if role.name == told["role"]), launch)
+    live(next(role for role in _roles(plan, None, extra) if role.name == told["role"]), launch)
 
 
-def _roles(plan: Plan, neighbours: notifier.Neighbours | None) -> list[Role]:
+def _roles(plan: Plan, neighbours: notifier.Neighbours | None, extra: ExtraRoles) -> list[Role]:
     roles = [Role(name="server", main=partial(_serve, plan, neighbours))] if plan.serves else []
     if plan.works:
         roles += [
             Role(name=f"worker {number}", main=partial(_work, plan, number, neighbours), ends=plan.drain)
             for number in range(plan.processes)
         ]
-    if plan.gearmonkey:
-        from ..contrib.gearmonkey.roles import roles as gearmonkey_roles  # needs redis-py
-
-        roles += gearmonkey_roles(plan)
-    return roles
+    return [*roles, *extra(plan)]
 
 
 def broker_of(plan: Plan) -> Broker:

@@ -232,9 +232,9 @@ def test_ids_that_other_pages_name_are_there():
 
 def test_numbers_for_statsd_are_those_of_their_page():
     """tests/contrib/metrics tests the Prometheus metrics."""
-    from django_faktory.contrib.metrics import statsd
     from django_faktory.core.histograms import Series
     from django_faktory.operations.statistics import Numbers
+    from django_faktory.runtime import statsd
 
     states = dict.fromkeys(("scheduled", "working", "retries", "dead"), 1.0)
     named = {key: {} for key in ("latencies", "paused", "workers", "batches")}

@@ -16,6 +16,7 @@ from django.db import DatabaseError, connections
 
 from ... import conf
 from ...checks.tasks import broken_modules, remedy_for
+from ...contrib.gearmonkey import command as gearmonkey
 from ...runtime.autoreload import parent_to_stop_without, run_with_reloader
 from ...runtime.await_migrations import await_migrations
 from ...runtime.config import doubts, make_plan, open_doors
@@ -95,7 +96,7 @@ class Command(BaseCommand):
         if told := reexec_pipe.read_own():  # started by the supervisor for one process: all checks have passed
             _log_somewhere()
             base.autodiscover()
-            play(told)
+            play(told, gearmonkey.roles)
         if options["reload"] is None:
             options["reload"] = settings.DEBUG and not options["drain"]
         _log_somewhere()
@@ -105,15 +106,15 @@ class Command(BaseCommand):
         _import_tasks()
         with _a_database_away_told_in_one_line():
             self.check()  # from Django 6.1 on it queries the database's features
-            plan = make_plan(options)
+            plan = make_plan(options, gearmonkey=gearmonkey.url_in(options))
             if plan.alias:
                 await_migrations(plan.alias, wait_s=_wait_s(options["migrations_wait"]), say=self._say)
                 self.check(tags=[Tags.database], databases=[plan.alias])
         _disconnect()
         for warning in (*open_doors(plan, shows_url=bool(options["url"])), *doubts(plan)):
             self.stderr.write(self.style.WARNING(f"runfaktory: {warning}"))
-        self.stdout.write(f"runfaktory: {plan}")
-        code = supervise(plan, parent=parent_to_stop_without(), may_become_slim=self._is_program)
+        self.stdout.write(f"runfaktory: {', '.join([str(plan), *gearmonkey.words(plan)])}")
+        code = supervise(plan, gearmonkey.roles, parent=parent_to_stop_without(), may_become_slim=self._is_program)
         if code:
             sys.exit(code)
 

@@ -8,9 +8,9 @@ from django.db import connection
 from django.test import Client, RequestFactory
 
 from django_faktory.brokers.orm import OrmBroker
-from django_faktory.contrib.metrics import statsd, views
+from django_faktory.contrib.metrics import views
 from django_faktory.operations import statistics
-from django_faktory.runtime import health
+from django_faktory.runtime import health, statsd
 from django_faktory.store import queues, shared_reads, workers
 from django_faktory.store.statistics import counts
 from tests.factories import JobFactory, QueueFactory, WorkerFactory

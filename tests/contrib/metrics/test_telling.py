@@ -15,10 +15,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_faktory.contrib.metrics import statsd, views
+from django_faktory.contrib.metrics import views
 from django_faktory.core.histograms import OTHER, Passed, Recorder, Series
 from django_faktory.models import Batch, Job, Queue, WorkerProcess
 from django_faktory.operations.statistics import MOST_EXPORTED, read
+from django_faktory.runtime import statsd
 from django_faktory.store.statistics import histograms
 from tests.factories import JobFactory
 

@@ -12,9 +12,9 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 
-from ...core.histograms import Series
-from ...core.logs import get_logger
-from ...operations.statistics import Numbers
+from ..core.histograms import Series
+from ..core.logs import get_logger
+from ..operations.statistics import Numbers
 
 logger = get_logger(__name__)
 
