@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Generator
 from math import ceil
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ..core.logs import get_logger
 from ..core.payloads import WorkerIdentity
@@ -19,11 +19,9 @@ from ..core.protocol.commands import Command, Hello
 from ..core.protocol.connection import ServerConnection
 from ..errors import AuthenticationFailed, FaktoryError, InvalidPayload, ProtocolError, UnknownCommand
 from .buffer_limits import SMALL_BYTES
+from .context import ServerContext
+from .long_commands import Place
 from .tcp_keepalive import keep_alive
-
-if TYPE_CHECKING:
-    from .long_commands import Place
-    from .server import Server
 
 logger = get_logger(__name__)
 
@@ -57,7 +55,7 @@ class Connection(asyncio.Protocol):
     The next command is parsed only after that. Used on the event loop only.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerContext) -> None:
         self.server = server
         self.on_gone: Callable[[], None] | None = None
         """Called if the client disconnects during its command; set by verbs that can undo or cancel their work."""

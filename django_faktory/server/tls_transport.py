@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..core.logs import get_logger
 from .connection import Connection
-
-if TYPE_CHECKING:
-    from .server import Server
+from .context import ServerContext
 
 logger = get_logger(__name__)
 
@@ -30,7 +28,7 @@ _MORE_IS_NEEDED = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Door:
     """Protocol factory of the server's port. Counts TLS handshakes; `most` is MAX_CONNECTIONS."""
 
-    def __init__(self, server: Server, tls: ssl.SSLContext | None, *, most: int) -> None:
+    def __init__(self, server: ServerContext, tls: ssl.SSLContext | None, *, most: int) -> None:
         self.server = server
         self._tls = tls
         self._most = most + SPARE_PLACES

@@ -10,7 +10,7 @@ import resource
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,23 +23,18 @@ from ...core.protocol import resp
 from ...core.protocol.commands import AckJob, BeatWorker, Command, End, FailJob, Fetch, Hello, Info, Push, PushBulk
 from ...core.protocol.versions import semantic
 from ...errors import FaktoryError, InvalidPayload, UnknownWorker
+from ..context import Client, Handler, ServerContext
 from ..fetch_index import Fetcher
 from . import batches, management, tracking
 from .tracking import without_wid
-
-if TYPE_CHECKING:
-    from ..connection import Connection
-    from ..server import Server
 
 logger = get_logger(__name__)
 
 JOBS_A_STEP = 1000
 """Jobs of a PUSHB that are handled in one step of about a millisecond."""
 
-Handler = Callable[["Server", "Connection", Any], bytes | None]
 
-
-def hello(server: Server, connection: Connection, command: Hello) -> bytes | None:
+def hello(server: ServerContext, connection: Client, command: Hello) -> bytes | None:
     """Accept a producer at once; register a worker first, and close its connection if that fails (W2)."""
     if not command.identity.wid:
         return resp.OK
@@ -55,13 +50,13 @@ def hello(server: Server, connection: Connection, command: Hello) -> bytes | Non
     return None
 
 
-def end(server: Server, connection: Connection, command: End) -> bytes | None:  # noqa: ARG001
+def end(server: ServerContext, connection: Client, command: End) -> bytes | None:  # noqa: ARG001
     """Reply with OK and close the connection (W4)."""
     connection.dismiss(resp.OK)
     return None
 
 
-def push(server: Server, connection: Connection, command: Push) -> bytes | None:
+def push(server: ServerContext, connection: Client, command: Push) -> bytes | None:
     """Store a job, reply after the commit, and wake waiting FETCHes of its queue (W29)."""
 
     def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
@@ -77,13 +72,13 @@ def push(server: Server, connection: Connection, command: Push) -> bytes | None:
     return None
 
 
-def push_bulk(server: Server, connection: Connection, command: PushBulk) -> bytes | None:
+def push_bulk(server: ServerContext, connection: Client, command: PushBulk) -> bytes | None:
     """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
     _in_steps(server, len(command.jobs), _push_bulk(server, connection, command))
     return None
 
 
-def _push_bulk(server: Server, connection: Connection, command: PushBulk) -> Steps[None]:
+def _push_bulk(server: ServerContext, connection: Client, command: PushBulk) -> Steps[None]:
     good: list[JobPayload] = []
     refused: dict[str, str] = {}
     first: set[str] = set()
@@ -112,8 +107,8 @@ def _push_bulk(server: Server, connection: Connection, command: PushBulk) -> Ste
 
 
 def _pushed_bulk(
-    server: Server,
-    connection: Connection,
+    server: ServerContext,
+    connection: Client,
     good: list[JobPayload],
     told: list[FaktoryError | None],
     refused: dict[str, str],
@@ -132,7 +127,7 @@ def _pushed_bulk(
             yield
 
 
-def _in_steps(server: Server, count: int, steps: Steps[None]) -> None:
+def _in_steps(server: ServerContext, count: int, steps: Steps[None]) -> None:
     """Run the steps now if there are few jobs, else in turn with other long commands."""
     if count <= JOBS_A_STEP:
         incremental.run(steps)
@@ -140,14 +135,14 @@ def _in_steps(server: Server, count: int, steps: Steps[None]) -> None:
         server.desk.go_on(steps)
 
 
-def _sent_by(connection: Connection, job: JobPayload) -> JobPayload:
+def _sent_by(connection: Client, job: JobPayload) -> JobPayload:
     """Add the sender's wid to a job of a batch, which checks it."""
     if job.options is None or not job.options.bid:
         return job
     return replace(job, options=replace(job.options, by=connection.identity.wid))
 
 
-def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | None:
+def fetch(server: ServerContext, connection: Client, command: Fetch) -> bytes | None:
     """Reply with a job, or null after two seconds (W13); a client that has closed its half gets none (W14)."""
     if connection.is_ending:
         return resp.NULL
@@ -181,7 +176,7 @@ def fetch(server: Server, connection: Connection, command: Fetch) -> bytes | Non
     return None
 
 
-def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None:
+def ack(server: ServerContext, connection: Client, command: AckJob) -> bytes | None:
     """Acknowledge a job; the broker decides whether this connection may end it (W16)."""
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
@@ -192,7 +187,7 @@ def ack(server: Server, connection: Connection, command: AckJob) -> bytes | None
     return None
 
 
-def _ended(server: Server, connection: Connection, jid: str) -> Callable[[FaktoryError | bool], None]:
+def _ended(server: ServerContext, connection: Client, jid: str) -> Callable[[FaktoryError | bool], None]:
     def answer(told: FaktoryError | bool) -> None:
         if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
             server.handed_out.forget(jid)
@@ -201,7 +196,7 @@ def _ended(server: Server, connection: Connection, jid: str) -> Callable[[Faktor
     return answer
 
 
-def fail(server: Server, connection: Connection, command: FailJob) -> bytes | None:
+def fail(server: ServerContext, connection: Client, command: FailJob) -> bytes | None:
     """Record the failure of a job, with the same check as for ACK (W17)."""
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
@@ -218,7 +213,7 @@ def fail(server: Server, connection: Connection, command: FailJob) -> bytes | No
     return None
 
 
-def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes | None:
+def beat(server: ServerContext, connection: Client, command: BeatWorker) -> bytes | None:
     """Record a heartbeat; the reply may carry the state `quiet` or `terminate` (W21)."""
     wid = command.beat.wid
     if not connection.identity.wid:
@@ -242,7 +237,7 @@ def beat(server: Server, connection: Connection, command: BeatWorker) -> bytes |
     return None
 
 
-def info(server: Server, connection: Connection, command: Info) -> bytes | None:  # noqa: ARG001
+def info(server: ServerContext, connection: Client, command: Info) -> bytes | None:  # noqa: ARG001
     """Reply with counts of jobs, queues and workers, in the original server's shape (W22)."""
 
     def answer(told: dict[str, Any] | FaktoryError) -> None:
@@ -271,12 +266,12 @@ VERBS: dict[type[Any], Handler] = {
 }
 
 
-def carry_out(server: Server, connection: Connection, command: Command) -> bytes | None:
+def carry_out(server: ServerContext, connection: Client, command: Command) -> bytes | None:
     """Call the handler of a command and return its result."""
     return VERBS[type(command)](server, connection, command)
 
 
-def _job(server: Server, job: Reservation) -> bytes | None:
+def _job(server: ServerContext, job: Reservation) -> bytes | None:
     """Return the reply with a job, or None, after killing the job, if its stored text is not JSON."""
     server.handed_out.know(job)
     try:
@@ -286,7 +281,7 @@ def _job(server: Server, job: Reservation) -> bytes | None:
         return None
 
 
-def _kill(server: Server, job: Reservation, error: InvalidPayload) -> None:
+def _kill(server: ServerContext, job: Reservation, error: InvalidPayload) -> None:
     """Move a job with corrupted text to dead: no worker could read it, but an operator can find it there."""
     logger.error("stored job is not JSON jid=%s queue=%s error=%s", job.jid, job.queue, error)
     report = failure(
@@ -305,7 +300,7 @@ def _told(refusal: FaktoryError) -> str:
     return str(refusal) if refusal.code == FaktoryError.code else f"{refusal.code} {refusal}"
 
 
-def _info(server: Server, numbers: dict[str, Any]) -> dict[str, Any]:
+def _info(server: ServerContext, numbers: dict[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC)
     sets = numbers["sets"]
     # The original server reports its periodic tasks in this shape (W22); this one has no such counters.

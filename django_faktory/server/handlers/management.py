@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import conf
 from ...core.json import jsontext
 from ...core.protocol import resp
 from ...core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ...errors import FaktoryError
-
-if TYPE_CHECKING:
-    from ..connection import Connection
-    from ..server import Server
+from ..context import Client, Handler, ServerContext
 
 
-def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | None:
+def mutate(server: ServerContext, connection: Client, command: Mutate) -> bytes | None:
     """Change many jobs in bounded steps; `requeue` wakes all waiting FETCHes (W23)."""
     if refusal := _refusal("MUTATE"):
         return refusal
@@ -31,7 +28,7 @@ def mutate(server: Server, connection: Connection, command: Mutate) -> bytes | N
     return None
 
 
-def pause(server: Server, connection: Connection, command: PauseQueues) -> bytes | None:
+def pause(server: ServerContext, connection: Client, command: PauseQueues) -> bytes | None:
     """Pause queues. Waiting FETCHes are covered, as each of their claims checks the pause in the database (W24)."""
     if refusal := _refusal("QUEUE PAUSE"):
         return refusal
@@ -40,7 +37,7 @@ def pause(server: Server, connection: Connection, command: PauseQueues) -> bytes
     return None
 
 
-def resume(server: Server, connection: Connection, command: ResumeQueues) -> bytes | None:
+def resume(server: ServerContext, connection: Client, command: ResumeQueues) -> bytes | None:
     """Resume queues and wake the FETCHes that wait for them (W24)."""
     if refusal := _refusal("QUEUE RESUME"):
         return refusal
@@ -50,7 +47,7 @@ def resume(server: Server, connection: Connection, command: ResumeQueues) -> byt
     return None
 
 
-def remove(server: Server, connection: Connection, command: RemoveQueues) -> bytes | None:
+def remove(server: ServerContext, connection: Client, command: RemoveQueues) -> bytes | None:
     """Delete the waiting jobs of these queues, the queues and their pauses (W24)."""
     if refusal := _refusal("QUEUE REMOVE"):
         return refusal
@@ -60,7 +57,7 @@ def remove(server: Server, connection: Connection, command: RemoveQueues) -> byt
     return None
 
 
-def latency(server: Server, connection: Connection, command: QueueLatency) -> bytes | None:
+def latency(server: ServerContext, connection: Client, command: QueueLatency) -> bytes | None:
     """Reply with the seconds that the oldest job of each queue has waited (W24)."""
 
     def answer(told: dict[str, float] | FaktoryError) -> None:
@@ -76,7 +73,7 @@ def latency(server: Server, connection: Connection, command: QueueLatency) -> by
     return None
 
 
-def flush(server: Server, connection: Connection, command: Flush) -> bytes | None:  # noqa: ARG001
+def flush(server: ServerContext, connection: Client, command: Flush) -> bytes | None:  # noqa: ARG001
     """Delete all jobs, locks, tracking, queues and pauses, if ALLOW_FLUSH permits it (W25)."""
     if not conf.allows_flush():
         return resp.error('FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs')
@@ -92,7 +89,7 @@ def _refusal(command: str) -> bytes | None:
 
 
 def _answer(
-    server: Server, connection: Connection, *, wakes: Collection[str] = (), wakes_all: bool = False
+    server: ServerContext, connection: Client, *, wakes: Collection[str] = (), wakes_all: bool = False
 ) -> Callable[[Any], None]:
     """Return a callback that replies with OK or the error, then wakes the FETCHes of these queues."""
 
@@ -105,7 +102,7 @@ def _answer(
     return answer
 
 
-VERBS: dict[type[Any], Callable[[Server, Connection, Any], bytes | None]] = {
+VERBS: dict[type[Any], Handler] = {
     Mutate: mutate,
     PauseQueues: pause,
     ResumeQueues: resume,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -13,13 +12,10 @@ from ...core.payloads import Tracked
 from ...core.protocol import resp
 from ...core.protocol.tracking import TrackGet, TrackSet, tracked_text
 from ...errors import FaktoryError
-
-if TYPE_CHECKING:
-    from ..connection import Connection
-    from ..server import Server
+from ..context import Client, Handler, ServerContext
 
 
-def track_set(server: Server, connection: Connection, command: TrackSet) -> bytes | None:
+def track_set(server: ServerContext, connection: Client, command: TrackSet) -> bytes | None:
     """Store a job's progress; only its holder, or a connection without wid, can lengthen its reservation."""
     if not connection.identity.wid and command.update.reserve_until is not None and conf.get("STRICT_WIDS"):
         return without_wid("TRACK SET")
@@ -33,7 +29,7 @@ def track_set(server: Server, connection: Connection, command: TrackSet) -> byte
     return None
 
 
-def track_get(server: Server, connection: Connection, command: TrackGet) -> bytes | None:
+def track_get(server: ServerContext, connection: Client, command: TrackGet) -> bytes | None:
     """Reply with the state and progress of a job."""
 
     def answer(told: list[Tracked] | FaktoryError) -> None:
@@ -51,7 +47,7 @@ def without_wid(verb: str) -> bytes:
     return resp.error(f"{verb}: this server has STRICT_WIDS, expected a connection that gave its wid in HELLO")
 
 
-VERBS: dict[type[Any], Callable[[Server, Connection, Any], bytes | None]] = {
+VERBS: dict[type[Any], Handler] = {
     TrackSet: track_set,
     TrackGet: track_get,
 }
