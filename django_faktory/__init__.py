@@ -5,6 +5,7 @@ Importable before Django's apps are ready; imports no model.
 
 from __future__ import annotations
 
+from . import moved as moved
 from .errors import (
     BatchClosed,
     Discard,

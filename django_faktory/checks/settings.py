@@ -26,6 +26,7 @@ from ..brokers import Broker, tls
 from ..core import locket
 from ..core.payloads import FUNCTION, MAX_RESERVE_FOR, MIN_RESERVE_FOR, queue_name
 from ..errors import InvalidPayload
+from ..moved import new_place
 from ..store.dialects import cursor_hooks
 from ..tasks.compat import BaseTaskBackend, task_backends
 from ..tasks.middleware import Middleware, made
@@ -185,9 +186,16 @@ def _wrong_values(configured: Mapping[str, Any]) -> Iterable[CheckMessage]:
             shown = "something else" if key in conf.SECRET else f"{value!r:.80}"
             yield Error(
                 f"FAKTORY[{key!r}]: expected {RULES[key][1]}, got {shown}",
-                hint=conf.DOCS.get(key),
+                hint=" ".join(filter(None, [*_moved(value), conf.DOCS.get(key)])),
                 id="django_faktory.E002",
             )
+
+
+def _moved(value: Any) -> Iterable[str]:
+    """Yield the new places of modules that a setting names at their old places."""
+    for path in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []:
+        if isinstance(path, str) and (told := new_place(path)):
+            yield f"{told}."
 
 
 def _unfit(values: Mapping[str, Any]) -> Iterable[CheckMessage]:

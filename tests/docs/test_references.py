@@ -178,11 +178,13 @@ def told(node):
 
 
 def reasons_not_to_start():
-    kinds = {"CommandError": "management", "FaktoryError": "probes"}
+    places = {
+        "CommandError": ("commands/runfaktory.py", "runtime/", "contrib/gearmonkey/command.py"),
+        "FaktoryError": ("runtime/health_server.py",),
+    }
     for path, tree in trees():
         for call in calls(tree):
-            place = kinds.get(ast.unparse(call.func))
-            if place and place in path.as_posix() and path.stem != "faktory":
+            if any(place in path.as_posix() for place in places.get(ast.unparse(call.func), ())):
                 yield told(call.args[0])
 
 
