@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -18,10 +18,7 @@ from django.dispatch import Signal
 from .. import brokers, conf
 from ..core.payloads import BatchStatus, JobPayload, NewBatch
 from ..errors import BatchClosed, FaktoryError, UnknownBatch
-from .compat import task_backends
-
-if TYPE_CHECKING:
-    from .base import FaktoryTask
+from .compat import Task, task_backends
 
 _current: ContextVar[_Open | None] = ContextVar("django_faktory_batch", default=None)
 
@@ -55,7 +52,7 @@ class Keeper(Protocol):
 class Callback(NamedTuple):
     """A task and its arguments, made by `task.callback(…)`: the job a batch enqueues when it is done."""
 
-    task: FaktoryTask[..., Any]
+    task: Task[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
 
@@ -100,8 +97,8 @@ class Batch(_Open):
         self,
         *,
         description: str = "",
-        success: FaktoryTask[..., Any] | Callback | None = None,
-        complete: FaktoryTask[..., Any] | Callback | None = None,
+        success: Task[..., Any] | Callback | None = None,
+        complete: Task[..., Any] | Callback | None = None,
     ) -> None:
         callbacks = [_checked(given) for given in (success, complete) if given is not None]
         if not callbacks:
@@ -235,7 +232,7 @@ def _refuse_to_wait(keeper: Keeper) -> None:
             )
 
 
-def _checked(given: FaktoryTask[..., Any] | Callback) -> Callback:
+def _checked(given: Task[..., Any] | Callback) -> Callback:
     callback = given if isinstance(given, Callback) else Callback(given)
     backend = getattr(callback.task, "get_backend", None)
     if backend is None:
@@ -245,7 +242,7 @@ def _checked(given: FaktoryTask[..., Any] | Callback) -> Callback:
     return callback
 
 
-def _job_of(given: FaktoryTask[..., Any] | Callback | None) -> JobPayload | None:
+def _job_of(given: Task[..., Any] | Callback | None) -> JobPayload | None:
     if given is None:
         return None
     task, args, kwargs = _checked(given)
