@@ -20,14 +20,14 @@ class FaktoryConfig(AppConfig):
         # Imported here because importing registers them, and models can be imported only once the apps are loaded.
         from .checks import cron, limits, security, settings, tasks  # noqa: F401
         from .contrib.gearmonkey import checks  # noqa: F401
-        from .models import proxies, querysets  # noqa: F401
+        from .models import hooks, proxies  # noqa: F401
         from .operations import bulk
         from .tasks.arguments import encoded_call
 
-        operations = querysets.Operations(
+        operations = hooks.Operations(
             encode_args=lambda args: encoded_call(args, {})[0],
             carry_out=lambda verb, jobs: bulk.carry_out(bulk.Verb(verb), jobs),
             pause=bulk.pause,
             resume=bulk.resume,
         )
-        querysets.install(operations)
+        hooks.install(operations)

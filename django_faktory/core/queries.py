@@ -1,7 +1,7 @@
 """The query language for jobs, in one line of text, shared by Python, the admin, the API and the command line.
 
 Example: `state:dead queue:mail task:shop.* error:Timeout about:shop.order/42 older:2d`. Pure: `parse_query` reads a
-text into a `Query`, `str` writes it back; `querysets` applies it to rows. Grammar: docs/queries.md.
+text into a `Query`, `str` writes it back; `models.job` applies it to rows. Grammar: docs/queries.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from django.db import transaction
 from .. import conf
 from ..core.lifecycle import Event, State, sources
 from ..models import Job, JobQuerySet
-from ..models.querysets import QueueQuerySet
+from ..models.queue import QueueQuerySet
 from ..store import notifier, queues
 from ..store.jobs import bulk, transitions
 from ..store.notifier.postgresql import ANY_QUEUE

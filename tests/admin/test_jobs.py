@@ -8,7 +8,7 @@ from django.utils import timezone
 from django_faktory.admin.jobs import bulk
 from django_faktory.models import Batch, Job
 from django_faktory.models.cron import CronEntry, CronRun
-from django_faktory.models.querysets import JobQuerySet
+from django_faktory.models.job import JobQuerySet
 from example_project.shop.models import Order
 from tests.admin.test_admin import act, staff
 from tests.admin.test_errors import all_of, page, words
@@ -59,7 +59,7 @@ def test_each_state_has_a_view_that_keeps_the_query(admin_client):
 
 
 def test_what_no_index_leads_to_is_looked_for_among_the_recent_ones(admin_client, monkeypatch):
-    monkeypatch.setattr("django_faktory.models.querysets.JobQuerySet.recent.__defaults__", (1,))
+    monkeypatch.setattr("django_faktory.models.job.JobQuerySet.recent.__defaults__", (1,))
     old, new = JobFactory(queue="mail"), JobFactory(queue="mail")
     shown = page(admin_client, "changelist", "q=queue:mail")
     assert new.jid in shown

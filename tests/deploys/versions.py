@@ -45,6 +45,9 @@ class Migration(migrations.Migration):
 
 MODELS = """
 
+from django.db import models
+
+
 class Novelty(models.Model):
     text = models.TextField(default="", db_default="")
 

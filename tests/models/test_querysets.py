@@ -11,7 +11,7 @@ from django_faktory.core.lifecycle import State
 from django_faktory.core.payloads import NewBatch
 from django_faktory.errors import InvalidQuery
 from django_faktory.models import Batch, Job, Queue
-from django_faktory.models.querysets import RECENT
+from django_faktory.models.job import RECENT
 from django_faktory.store import notifier
 from django_faktory.store.batches import batches
 from django_faktory.store.jobs import bulk

@@ -21,7 +21,7 @@ from ...core.payloads import is_storable
 from ...core.queries import Pattern, Query, parse_query
 from ...errors import InvalidQuery
 from ...models import Job, JobQuerySet
-from ...models.querysets import RECENT
+from ...models.job import RECENT
 from ...operations import bulk
 from ...tasks.redaction import query_of
 from ..base import AtLeast

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_faktory.brokers.orm import OrmBroker
 from django_faktory.core.histograms import OTHER, Passed, Recorder
 from django_faktory.models import Job, Limit, Measure, Queue
-from django_faktory.models.querysets import QueueQuerySet
+from django_faktory.models.queue import QueueQuerySet
 from django_faktory.runtime.maintenance import Maintenance
 from django_faktory.store import queues
 from django_faktory.store.statistics import histograms

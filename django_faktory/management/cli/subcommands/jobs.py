@@ -15,7 +15,7 @@ from ....core.payloads import new_job, queue_name, rfc3339
 from ....core.queries import seconds_of
 from ....errors import InvalidPayload, UnknownJobType
 from ....models import Job
-from ....models.querysets import RECENT
+from ....models.job import RECENT
 from ....operations.serializers import SHORT, job_of, whole_job_of
 from ....tasks import base
 from ....tasks.job_id import new_jid

@@ -1,19 +1,18 @@
-"""Querysets of jobs and queues with named filters and bulk operations: `Job.objects.dead().about(order).retry()`.
+"""Models of jobs and their progress, and the query set of jobs: `Job.objects.dead().about(order).retry()`.
 
-`JobQuerySet` and `QueueQuerySet` only build filters. Their operations are those of higher layers, which
-`FaktoryConfig.ready` installs (`Operations`). docs/queries.md lists which filters an index serves.
+`JobQuerySet` only builds filters; its operations are those of `hooks`. docs/queries.md lists which filters an index
+serves. Only `store` changes rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from django.core.exceptions import AppRegistryNotReady
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Q, Subquery, Value
@@ -23,11 +22,14 @@ from ..core import queries
 from ..core.json import jsontext
 from ..core.lifecycle import State
 from ..core.queries import Pattern, Query, parse_query
+from . import permissions as may
+from .constraints import JOB_IS_SOUND
+from .fields import ExactCharField
+from .hooks import operations
+from .indexes import HotIndex, IndexWhereSet, PartialIndex, UniqueWhereSet
 from .related_object import about_of
 
 if TYPE_CHECKING:
-    from . import Job, Queue  # noqa: F401  (named in the types below)
-
     _Lookup = models.Lookup[Any]
 else:  # Django's own classes take no type parameters at run time
     _Lookup = models.Lookup
@@ -39,30 +41,6 @@ LAST = "\U0010ffff"
 """The highest code point: the upper bound of a range of names that have the same beginning."""
 RECENT = 50_000
 """Number of newest jobs that a page looks through when no index serves its filter."""
-
-
-class Operations(NamedTuple):
-    """Functions of higher layers that querysets call; models import no higher layer."""
-
-    encode_args: Callable[[Sequence[Any]], list[Any]]
-    """Return positional arguments as they are stored."""
-    carry_out: Callable[[str, JobQuerySet], int]
-    pause: Callable[[QueueQuerySet], int]
-    resume: Callable[[QueueQuerySet], int]
-
-
-_installed: list[Operations] = []
-
-
-def install(operations: Operations) -> None:
-    """Set the functions that querysets call."""
-    _installed[:] = [operations]
-
-
-def _operations() -> Operations:
-    if not _installed:
-        raise AppRegistryNotReady("django_faktory: its AppConfig.ready() has not been called yet")
-    return _installed[0]
 
 
 class _Among(_Lookup):
@@ -172,7 +150,7 @@ class JobQuerySet(models.QuerySet["Job"]):
 
         Searches the newest `among` jobs of the set only.
         """
-        return self.newest(among).filter(_has_args(jsontext.encode(_operations().encode_args(args))))
+        return self.newest(among).filter(_has_args(jsontext.encode(operations().encode_args(args))))
 
     def containing(self, *texts: str, among: int = queries.SEARCHED) -> Self:
         """Filter jobs by texts that their JSON, as it was sent, must all contain; case-sensitive.
@@ -247,26 +225,7 @@ class JobQuerySet(models.QuerySet["Job"]):
     discard.alters_data = prune.alters_data = True  # type: ignore[attr-defined]
 
     def _carry_out(self, verb: str) -> int:
-        return _operations().carry_out(verb, self)
-
-
-class QueueQuerySet(models.QuerySet["Queue"]):
-    """Known queues, with operations to pause and resume them."""
-
-    def paused(self) -> Self:
-        """Filter queues from which no job is fetched."""
-        return self.filter(paused_at__isnull=False)
-
-    def pause(self) -> int:
-        """Stop delivering jobs of these queues; return how many were not paused before."""
-        return _operations().pause(self)
-
-    def resume(self) -> int:
-        """Deliver jobs of these queues again; return how many were paused."""
-        return _operations().resume(self)
-
-    pause.queryset_only = resume.queryset_only = True  # type: ignore[attr-defined]
-    pause.alters_data = resume.alters_data = True  # type: ignore[attr-defined]
+        return operations().carry_out(verb, self)
 
 
 def _conditions(asked: Query) -> Iterable[Q]:
@@ -345,3 +304,166 @@ def _has_args(args: str) -> Q:
         for is_ascii in (True, False)
     } | {f'"args":{args}'}
     return reduce(or_, map(_has_text, sorted(spelled)))
+
+
+_HAS_FAILED = Q(state__in=["dead", "discarded", "expired"])
+
+
+class Job(models.Model):
+    """One unit of work, from PUSH to its end. Only `store` changes it, by guarded updates."""
+
+    jid = ExactCharField(max_length=255, unique=True)
+    jobtype = ExactCharField(max_length=255)
+    queue = ExactCharField(max_length=255)
+    state = ExactCharField(max_length=10, choices=[(str(state), str(state)) for state in State])
+    weight = models.SmallIntegerField(
+        default=0, help_text="Minus the priority: ascending, so that one plain index serves FETCH on every database."
+    )
+    payload = models.TextField(help_text="The job's JSON as its client sent it.")
+    retry = models.IntegerField(default=25)
+    reserve_for = models.IntegerField(default=1800)
+    backtrace = models.SmallIntegerField(default=0)
+    result_ttl = models.IntegerField(null=True)
+
+    created_at = models.DateTimeField(db_default=Now())
+    run_at = models.DateTimeField(null=True, help_text="When a scheduled or retrying job becomes due.")
+    enqueued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    reserved_until = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    purge_at = models.DateTimeField(null=True)
+
+    # db_default: the INSERT of `store` names only the columns that a new job needs.
+    wid = ExactCharField(max_length=255, default="", db_default="", help_text="Who holds it, or held it last.")
+    attempt = models.IntegerField(
+        default=0, db_default=0, help_text="How often it was handed out; fences late reports."
+    )
+    failures = models.IntegerField(default=0, db_default=0)
+    losses = models.SmallIntegerField(default=0, db_default=0, help_text="How often its worker was lost.")
+    interruptions = models.IntegerField(
+        default=0, db_default=0, help_text="How often a worker that stopped gave it back unfinished."
+    )
+    errtype = ExactCharField(max_length=100, default="", db_default="")
+    failure = models.TextField(default="", db_default="", help_text="JSON of the latest failure, as FETCH gives it.")
+    history = models.TextField(default="", db_default="", help_text="JSON array: every failed attempt.")
+    result = models.TextField(null=True, help_text="JSON of what the task returned.")
+
+    expires_at = models.DateTimeField(null=True, help_text="A job that nobody took by then is dropped.")
+    unique_key = ExactCharField(max_length=64, null=True, help_text="Held against others of its kind (W27).")
+    unique_expires_at = models.DateTimeField(null=True, help_text="When the key is free whatever happens.")
+    unique_until_start = models.BooleanField(default=False, db_default=False)
+
+    lock_key = ExactCharField(max_length=255, null=True, help_text="Of the jobs with one key one runs at a time.")
+    lock_token = models.BigIntegerField(null=True, help_text="The lock it holds, while it runs.")
+
+    limit_key = ExactCharField(max_length=255, null=True, help_text="The key whose limit concerns it (ADR 0016).")
+    gate = models.BigIntegerField(null=True, help_text="The gate it is parked at, or was let go from to be claimed.")
+    passes = ExactCharField(max_length=64, null=True, help_text="The gates it holds passes of; empty: it must pass.")
+
+    bid = ExactCharField(max_length=255, null=True, help_text="The batch it is a member of.")
+    callback_of = ExactCharField(max_length=255, null=True, help_text="The batch whose callback it is.")
+    has_run = models.BooleanField(default=False, db_default=False, help_text="Whether its batch counts it as executed.")
+    counts_failed = models.BooleanField(
+        default=False, db_default=False, help_text="Whether its batch counts it as failed."
+    )
+
+    claim = models.BigIntegerField(null=True, help_text="The claim that took it last; negative: read ahead (ADR 0022).")
+
+    about = ExactCharField(max_length=255, null=True, help_text="The object it is about, as app.model/pk.")
+
+    cancel_requested_at = models.DateTimeField(
+        null=True, help_text="When somebody cancelled it while it ran; counts until it is enqueued anew."
+    )
+
+    # No save() and no post_save signal is part of a job's life: `store` writes raw SQL and updates (ADR 0003).
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        permissions = may.JOB
+        indexes: ClassVar = [
+            HotIndex(
+                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_ready", condition=Q(state="enqueued")
+            ),
+            # Without partial indexes (MariaDB) the index of ready jobs starts with the state, so it serves these too.
+            models.Index(
+                fields=["queue", "weight", "enqueued_at", "id"], name="faktory_blocked", condition=Q(state="blocked")
+            ),
+            # Includes the state, so that both sets are counted from the index alone.
+            HotIndex(
+                fields=["run_at", "id"],
+                include=["state"],
+                name="faktory_due",
+                condition=Q(state__in=["scheduled", "retries"]),
+            ),
+            HotIndex(fields=["reserved_until"], name="faktory_reserved", condition=Q(state="working")),
+            HotIndex(
+                fields=["purge_at"],
+                name="faktory_purge",
+                condition=Q(state__in=["dead", "succeeded", "discarded", "expired"]),
+            ),
+            # Finished rows keep their expiry. In the index they would be the majority, and each maintenance query would
+            # read past them. MariaDB indexes them, so maintenance clears theirs (`maintenance.due.expire`). Not a
+            # HotIndex: with the state first, MariaDB would have to update it for each job that never expires.
+            models.Index(
+                fields=["expires_at"],
+                name="faktory_expiring",
+                condition=Q(expires_at__isnull=False, state__in=["scheduled", "enqueued", "blocked", "retries"]),
+            ),
+            # Finds the next job of a key in the order of claims (ADR 0015).
+            IndexWhereSet(
+                fields=["lock_key", "state", "queue", "weight", "enqueued_at", "id"], name="faktory_by_lock_key"
+            ),
+            # Finds the next jobs of a limiter, for each queue in the order of claims (ADR 0016).
+            IndexWhereSet(fields=["gate", "queue", "weight", "enqueued_at", "id"], name="faktory_at_gate"),
+            models.Index(fields=["bid", "state"], name="faktory_members", condition=Q(bid__isnull=False)),
+            models.Index(fields=["callback_of"], name="faktory_callbacks", condition=Q(callback_of__isnull=False)),
+            models.Index(fields=["about", "id"], name="faktory_about", condition=Q(about__isnull=False)),
+            # For searches of failed jobs among millions that succeeded; a job that succeeds directly never touches
+            # these indexes.
+            PartialIndex(fields=["state", "errtype", "id"], name="faktory_failed", condition=_HAS_FAILED),
+            PartialIndex(fields=["state", "id"], name="faktory_failed_latest", condition=_HAS_FAILED),
+        ]
+        constraints: ClassVar = [
+            # NULL for jobs that are not unique, so most jobs have no entry in this index.
+            UniqueWhereSet(name="faktory_job_unique", fields=["unique_key"]),
+            models.CheckConstraint(name="faktory_job_sound", condition=JOB_IS_SOUND),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.jobtype} {self.jid}"
+
+    @property
+    def priority(self) -> int:
+        """Django's priority, -100 to 100, larger first."""
+        return -self.weight
+
+    @property
+    def attempts(self) -> int:
+        """Runs that failed, lost their worker, succeeded or are in progress. Interrupted runs do not count.
+
+        The column `attempt` is a fence: it also counts claims that were released.
+        """
+        return self.failures + self.losses + (self.state in (State.WORKING, State.SUCCEEDED))
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if it was cancelled after its latest enqueue."""
+        asked, enqueued = self.cancel_requested_at, self.enqueued_at
+        return asked is not None and (enqueued is None or asked >= enqueued)
+
+
+class Tracking(models.Model):
+    """Progress of a job, set by TRACK SET and kept for a while after its end (W27). The state is the job's column."""
+
+    jid = ExactCharField(max_length=255, primary_key=True)
+    percent = models.SmallIntegerField(null=True)
+    desc = models.TextField(null=True)
+    updated_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(name="faktory_tracking_percent", condition=Q(percent__range=(0, 100))),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.jid)
