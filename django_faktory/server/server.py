@@ -28,7 +28,7 @@ from ..core.protocol import resp
 from ..core.protocol.commands import Command
 from ..errors import BrokerUnavailable, FaktoryError
 from .buffer_limits import LONGEST_AT_ONCE, Unfinished
-from .context import Client
+from .context import ConnectedClient
 from .deliveries import HandOuts
 from .exchange_batch import Item, begin_turn, take_turn, weight
 from .group_commit import MAX_BATCH, Begin, Lane
@@ -105,8 +105,8 @@ class Server:
         self.unfinished = Unfinished(LONGEST_AT_ONCE * self.max_command_bytes)
         self._door = Door(self, tls, most=self._max_connections)
         self._listen = listen
-        self._connections: set[Client] = set()
-        self._by_wid: dict[str, set[Client]] = {}
+        self._connections: set[ConnectedClient] = set()
+        self._by_wid: dict[str, set[ConnectedClient]] = {}
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()
@@ -140,18 +140,18 @@ class Server:
 
     # --- called by connections and verbs ---
 
-    def admits(self, connection: Client) -> bool:
+    def admits(self, connection: ConnectedClient) -> bool:
         """Register a connection; return False if MAX_CONNECTIONS is reached (W8)."""
         if len(self._connections) >= self._max_connections:
             return False
         self._connections.add(connection)
         return True
 
-    def joins(self, connection: Client) -> None:
+    def joins(self, connection: ConnectedClient) -> None:
         """Index the connection by its wid, for `drop`."""
         self._by_wid.setdefault(connection.identity.wid, set()).add(connection)
 
-    def forgets(self, connection: Client) -> None:
+    def forgets(self, connection: ConnectedClient) -> None:
         """Remove a closed connection from all indexes; idempotent."""
         self._connections.discard(connection)
         if not self._connections:
@@ -162,7 +162,7 @@ class Server:
             if not mates:
                 del self._by_wid[connection.identity.wid]
 
-    def carry_out(self, connection: Client, command: Command) -> bytes | None:
+    def carry_out(self, connection: ConnectedClient, command: Command) -> bytes | None:
         """Execute a command and return its reply, or None if the reply comes later; reject it if the server stops."""
         self.command_count += 1
         if self._is_stopping:
@@ -214,7 +214,7 @@ class Server:
         """Execute a call that may meet another transaction's lock. `subjects` name the rows it may wait for."""
         self.lock_waits.submit(MayBlock(work, subjects, is_repeatable=is_repeatable), answer)
 
-    def read(self, connection: Client, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
+    def read(self, connection: ConnectedClient, work: Callable[[], Any], answer: Callable[[Any], object]) -> None:
         """Execute a read-only call, unless the client has disconnected. Equal calls of a set run once."""
         self._reads.submit((connection, work), answer)
 
@@ -413,7 +413,7 @@ class Server:
         self.may_block(lambda: self.broker.release(jobs), answer, [f"jid:{job.jid}" for job in jobs])
 
 
-_Read = tuple[Client, Callable[[], Any]]
+_Read = tuple[ConnectedClient, Callable[[], Any]]
 
 
 def _read_each(reads: list[_Read], *, reset: Callable[[], None]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Create job ids."""
+"""Create ids of jobs that sort by time. Independent of tasks, brokers and rows."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from ...core.payloads import BatchStatus
 from ...core.protocol import resp
 from ...core.protocol.batches import BatchAsk, BatchCommit, BatchNew, BatchOpen, status_text
 from ...errors import BrokerUnavailable, FaktoryError, LockTimeout
-from ..context import Client, Handler, ServerContext
+from ..context import ConnectedClient, Handler, ServerContext
 
 
-def new(server: ServerContext, connection: Client, command: BatchNew) -> bytes | None:
+def new(server: ServerContext, connection: ConnectedClient, command: BatchNew) -> bytes | None:
     """Create a batch. Its bid is chosen here, so that a retry after a lost connection stores no second batch."""
     batch = msgspec.structs.replace(command.batch, bid=f"b-{uuid4().hex}")
     reply = _with_bulk(connection)
@@ -36,14 +36,14 @@ def new(server: ServerContext, connection: Client, command: BatchNew) -> bytes |
     return None
 
 
-def reopen(server: ServerContext, connection: Client, command: BatchOpen) -> bytes | None:
+def reopen(server: ServerContext, connection: ConnectedClient, command: BatchOpen) -> bytes | None:
     """Reopen a committed batch, so that jobs can be added."""
     work = partial(server.broker.open_batch, command.bid, by=connection.identity.wid)
     server.may_block(work, _with_bulk(connection), [f"bid:{command.bid}"], is_repeatable=True)
     return None
 
 
-def commit(server: ServerContext, connection: Client, command: BatchCommit) -> bytes | None:
+def commit(server: ServerContext, connection: ConnectedClient, command: BatchCommit) -> bytes | None:
     """Commit a batch and wake waiting FETCHes, since a callback may be enqueued at once."""
 
     def answer(told: FaktoryError | None) -> None:
@@ -55,7 +55,7 @@ def commit(server: ServerContext, connection: Client, command: BatchCommit) -> b
     return None
 
 
-def status(server: ServerContext, connection: Client, command: BatchAsk) -> bytes | None:
+def status(server: ServerContext, connection: ConnectedClient, command: BatchAsk) -> bytes | None:
     """Reply with the progress of a batch."""
 
     def answer(told: BatchStatus | FaktoryError) -> None:
@@ -66,7 +66,7 @@ def status(server: ServerContext, connection: Client, command: BatchAsk) -> byte
     return None
 
 
-def _with_bulk(connection: Client) -> Callable[[str | FaktoryError], None]:
+def _with_bulk(connection: ConnectedClient) -> Callable[[str | FaktoryError], None]:
     def answer(told: str | FaktoryError) -> None:
         connection.finish(resp.refusal(told) if isinstance(told, FaktoryError) else resp.bulk(told))
 

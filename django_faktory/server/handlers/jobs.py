@@ -23,7 +23,7 @@ from ...core.protocol import resp
 from ...core.protocol.commands import AckJob, BeatWorker, Command, End, FailJob, Fetch, Hello, Info, Push, PushBulk
 from ...core.protocol.versions import semantic
 from ...errors import FaktoryError, InvalidPayload, UnknownWorker
-from ..context import Client, Handler, ServerContext
+from ..context import ConnectedClient, Handler, ServerContext
 from ..fetch_index import Fetcher
 from . import batches, management, tracking
 from .tracking import without_wid
@@ -34,7 +34,7 @@ JOBS_A_STEP = 1000
 """Jobs of a PUSHB that are handled in one step of about a millisecond."""
 
 
-def hello(server: ServerContext, connection: Client, command: Hello) -> bytes | None:
+def hello(server: ServerContext, connection: ConnectedClient, command: Hello) -> bytes | None:
     """Accept a producer at once; register a worker first, and close its connection if that fails (W2)."""
     if not command.identity.wid:
         return resp.OK
@@ -50,13 +50,13 @@ def hello(server: ServerContext, connection: Client, command: Hello) -> bytes | 
     return None
 
 
-def end(server: ServerContext, connection: Client, command: End) -> bytes | None:  # noqa: ARG001
+def end(server: ServerContext, connection: ConnectedClient, command: End) -> bytes | None:  # noqa: ARG001
     """Reply with OK and close the connection (W4)."""
     connection.dismiss(resp.OK)
     return None
 
 
-def push(server: ServerContext, connection: Client, command: Push) -> bytes | None:
+def push(server: ServerContext, connection: ConnectedClient, command: Push) -> bytes | None:
     """Store a job, reply after the commit, and wake waiting FETCHes of its queue (W29)."""
 
     def answer(told: list[FaktoryError | None] | FaktoryError) -> None:
@@ -72,13 +72,13 @@ def push(server: ServerContext, connection: Client, command: Push) -> bytes | No
     return None
 
 
-def push_bulk(server: ServerContext, connection: Client, command: PushBulk) -> bytes | None:
+def push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> bytes | None:
     """Store the valid jobs and reply with the refused ones by jid (W12); in steps if there are many."""
     _in_steps(server, len(command.jobs), _push_bulk(server, connection, command))
     return None
 
 
-def _push_bulk(server: ServerContext, connection: Client, command: PushBulk) -> Steps[None]:
+def _push_bulk(server: ServerContext, connection: ConnectedClient, command: PushBulk) -> Steps[None]:
     good: list[JobPayload] = []
     refused: dict[str, str] = {}
     first: set[str] = set()
@@ -108,7 +108,7 @@ def _push_bulk(server: ServerContext, connection: Client, command: PushBulk) -> 
 
 def _pushed_bulk(
     server: ServerContext,
-    connection: Client,
+    connection: ConnectedClient,
     good: list[JobPayload],
     told: list[FaktoryError | None],
     refused: dict[str, str],
@@ -135,14 +135,14 @@ def _in_steps(server: ServerContext, count: int, steps: Steps[None]) -> None:
         server.desk.go_on(steps)
 
 
-def _sent_by(connection: Client, job: JobPayload) -> JobPayload:
+def _sent_by(connection: ConnectedClient, job: JobPayload) -> JobPayload:
     """Add the sender's wid to a job of a batch, which checks it."""
     if job.options is None or not job.options.bid:
         return job
     return replace(job, options=replace(job.options, by=connection.identity.wid))
 
 
-def fetch(server: ServerContext, connection: Client, command: Fetch) -> bytes | None:
+def fetch(server: ServerContext, connection: ConnectedClient, command: Fetch) -> bytes | None:
     """Reply with a job, or null after two seconds (W13); a client that has closed its half gets none (W14)."""
     if connection.is_ending:
         return resp.NULL
@@ -176,7 +176,7 @@ def fetch(server: ServerContext, connection: Client, command: Fetch) -> bytes | 
     return None
 
 
-def ack(server: ServerContext, connection: Client, command: AckJob) -> bytes | None:
+def ack(server: ServerContext, connection: ConnectedClient, command: AckJob) -> bytes | None:
     """Acknowledge a job; the broker decides whether this connection may end it (W16)."""
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
@@ -187,7 +187,7 @@ def ack(server: ServerContext, connection: Client, command: AckJob) -> bytes | N
     return None
 
 
-def _ended(server: ServerContext, connection: Client, jid: str) -> Callable[[FaktoryError | bool], None]:
+def _ended(server: ServerContext, connection: ConnectedClient, jid: str) -> Callable[[FaktoryError | bool], None]:
     def answer(told: FaktoryError | bool) -> None:
         if told is True:  # False: nothing was changed; another worker may have the job, so it stays tracked
             server.handed_out.forget(jid)
@@ -196,7 +196,7 @@ def _ended(server: ServerContext, connection: Client, jid: str) -> Callable[[Fak
     return answer
 
 
-def fail(server: ServerContext, connection: Client, command: FailJob) -> bytes | None:
+def fail(server: ServerContext, connection: ConnectedClient, command: FailJob) -> bytes | None:
     """Record the failure of a job, with the same check as for ACK (W17)."""
     jid, wid = command.jid, connection.identity.wid
     if not wid and conf.get("STRICT_WIDS"):
@@ -213,7 +213,7 @@ def fail(server: ServerContext, connection: Client, command: FailJob) -> bytes |
     return None
 
 
-def beat(server: ServerContext, connection: Client, command: BeatWorker) -> bytes | None:
+def beat(server: ServerContext, connection: ConnectedClient, command: BeatWorker) -> bytes | None:
     """Record a heartbeat; the reply may carry the state `quiet` or `terminate` (W21)."""
     wid = command.beat.wid
     if not connection.identity.wid:
@@ -237,7 +237,7 @@ def beat(server: ServerContext, connection: Client, command: BeatWorker) -> byte
     return None
 
 
-def info(server: ServerContext, connection: Client, command: Info) -> bytes | None:  # noqa: ARG001
+def info(server: ServerContext, connection: ConnectedClient, command: Info) -> bytes | None:  # noqa: ARG001
     """Reply with counts of jobs, queues and workers, in the original server's shape (W22)."""
 
     def answer(told: dict[str, Any] | FaktoryError) -> None:
@@ -266,7 +266,7 @@ VERBS: dict[type[Any], Handler] = {
 }
 
 
-def carry_out(server: ServerContext, connection: Client, command: Command) -> bytes | None:
+def carry_out(server: ServerContext, connection: ConnectedClient, command: Command) -> bytes | None:
     """Call the handler of a command and return its result."""
     return VERBS[type(command)](server, connection, command)
 

@@ -14,10 +14,10 @@ from ...core.json import jsontext
 from ...core.protocol import resp
 from ...core.protocol.management import Flush, Mutate, PauseQueues, QueueLatency, RemoveQueues, ResumeQueues
 from ...errors import FaktoryError
-from ..context import Client, Handler, ServerContext
+from ..context import ConnectedClient, Handler, ServerContext
 
 
-def mutate(server: ServerContext, connection: Client, command: Mutate) -> bytes | None:
+def mutate(server: ServerContext, connection: ConnectedClient, command: Mutate) -> bytes | None:
     """Change many jobs in bounded steps; `requeue` wakes all waiting FETCHes (W23)."""
     if refusal := _refusal("MUTATE"):
         return refusal
@@ -28,7 +28,7 @@ def mutate(server: ServerContext, connection: Client, command: Mutate) -> bytes 
     return None
 
 
-def pause(server: ServerContext, connection: Client, command: PauseQueues) -> bytes | None:
+def pause(server: ServerContext, connection: ConnectedClient, command: PauseQueues) -> bytes | None:
     """Pause queues. Waiting FETCHes are covered, as each of their claims checks the pause in the database (W24)."""
     if refusal := _refusal("QUEUE PAUSE"):
         return refusal
@@ -37,7 +37,7 @@ def pause(server: ServerContext, connection: Client, command: PauseQueues) -> by
     return None
 
 
-def resume(server: ServerContext, connection: Client, command: ResumeQueues) -> bytes | None:
+def resume(server: ServerContext, connection: ConnectedClient, command: ResumeQueues) -> bytes | None:
     """Resume queues and wake the FETCHes that wait for them (W24)."""
     if refusal := _refusal("QUEUE RESUME"):
         return refusal
@@ -47,7 +47,7 @@ def resume(server: ServerContext, connection: Client, command: ResumeQueues) -> 
     return None
 
 
-def remove(server: ServerContext, connection: Client, command: RemoveQueues) -> bytes | None:
+def remove(server: ServerContext, connection: ConnectedClient, command: RemoveQueues) -> bytes | None:
     """Delete the waiting jobs of these queues, the queues and their pauses (W24)."""
     if refusal := _refusal("QUEUE REMOVE"):
         return refusal
@@ -57,7 +57,7 @@ def remove(server: ServerContext, connection: Client, command: RemoveQueues) -> 
     return None
 
 
-def latency(server: ServerContext, connection: Client, command: QueueLatency) -> bytes | None:
+def latency(server: ServerContext, connection: ConnectedClient, command: QueueLatency) -> bytes | None:
     """Reply with the seconds that the oldest job of each queue has waited (W24)."""
 
     def answer(told: dict[str, float] | FaktoryError) -> None:
@@ -73,7 +73,7 @@ def latency(server: ServerContext, connection: Client, command: QueueLatency) ->
     return None
 
 
-def flush(server: ServerContext, connection: Client, command: Flush) -> bytes | None:  # noqa: ARG001
+def flush(server: ServerContext, connection: ConnectedClient, command: Flush) -> bytes | None:  # noqa: ARG001
     """Delete all jobs, locks, tracking, queues and pauses, if ALLOW_FLUSH permits it (W25)."""
     if not conf.allows_flush():
         return resp.error('FLUSH is disabled; to allow it, set FAKTORY["ALLOW_FLUSH"] = True where the server runs')
@@ -89,7 +89,7 @@ def _refusal(command: str) -> bytes | None:
 
 
 def _answer(
-    server: ServerContext, connection: Client, *, wakes: Collection[str] = (), wakes_all: bool = False
+    server: ServerContext, connection: ConnectedClient, *, wakes: Collection[str] = (), wakes_all: bool = False
 ) -> Callable[[Any], None]:
     """Return a callback that replies with OK or the error, then wakes the FETCHes of these queues."""
 

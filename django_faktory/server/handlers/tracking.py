@@ -12,10 +12,10 @@ from ...core.payloads import Tracked
 from ...core.protocol import resp
 from ...core.protocol.tracking import TrackGet, TrackSet, tracked_text
 from ...errors import FaktoryError
-from ..context import Client, Handler, ServerContext
+from ..context import ConnectedClient, Handler, ServerContext
 
 
-def track_set(server: ServerContext, connection: Client, command: TrackSet) -> bytes | None:
+def track_set(server: ServerContext, connection: ConnectedClient, command: TrackSet) -> bytes | None:
     """Store a job's progress; only its holder, or a connection without wid, can lengthen its reservation."""
     if not connection.identity.wid and command.update.reserve_until is not None and conf.get("STRICT_WIDS"):
         return without_wid("TRACK SET")
@@ -29,7 +29,7 @@ def track_set(server: ServerContext, connection: Client, command: TrackSet) -> b
     return None
 
 
-def track_get(server: ServerContext, connection: Client, command: TrackGet) -> bytes | None:
+def track_get(server: ServerContext, connection: ConnectedClient, command: TrackGet) -> bytes | None:
     """Reply with the state and progress of a job."""
 
     def answer(told: list[Tracked] | FaktoryError) -> None:
